@@ -66,8 +66,7 @@ from holdfast.client.timestamps import Time, as_timestamp_ms
 from holdfast.client.transport.async_transport import AsyncTransport
 from holdfast.client.transport.requests import JSON, MSGPACK, Transport, check_name
 from holdfast.client.transport.retry import ONCE, RetryPolicy
-from holdfast.client.transport.target import Target
-from holdfast.client.transport.tls import File, TlsFiles
+from holdfast.client.transport.target import File, Target, TlsFiles
 
 DEFAULT_URL = "http://127.0.0.1:8711"
 

@@ -22,8 +22,7 @@ from holdfast.client.transport.async_transport import AsyncTransport
 from holdfast.client.transport.blocking_transport import BlockingTransport, run_blocking
 from holdfast.client.transport.loop_thread import LoopThread
 from holdfast.client.transport.retry import RetryPolicy
-from holdfast.client.transport.target import Target
-from holdfast.client.transport.tls import File, TlsFiles
+from holdfast.client.transport.target import File, Target, TlsFiles
 
 P = ParamSpec("P")
 A = TypeVar("A")

@@ -20,11 +20,15 @@ from holdfast.client.errors import CertificateNotTrusted as ServerNotTrusted
 from holdfast.client.errors import ConnectionFailed
 from holdfast.client.transport.blocking_connection import BlockingConnection, Fill
 from holdfast.client.transport.http1 import ConnectionLost, MalformedReply
-from holdfast.client.transport.reply import parse_problem, parse_retry_after
-from holdfast.client.transport.requests import BATCH, JSON, encode_request
+from holdfast.client.transport.requests import (
+    BATCH,
+    JSON,
+    encode_request,
+    parse_problem,
+    parse_retry_after,
+)
 from holdfast.client.transport.retry import RetryPolicy
-from holdfast.client.transport.target import Target
-from holdfast.client.transport.tls import TlsFiles, TlsFilesUnusable
+from holdfast.client.transport.target import Target, TlsFiles, TlsFilesUnusable
 from holdfast.commitlog.format.batch_header import Buffer
 from holdfast.spark.broker.block_receiver import BlockGatherer
 from holdfast.spark.errors import (

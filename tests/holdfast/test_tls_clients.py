@@ -12,7 +12,7 @@ from holdfast import AsyncClient, Client
 from holdfast.cli.exits import ExitCode
 from holdfast.cli.main import main
 from holdfast.client.errors import CertificateNotTrusted, ConnectionFailed
-from holdfast.client.transport.tls import TlsFilesUnusable
+from holdfast.client.transport.target import TlsFilesUnusable
 from holdfast.spark import errors as spark_errors
 from holdfast.spark.broker.transport import Transport
 from holdfast.spark.options.address import Address

@@ -6,8 +6,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.client.consume.delivery import DeliveredMessage, Status, Verb
-from holdfast.client.transport.reply import Reply
-from holdfast.client.transport.requests import JSON, MSGPACK, Transport, check_name
+from holdfast.client.transport.requests import JSON, MSGPACK, Reply, Transport, check_name
 from holdfast.client.transport.retry import RetryPolicy
 
 WeightedTopics = Mapping[str, int | Mapping[str, Any]]

@@ -12,8 +12,7 @@ import msgspec
 
 from holdfast.client.errors import OffsetsChanged, UnknownGroup
 from holdfast.client.read.message import StoredOffsets
-from holdfast.client.transport.reply import Reply
-from holdfast.client.transport.requests import JSON, Transport
+from holdfast.client.transport.requests import JSON, Reply, Transport
 
 #: The ETag while no offset is stored.
 NOTHING_STORED = '"0"'

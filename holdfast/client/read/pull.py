@@ -15,8 +15,7 @@ import msgspec
 from holdfast.client.errors import BadReply, api_error
 from holdfast.client.read.message import LoneMessage, Message, MessageBatch, MessageList, Skipped
 from holdfast.client.read.message_run import MessageRun, RunColumns
-from holdfast.client.transport.reply import Reply
-from holdfast.client.transport.requests import BATCH, MSGPACK, Transport
+from holdfast.client.transport.requests import BATCH, MSGPACK, Reply, Transport
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.commitlog.format.batch import iter_batches
 from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader

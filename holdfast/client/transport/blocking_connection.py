@@ -12,7 +12,7 @@ from holdfast.client.transport.requests import CONNECT_TIMEOUT_S
 from holdfast.client.transport.target import Target
 
 _RECEIVED_BYTES = 64 * 1024
-#: Pieces of a body that are shorter than this are not received one by one.
+#: A buffer that is shorter than this is filled from a larger read, to save system calls.
 _SHORT_BYTES = 8 * 1024
 _TIMEVAL = struct.Struct("@ll")
 
@@ -64,7 +64,7 @@ class BlockingConnection:
                 for block in body:
                     self._sock.sendall(block)
         except (TimeoutError, BlockingIOError) as error:
-            raise TimeoutError("the broker does not take the request") from error
+            raise TimeoutError("the broker does not receive the request") from error
         except OSError as error:
             raise ConnectionLost(str(error), has_begun=False) from error
 
@@ -73,8 +73,8 @@ class BlockingConnection:
     ) -> ReplyParser:
         """Return the reply once it is complete.
 
-        `receive_body` is called for the body of a successful reply, if the reply gives its length;
-        it must receive all of the body. Then the `body` of the result is not the reply's.
+        `receive_body` is called for the body of a successful reply, if the head gives its length.
+        It must receive the whole body; then ignore the `body` of the result.
         Raises ConnectionLost, TimeoutError or MalformedReply.
         """
         reply = ReplyParser(leaves_body=receive_body is not None)
@@ -98,7 +98,7 @@ class BlockingConnection:
                     reason = "the connection ended before the reply did"
                     raise ConnectionLost(reason, has_begun=reply.has_begun)
         except (TimeoutError, BlockingIOError) as error:
-            raise TimeoutError(f"nothing came for {quiet_timeout_s:g} s") from error
+            raise TimeoutError(f"no progress for {quiet_timeout_s:g} s") from error
         except OSError as error:
             raise ConnectionLost(str(error), has_begun=reply.has_begun) from error
 
@@ -129,14 +129,14 @@ class BlockingConnection:
 
 
 class _BodySource:
-    """A body that is being received. `received` are its first bytes, and `unread_bytes` is the
-    number of the bytes that follow."""
+    """A body that is being received. `received` holds its first bytes, and `unread_bytes` is the
+    number of bytes that follow."""
 
     def __init__(
         self, sock: socket.socket, received: bytes | memoryview, unread_bytes: int
     ) -> None:
         self._sock = sock
-        # Without TLS, one call can fill a whole buffer. It ends early after the timeout.
+        # Without TLS, one call can fill a whole buffer. It returns early after the timeout.
         self._flags = 0 if isinstance(sock, ssl.SSLSocket) else socket.MSG_WAITALL
         self._received = memoryview(received)
         self._unread_bytes = unread_bytes

@@ -1,9 +1,9 @@
 """Requests to one broker from any thread, on blocking sockets, without an event loop.
 
 The requests of the API are coroutines. Over this transport they need no event loop: they block the
-thread. They yield only in three places: after a request is sent, before a new connection, and
-before a pause. `run_blocking` runs a coroutine to its end in the calling thread. StartedRequest
-runs a coroutine to its first yield, and to its end later.
+thread. They yield only in three places: after they have sent a request, before they open a
+connection, and before they pause. `run_blocking` runs a coroutine to its end in the calling thread.
+StartedRequest runs a coroutine to its first yield, and to its end later.
 """
 
 import threading
@@ -17,9 +17,8 @@ from typing import Any, Generic, Self, TypeVar
 from holdfast.client.errors import BadReply, ClientClosed, ConnectionFailed
 from holdfast.client.transport.blocking_connection import BlockingConnection
 from holdfast.client.transport.http1 import ConnectionLost, MalformedReply, ReplyParser
-from holdfast.client.transport.requests import KEEPALIVE_S, BaseTransport
-from holdfast.client.transport.retry import RetryPolicy
-from holdfast.client.transport.retry_log import RetryLog
+from holdfast.client.transport.requests import KEEPALIVE_S, Transport
+from holdfast.client.transport.retry import RetryLog, RetryPolicy
 from holdfast.client.transport.target import Target
 
 T = TypeVar("T")
@@ -93,7 +92,7 @@ class _ConnectionPool:
             connection.close()
 
     def release(self, connection: BlockingConnection) -> None:
-        """Keep a connection for later requests; close it if no connections are kept any more."""
+        """Keep a connection for later requests; close it if the pool is closed."""
         connection.idle_since_s = time.monotonic()
         with self.lock:
             if not self.is_closed:
@@ -102,7 +101,7 @@ class _ConnectionPool:
         connection.close()
 
     def close(self) -> None:
-        """Close all idle connections and keep none from now on."""
+        """Close all idle connections. Connections that are released later are closed at once."""
         with self.lock:
             self.is_closed = True
             idle, self.idle = self.idle, []
@@ -110,7 +109,7 @@ class _ConnectionPool:
             connection.close()
 
 
-class BlockingTransport(BaseTransport):
+class BlockingTransport(Transport):
     """Sends requests to a broker, from any thread. An exception in a thread that waits for a reply,
     such as an interrupt, ends the request of that thread.
 
@@ -155,8 +154,8 @@ class BlockingTransport(BaseTransport):
                     return await self._exchange(kept, head, blocks, quiet_timeout_s)
                 except ConnectionLost as lost:
                     # The broker may close an idle connection at any time. It may also close a
-                    # connection whose reply the caller has left unread. In both cases send the
-                    # request again on a new connection.
+                    # connection whose reply the caller left unread. In both cases send the request
+                    # again on a new connection.
                     was_unread = self._unread_s - unread_s > _MAX_UNREAD_S
                     if self._closed.is_set() or not safe or (lost.has_begun and not was_unread):
                         raise
@@ -203,10 +202,7 @@ class BlockingTransport(BaseTransport):
             raise ClientClosed
 
     def now_s(self) -> float:
-        """Return the seconds of a clock that stops while the caller leaves replies unread.
-
-        Implements `Transport.now_s`.
-        """
+        """Return the seconds of a clock that stops while the caller leaves replies unread."""
         return time.monotonic() - self._unread_s
 
     async def pause(self, seconds: float) -> None:

@@ -6,6 +6,7 @@ check other header fields.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from urllib.parse import quote_plus
 
 import numpy as np
@@ -43,7 +44,7 @@ def request_head(
     Raises ValueError if the target or a header value is not printable ASCII.
     """
     if " " in target or not target.isascii() or not target.isprintable():
-        raise ValueError(f"no request can go to {target!r}")
+        raise ValueError(f"no request can have the target {target!r}")
     lines = ""
     if headers is not None:
         for name, value in headers.items():
@@ -64,6 +65,7 @@ def query_string(params: Mapping[str, str | int]) -> str:
     return "?" + "&".join(pairs) if pairs else ""
 
 
+@dataclass(slots=True, eq=False)
 class ReplyParser:
     """Parses one reply from a connection's bytes as they arrive. Header names are lower case.
 
@@ -76,38 +78,22 @@ class ReplyParser:
     short, otherwise a memoryview of a separate buffer.
 
     With `leaves_body`, the caller receives the body of a successful reply itself, if the head gives
-    its length. Then the reply counts as complete after the head: `body` has the bytes that arrived
-    together with the head, and `unread_bytes` is the number of the bytes that follow.
+    its length. Then the reply counts as complete after the head: `body` holds the bytes that
+    arrived together with the head, and `unread_bytes` is the number of bytes that follow.
     """
 
-    __slots__ = (
-        "_body_ends_at_close",
-        "_buffer",
-        "_chunks",
-        "_filled_bytes",
-        "_leaves_body",
-        "_unparsed",
-        "body",
-        "has_begun",
-        "headers",
-        "keeps_alive",
-        "status",
-        "unread_bytes",
-    )
-
-    def __init__(self, *, leaves_body: bool = False) -> None:
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self.body: bytes | memoryview = b""
-        self.has_begun = False
-        self.keeps_alive = False
-        self.unread_bytes: int | None = None
-        self._leaves_body = leaves_body
-        self._unparsed = b""
-        self._buffer: memoryview | None = None
-        self._filled_bytes = 0
-        self._chunks: _ChunkedParser | None = None
-        self._body_ends_at_close = False
+    leaves_body: bool = False
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes | memoryview = b""
+    has_begun: bool = False
+    keeps_alive: bool = False
+    unread_bytes: int | None = None
+    _unparsed: bytes = b""
+    _buffer: memoryview | None = None
+    _filled_bytes: int = 0
+    _chunks: "_ChunkedParser | None" = None
+    _body_ends_at_close: bool = False
 
     def buffer(self) -> memoryview | None:
         """Return the buffer for the next bytes of a long body. Return None if the next bytes must
@@ -145,8 +131,8 @@ class ReplyParser:
         return False
 
     def feed_eof(self) -> bool:
-        """Return whether the reply is complete now that the connection has ended: this is so if
-        its body has no given length."""
+        """Return whether the reply is complete now that the connection has ended. It is complete
+        if its head was received and gives no length for the body."""
         return self._body_ends_at_close
 
     def _read_head(self, head: bytes) -> None:
@@ -186,7 +172,7 @@ class ReplyParser:
         if not _is_number(length) or int(length) > MAX_BODY_BYTES:
             raise MalformedReply(f"a body of length {length[:40]!r}")
         size = int(length)
-        is_left = self._leaves_body and self.status < 300
+        is_left = self.leaves_body and self.status < 300
         if is_left or len(data) >= size:
             self._check_excess(data[size:])
             self.body = data[:size]
@@ -215,14 +201,14 @@ class ReplyParser:
             self.keeps_alive = False
 
 
+@dataclass(slots=True, eq=False)
 class _ChunkedParser:
     """Parses the chunked transfer coding. Ignores chunk extensions and trailers."""
 
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        self._unparsed = b""
-        self._size = 0
-        self._is_in_trailer = False
+    parts: list[bytes] = field(default_factory=list)
+    _unparsed: bytes = b""
+    _size: int = 0
+    _is_in_trailer: bool = False
 
     def feed(self, data: bytes) -> bytes | None:
         """Parse the next bytes. Return None until the body is complete, then the bytes after it."""
@@ -238,7 +224,7 @@ class _ChunkedParser:
             size = _chunk_size(line)
             self._size += size
             if self._size > MAX_BODY_BYTES:
-                raise MalformedReply("a body without end")
+                raise MalformedReply(f"a body of more than {MAX_BODY_BYTES} bytes")
             if size == 0:
                 self._is_in_trailer = True
                 at = end + 2
@@ -248,12 +234,12 @@ class _ChunkedParser:
                 self._size -= size
                 break
             if data[after : after + 2] != b"\r\n":
-                raise MalformedReply("a chunk longer than it says")
+                raise MalformedReply("a chunk that is longer than its size")
             self.parts.append(data[end + 2 : after])
             at = after + 2
         self._unparsed = data[at:]
         if end < 0 and len(self._unparsed) > MAX_HEAD_BYTES:
-            raise MalformedReply("a chunk's size without end")
+            raise MalformedReply("a chunk size of too many digits")
         return None
 
 

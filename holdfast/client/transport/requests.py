@@ -1,20 +1,17 @@
-"""The interface for API requests, and the common code of its two implementations: over asyncio and
-over blocking sockets.
+"""Requests and replies: the common part of the asyncio and the blocking transport."""
 
-A request returns the reply. It raises an ApiError if the broker or a gateway reports a problem,
-ConnectionFailed if the connection is lost, and BadReply if the API does not define such a reply.
-"""
-
+import json
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from holdfast.client.errors import BadReply, api_error
 from holdfast.client.transport.http1 import ReplyParser, query_string, request_head
-from holdfast.client.transport.reply import Reply, raise_for_status
-from holdfast.client.transport.retry import RetryPolicy, run_with_retries
-from holdfast.client.transport.retry_log import RetryLog
+from holdfast.client.transport.retry import RetryLog, RetryPolicy, run_with_retries
 from holdfast.client.transport.target import Target
+from holdfast.commitlog.format.batch_header import Buffer
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
@@ -30,53 +27,53 @@ KEEPALIVE_S = 60.0
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,127}", re.ASCII)
 
+T = TypeVar("T")
 Body = bytes | Sequence[bytes]
 
 
-class Transport(Protocol):
-    """Sends API requests to the broker at `url`. Retries are recorded in `retry_log`."""
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A successful reply. Header names are lower case."""
 
+    status: int
+    headers: Mapping[str, str]
+    body: bytes | memoryview
     url: str
-    retry_log: RetryLog
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, str | int] | None = None,
-        headers: Mapping[str, str] | None = None,
-        body: Body | None = None,
-        safe: bool = True,
-        wait_s: float = 0.0,
-        retry: RetryPolicy | None = None,
-    ) -> Reply:
-        """Send a request, with retries as the policy allows, and return its reply.
+    def json(self, type_: type[T]) -> T:
+        """Return the JSON body as `type_`. Raises BadReply if the body does not match."""
+        return self._decode("json", type_)
 
-        Set `safe` if the broker may execute the request twice without harm. `wait_s` is how long
-        the request asks the broker to wait. Raises ApiError, ConnectionFailed, BadReply or
-        ClientClosed.
-        """
-        ...
+    def msgpack(self, type_: type[T]) -> T:
+        """Return the msgpack body as `type_`. Raises BadReply if the body does not match."""
+        return self._decode("msgpack", type_)
 
-    def now_s(self) -> float:
-        """Return the time of a clock in seconds, for timeouts. The clock may stop while a reply
-        waits until the caller reads it."""
-        ...
+    def _decode(self, form: str, type_: type[T]) -> T:
+        import msgspec  # imported here because Spark's executors do not have it
 
-    async def pause(self, seconds: float) -> None:
-        """Wait. If the client is closed meanwhile, ClientClosed may be raised, at once or at the
-        end of the time."""
-        ...
+        try:
+            decoded: T = getattr(msgspec, form).decode(self.body, type=type_)
+        except msgspec.DecodeError as error:
+            raise BadReply(self.url, str(error)) from error
+        return decoded
 
-    async def close(self) -> None:
-        """Close all connections; requests in flight end with ClientClosed. May be repeated."""
-        ...
+    def header(self, name: str) -> str | None:
+        """Return a header's value; None if the header is missing."""
+        return self.headers.get(name.lower())
+
+    def header_int(self, name: str) -> int:
+        """Return a header as a number. Raises BadReply if it is missing or not a number."""
+        try:
+            return int(self.headers[name.lower()])
+        except (KeyError, ValueError) as error:
+            raise BadReply(self.url, f"no number in the header {name}") from error
 
 
-class BaseTransport(Transport):
-    """Checks replies and retries requests. A subclass provides `_send_once`, which sends a request
-    one time. `retry` is the policy for requests without a policy of their own."""
+class Transport(ABC):
+    """Sends requests to the broker at `url`, and retries them. A subclass sends a single attempt.
+
+    `retry` is the policy for requests that have no policy of their own.
+    """
 
     def __init__(
         self, target: Target, retry: RetryPolicy, retry_log: RetryLog | None = None
@@ -98,12 +95,18 @@ class BaseTransport(Transport):
         wait_s: float = 0.0,
         retry: RetryPolicy | None = None,
     ) -> Reply:
-        """Send a request. Implements `Transport.request`."""
+        """Send a request, retry it as the policy allows, and return its reply.
+
+        Set `safe` if the broker may execute the request twice without harm. `wait_s` is how long
+        the request asks the broker to wait. Raises ApiError if the broker or a gateway reports a
+        problem, ConnectionFailed if the connection is lost, BadReply if the API does not define
+        such a reply, and ClientClosed.
+        """
         head, blocks = encode_request(self._target, method, path, params, headers, body)
 
         async def once() -> Reply:
             parsed = await self._send_once(head, blocks, wait_s + ANSWER_TIMEOUT_S, safe=safe)
-            return raise_for_status(Reply(parsed.status, parsed.headers, parsed.body, self.url))
+            return _raise_for_status(Reply(parsed.status, parsed.headers, parsed.body, self.url))
 
         return await run_with_retries(
             once, retry or self.retry, safe=safe, clock=self, log=self.retry_log
@@ -115,6 +118,20 @@ class BaseTransport(Transport):
     ) -> ReplyParser:
         """Send a request once and return its complete reply. Raises if the connection makes no
         progress for `quiet_timeout_s`."""
+
+    @abstractmethod
+    def now_s(self) -> float:
+        """Return the time of a clock in seconds, for timeouts. The clock may stop while a reply
+        waits until the caller reads it."""
+
+    @abstractmethod
+    async def pause(self, seconds: float) -> None:
+        """Wait. If the client is closed meanwhile, ClientClosed may be raised, at once or at the
+        end of the time."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close all connections; requests in flight end with ClientClosed. May be repeated."""
 
 
 def encode_request(
@@ -133,16 +150,53 @@ def encode_request(
         blocks, size = (body,), len(body)
     else:
         blocks, size = body, sum(map(len, body))
-    where = target.prefix + path
+    path = target.prefix + path
     if params:
-        where += query_string(params)
-    return request_head(method, where, target.headers, headers, size), blocks
+        path += query_string(params)
+    return request_head(method, path, target.headers, headers, size), blocks
+
+
+def _raise_for_status(reply: Reply) -> Reply:
+    """Return the reply if its status is below 300.
+
+    Otherwise raise the ApiError that the JSON body describes. A body that is not a JSON object does
+    not come from a broker. For such a body raise BadReply if the status is below 500, otherwise an
+    ApiError whose title is the beginning of the body (probably a gateway's error page).
+    """
+    if reply.status < 300:
+        return reply
+    problem = parse_problem(reply.body)
+    if problem is None:
+        text = bytes(reply.body[:200]).decode(errors="replace")
+        if reply.status < 500:
+            raise BadReply(reply.url, f"status {reply.status}: {text!r}")
+        problem = {"type": "about:blank", "title": text}
+    raise api_error(reply.status, problem, parse_retry_after(reply.header("Retry-After")))
+
+
+def parse_problem(body: Buffer) -> dict[str, Any] | None:
+    """Return the JSON object in an error reply's body. Return None if the body is not one."""
+    try:
+        problem = json.loads(bytes(body))
+    except ValueError:
+        return None
+    return problem if isinstance(problem, dict) else None
+
+
+def parse_retry_after(value: str | None) -> float | None:
+    """Return the seconds of a Retry-After header. Return None if it is missing, or is a date (which
+    brokers never send)."""
+    try:
+        seconds = float(value or "")
+    except ValueError:
+        return None
+    return seconds if seconds >= 0 else None
 
 
 def check_name(kind: str, name: str) -> str:
     """Return a topic's or group's name for use in a path.
 
-    Raises ValueError for an invalid name, which could otherwise change the path.
+    Raises ValueError for an invalid name, because such a name could change the path.
     """
     if not _NAME.fullmatch(name) or name in (".", ".."):
         raise ValueError(

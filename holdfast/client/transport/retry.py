@@ -1,4 +1,4 @@
-"""Decides when to retry a request, and retries it. The clock and the sleep are passed in.
+"""Decides when to retry a request, retries it, and logs the retries.
 
 Transient failures are retried: an unreachable broker (it may be restarting), a broker that reports
 that it is busy, recovering or draining, and a gateway that replies 502 or 504. A request that must
@@ -6,7 +6,10 @@ not be executed twice is retried only if it certainly was not executed. All othe
 at once.
 """
 
+import logging
 import random
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -18,11 +21,17 @@ from holdfast.client.errors import (
     HoldfastError,
     SyncTimeout,
 )
-from holdfast.client.transport.retry_log import RetryLog
 
 T = TypeVar("T")
 
+_log = logging.getLogger("holdfast.client")
+
 _GATEWAY_FAILED = (502, 504)
+
+#: While the broker is unreachable, one retry in this time is logged, of all requests together.
+REPEAT_S = 30.0
+#: If a broker fails again soon after it has answered, this is logged at most once in this time.
+AGAIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +108,53 @@ def _is_transient(error: HoldfastError, *, safe: bool) -> bool:
     return False
 
 
+class RetryLog:
+    """Logs the retries of all requests to one broker: the first retry of an outage, then one retry
+    every REPEAT_S, and the end of the outage. Thread-safe."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._lock = threading.Lock()
+        #: When the first of the retried requests failed; None while the broker answers.
+        self._since_s: float | None = None
+        self._logged_at_s: float | None = None
+        #: Whether the current outage was reported.
+        self._is_reported = False
+
+    def record_failure(self, error: HoldfastError) -> None:
+        """Record that a request has failed with `error` and will be retried."""
+        with self._lock:
+            now_s = self._clock_s()
+            if self._since_s is None:
+                self._since_s = now_s
+            pause_s = REPEAT_S if self._is_reported else AGAIN_S
+            if self._logged_at_s is not None and now_s - self._logged_at_s < pause_s:
+                return
+            self._logged_at_s = now_s
+            was_reported, self._is_reported = self._is_reported, True
+            away_s = now_s - self._since_s
+        if was_reported:
+            _log.warning("still trying again, for %.0f s by now: %s", away_s, error)
+        else:
+            _log.warning("trying again: %s", error)
+
+    def record_success(self) -> None:
+        """Record that a request has succeeded."""
+        if self._since_s is None:
+            return
+        with self._lock:
+            since_s, self._since_s = self._since_s, None
+            was_reported, self._is_reported = self._is_reported, False
+            away_s = 0.0 if since_s is None else self._clock_s() - since_s
+        if was_reported:
+            _log.info("the broker answers again, after %.0f s", away_s)
+
+
 class Clock(Protocol):
-    """The clock and the sleep of a retrying caller."""
+    """The clock and the sleep of a retrying caller. The clock may start at any number."""
 
-    def now_s(self) -> float:
-        """Return the time in seconds, from an arbitrary start."""
-        ...
-
-    async def pause(self, seconds: float) -> None:
-        """Wait."""
-        ...
+    def now_s(self) -> float: ...
+    async def pause(self, seconds: float) -> None: ...
 
 
 async def run_with_retries(

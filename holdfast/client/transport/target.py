@@ -1,14 +1,63 @@
-"""A broker's address, with the headers and TLS settings that every request to the broker needs."""
+"""A broker's address, with the headers and the TLS context that every request needs."""
 
 import ssl
 from dataclasses import dataclass
 from ipaddress import IPv6Address
+from pathlib import Path
 from typing import Self
 from urllib.parse import quote, urlsplit
 
-from holdfast.client.transport.tls import TlsFiles
+File = str | Path
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class TlsFilesUnusable(ValueError):
+    """The files cannot be used for TLS. `file` names the file, or the pair of files."""
+
+    def __init__(self, file: str, reason: str) -> None:
+        super().__init__(file, reason)
+        self.file = file
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"TLS is not possible with {self.file}: {self.reason}; give another file (PEM)"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files. `ca_file` holds the authorities to trust instead of the system's. `cert_file`
+    holds the client's certificate, for a broker that requests one; if `key_file` is None,
+    `cert_file` must also contain the private key."""
+
+    ca_file: File | None = None
+    cert_file: File | None = None
+    key_file: File | None = None
+
+    def context(self) -> ssl.SSLContext | None:
+        """Return a TLS context for the files. Return None if no file is given: then use Python's
+        default context.
+
+        Reads files. Raises TlsFilesUnusable.
+        """
+        if self.ca_file is None and self.cert_file is None and self.key_file is None:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+        except (OSError, ValueError) as error:
+            raise TlsFilesUnusable(str(self.ca_file), _error_text(error)) from error
+        if self.cert_file is None:
+            if self.key_file is not None:
+                raise TlsFilesUnusable(str(self.key_file), "a key without its certificate")
+            return context
+        key_file = self.key_file or self.cert_file
+        try:
+            context.load_cert_chain(self.cert_file, key_file, password=_refuse_password)
+        except (OSError, ValueError) as error:
+            raise TlsFilesUnusable(
+                f"{self.cert_file} and {key_file}", _error_text(error)
+            ) from error
+        return context
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +82,7 @@ class Target:
         """
         url = url.rstrip("/")
         if "@" in url.partition("//")[2].partition("/")[0]:
-            raise ValueError("a broker's address takes no user and no password; give a token")
+            raise ValueError("a broker's address has no user and no password; give a token instead")
         wrong = f"a broker's address looks like http://127.0.0.1:8711, not {url!r}"
         try:
             parts = urlsplit(url)
@@ -44,7 +93,7 @@ class Target:
             raise ValueError(wrong)
         context = tls.context() if tls is not None else None
         if context is not None and parts.scheme != "https":
-            raise ValueError(f"files for TLS go with an address that begins https://, not {url!r}")
+            raise ValueError(f"TLS files need an address that begins with https://, not {url!r}")
         if context is None and parts.scheme == "https":
             context = ssl.create_default_context()
         host = _encode_host(host, wrong)
@@ -78,14 +127,27 @@ def _encode_host(host: str, wrong: str) -> str:
 
 
 def check_token(token: str) -> str:
-    """Check a token that is to be used in a header; return it without surrounding whitespace.
+    """Return a token for use in a header, without surrounding whitespace.
 
     Raises ValueError for an invalid token; the error text does not contain the token.
     """
     stripped = token.strip()
     if not stripped.isascii() or not stripped.isprintable() or not stripped or " " in stripped:
         raise ValueError(
-            "the token is empty, or holds a blank or a sign that no token has; give it as "
-            "'holdfast token create' printed it"
+            "the token is empty, or has a blank or a character that no token has; give the token "
+            "as 'holdfast token create' printed it"
         )
     return stripped
+
+
+def _refuse_password() -> str:
+    """Refuse an encrypted key: the client cannot ask for a passphrase."""
+    raise ValueError("the key is encrypted; the client cannot ask for its passphrase")
+
+
+def _error_text(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return error.reason or str(error)
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error)

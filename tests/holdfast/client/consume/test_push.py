@@ -11,7 +11,7 @@ from aiohttp import web
 from holdfast.client.consume.delivery import Delivery
 from holdfast.client.read.pull import PullOptions
 from holdfast.client.sync_client import Client
-from holdfast.client.transport.async_connection import AsyncConnection
+from holdfast.client.transport.async_transport import AsyncConnection
 from holdfast.client.transport.http1 import ReplyParser
 from tests.support.fake_broker import running_fake_broker
 from tests.support.fake_group import GROUP, fake_group, until

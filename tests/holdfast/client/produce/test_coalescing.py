@@ -27,10 +27,10 @@ from holdfast.client.produce.new_message import NewMessage
 from holdfast.client.produce.publish_queue import PublishQueue
 from holdfast.client.produce.sender import IdentityPool
 from holdfast.client.read.message import PublishResult
-from holdfast.client.transport.reply import Reply
+from holdfast.client.transport.http1 import ReplyParser
 from holdfast.client.transport.requests import Transport
-from holdfast.client.transport.retry import RetryPolicy
-from holdfast.client.transport.retry_log import RetryLog
+from holdfast.client.transport.retry import ONCE, RetryPolicy
+from holdfast.client.transport.target import Target
 from holdfast.commitlog.format.message_id import format_message_id
 from holdfast.testing import RunningBroker
 from tests.support.scripted_server import ScriptedServer, drop, problem, scripted_server
@@ -345,18 +345,16 @@ async def test_a_broker_gives_each_of_many_callers_his_own_place_or_error(
     assert {result.queue for n, result in placed.items() if n % 31 == 0} == {0}
 
 
-class ClockedRequests(Transport):
-    """A broker that is always overloaded, and a clock that only pauses advance."""
-
-    url = "http://nowhere"
+class ClockedTransport(Transport):
+    """A transport to a broker that is always overloaded. Only pauses advance its clock."""
 
     def __init__(self) -> None:
+        super().__init__(Target.parse("http://nowhere", None, None), ONCE)
         self.time_s = 0.0
-        self.retry_log = RetryLog()
         self.tries = 0
         self.first_may_fail = asyncio.Event()
 
-    async def request(self, *_: object, **__: object) -> Reply:
+    async def _send_once(self, *_: object, **__: object) -> ReplyParser:
         self.tries += 1
         if self.tries == 1:
             await self.first_may_fail.wait()
@@ -375,7 +373,7 @@ class ClockedRequests(Transport):
 
 
 async def test_each_is_told_when_his_own_time_is_over() -> None:
-    requests = ClockedRequests()
+    requests = ClockedTransport()
     sharing = PublishCoalescer(requests, IdentityPool(), RetryPolicy(give_up_after_s=10))
     ends: dict[str, float] = {}
 

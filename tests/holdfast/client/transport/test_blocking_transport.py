@@ -14,7 +14,7 @@ from holdfast.client.transport.blocking_transport import (
     StartedRequest,
     run_blocking,
 )
-from holdfast.client.transport.reply import Reply
+from holdfast.client.transport.requests import Reply
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.client.transport.target import Target
 from tests.support.scripted_server import drop, problem, scripted_server
@@ -117,7 +117,7 @@ async def test_a_broker_that_stays_silent_is_given_up(monkeypatch: pytest.Monkey
 
     async with scripted_server(answer) as server:
         transport = transport_to(server.url)
-        with pytest.raises(ConnectionFailed, match="nothing came"):
+        with pytest.raises(ConnectionFailed, match="no progress"):
             await ask(transport, "GET", retry=NO_RETRY)
         run_blocking(transport.close())
 

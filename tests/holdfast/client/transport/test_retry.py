@@ -16,11 +16,11 @@ from holdfast.client.errors import (
 )
 from holdfast.client.transport.retry import (
     FOREVER,
+    RetryLog,
     RetryPolicy,
     UntilDeadlineRetryPolicy,
     run_with_retries,
 )
-from holdfast.client.transport.retry_log import RetryLog
 
 
 class Waits:

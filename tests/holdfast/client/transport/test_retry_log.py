@@ -8,7 +8,7 @@ from aiohttp import web
 
 from holdfast.client import AsyncClient, Client
 from holdfast.client.errors import ConnectionFailed
-from holdfast.client.transport.retry_log import AGAIN_S, REPEAT_S, RetryLog
+from holdfast.client.transport.retry import AGAIN_S, REPEAT_S, RetryLog
 from tests.support.scripted_server import problem, scripted_server
 
 GONE = ConnectionFailed("http://nowhere", "refused", maybe_executed=False)
