@@ -18,8 +18,7 @@ import uvloop
 
 from bench.harness import Figure, arguments, broker, measure, report
 from holdfast.client.descriptions import Durability
-from holdfast.client.produce.accumulator import MESSAGE_OVERHEAD_BYTES
-from holdfast.client.produce.options import ProducerOptions
+from holdfast.client.produce.accumulator import MESSAGE_OVERHEAD_BYTES, ProducerOptions
 from holdfast.running_broker import RunningBroker
 
 DURABILITY: Durability = "written"

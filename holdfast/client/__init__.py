@@ -32,8 +32,12 @@ if TYPE_CHECKING:
         TopicSummary,
     )
     from holdfast.client.errors import HoldfastError
-    from holdfast.client.produce.async_producer import AsyncProducer, SendHandle
-    from holdfast.client.produce.blocking_producer import BlockingSendHandle, Producer
+    from holdfast.client.produce.producers import (
+        AsyncProducer,
+        BlockingSendHandle,
+        Producer,
+        SendHandle,
+    )
     from holdfast.client.read.message import (
         Message,
         MessageBatch,
@@ -95,10 +99,10 @@ _MODULES = {
     "PublishResult": "read.message",
     "PullResult": "read.message",
     "StoredOffsets": "read.message",
-    "AsyncProducer": "produce.async_producer",
-    "Producer": "produce.blocking_producer",
-    "SendHandle": "produce.async_producer",
-    "BlockingSendHandle": "produce.blocking_producer",
+    "AsyncProducer": "produce.producers",
+    "Producer": "produce.producers",
+    "SendHandle": "produce.producers",
+    "BlockingSendHandle": "produce.producers",
     "AsyncReader": "read.readers",
     "Reader": "read.readers",
     "AsyncConsumer": "consume.consumer",

@@ -35,12 +35,10 @@ from holdfast.client.errors import (
     ConnectionFailed,
     UnknownTopic,
 )
-from holdfast.client.produce.async_producer import AsyncProducer
-from holdfast.client.produce.base_producer import ProducerTarget
+from holdfast.client.produce.accumulator import ProducerOptions
 from holdfast.client.produce.coalescing import PublishCoalescer
-from holdfast.client.produce.message_checks import Body, encode_body
-from holdfast.client.produce.new_message import NewMessage
-from holdfast.client.produce.options import ProducerOptions
+from holdfast.client.produce.new_message import Body, NewMessage, encode_body
+from holdfast.client.produce.producers import AsyncProducer, ProducerTarget
 from holdfast.client.produce.publish_request import publish_single
 from holdfast.client.produce.sender import IdentityPool
 from holdfast.client.read.message import (

@@ -13,7 +13,7 @@ from http import HTTPStatus
 
 from holdfast.client import Client
 from holdfast.client.errors import HoldfastError
-from holdfast.client.produce.blocking_producer import Producer
+from holdfast.client.produce.producers import Producer
 from tests.support.gate import Answer, Gate, GateClient
 from tests.support.history import Found, History, Send, check_read
 

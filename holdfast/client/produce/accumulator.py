@@ -1,6 +1,6 @@
 """Messages collected into batches, one open batch per queue, until they are sent. Pure.
 
-A batch is *open* while messages are added, then *ready*, then *taken* by a request, then *settled*
+A batch is *open* while messages are added, then *ready*, then *taken* by a request, then *resolved*
 (stored or failed). Messages of a queue are in only one request at a time, and the batches of a
 queue are sent in the order in which they became ready. So a queue keeps the order of its sends.
 
@@ -10,10 +10,11 @@ threads must lock it.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.client.errors import UnknownQueue
-from holdfast.client.produce.message_checks import (
+from holdfast.client.produce.new_message import (
     Body,
     check_priority,
     check_text,
@@ -22,17 +23,17 @@ from holdfast.client.produce.message_checks import (
     measure_properties,
     message_too_large,
 )
-from holdfast.client.produce.pending_batch import PendingBatch, Stored
 from holdfast.commitlog.format.batch import queue_for_key
 from holdfast.commitlog.format.batch_check import MessageLimits
+from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.commitlog.format.priority import DEFAULT_PRIORITY, level_of, level_of_queue
 
 #: The size that is counted for each message in addition to its body and texts. It is about the
 #: memory that Python needs, and it limits the number of empty messages in a batch.
 MESSAGE_OVERHEAD_BYTES = 32
 
-#: One request has at most this many batches of a queue: for retries, the broker remembers the
-#: offsets of this many batches per queue.
+#: One request has at most this many batches of a queue, because the broker remembers the offsets of
+#: this many batches per queue to recognize retries.
 MAX_BATCHES_PER_QUEUE = 5
 
 #: The limits of one request. They are far below the broker's defaults (16 MiB, 100,000 messages).
@@ -44,8 +45,85 @@ _MAX_CACHED_TEXTS = 100_000
 _MAX_FAILURES_KEPT = 1000
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProducerOptions:
+    """The options of a producer; `Client.producer` documents each."""
+
+    queue: int | None = None
+    priority: int | None = None
+    durability: str | None = None
+    linger_ms: float = 5.0
+    batch_bytes: int = 512 * 1024
+    buffer_bytes: int = 32 * 1024 * 1024
+    max_in_flight: int = 2
+    delivery_timeout_ms: float = 120_000.0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_bytes", "buffer_bytes", "max_in_flight", "delivery_timeout_ms"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is more than 0, not {getattr(self, name)}")
+        if self.linger_ms < 0:
+            raise ValueError(f"linger_ms is at least 0, not {self.linger_ms}")
+        if self.priority is not None:
+            check_priority(self.priority)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a batch was stored: its message i has the offset base_offset + i."""
+
+    topic_id: int
+    base_offset: int
+    durable: bool
+
+
+@dataclass(slots=True, eq=False)
+class PendingBatch:
+    """Messages of one queue that are being collected or sent.
+
+    There is one column per field of the messages. A column other than `bodies` may be shorter than
+    `bodies`, or None as a whole: the values that it does not contain are None.
+    """
+
+    queue: int
+    born_timestamp_us: int
+    #: The producer of the batch.
+    owner: Any
+    bodies: list[bytes] = field(default_factory=list)
+    keys: list[str | None] | None = None
+    tags: list[str | None] | None = None
+    properties: list[Mapping[str, str] | None] | None = None
+    expires_timestamps_us: list[int | None] | None = None
+    size_bytes: int = 0
+    is_open: bool = True
+    #: Set when the batch is closed, because the messages are removed when the batch is resolved.
+    message_count: int = 0
+    #: None until the batch is resolved.
+    outcome: Stored | Exception | None = None
+    #: Whether a caller has read the batch's failure.
+    is_failure_seen: bool = False
+    #: The event for which the producer's callers wait; only the producer uses it.
+    waiter: Any = None
+
+    def encode(self, *, producer_id: int, sequence: int) -> bytes:
+        """Return the batch encoded for the broker."""
+        count = len(self.bodies)
+        expires = _pad_column(self.expires_timestamps_us, count)
+        return encode_batch(
+            self.bodies,
+            keys=_pad_column(self.keys, count),
+            tags=_pad_column(self.tags, count),
+            properties=_pad_column(self.properties, count),
+            born_timestamp_us=self.born_timestamp_us,
+            expires_timestamps_us=None if expires is None else [each or 0 for each in expires],
+            queue_id=self.queue,
+            producer_id=producer_id,
+            sequence=sequence,
+        )
+
+
 class Accumulator:
-    """The batches of one producer that are not settled yet.
+    """The batches of one producer that are not resolved yet.
 
     `on_opened(batch)` is called for each new batch, so that its linger timer can start;
     `on_ready()` is called when a full batch has become ready. `is_full` is True while at least
@@ -55,33 +133,31 @@ class Accumulator:
 
     def __init__(
         self,
+        options: ProducerOptions,
         *,
         queue_count: int,
-        queue: int | None,
         first_queue: int,
-        batch_bytes: int,
-        buffer_bytes: int,
         limits: MessageLimits,
         owner: Any,
         clock_us: Callable[[], int],
         on_opened: Callable[[PendingBatch], None],
         on_ready: Callable[[], None],
         priority_levels: int = 1,
-        priority: int | None = None,
     ) -> None:
         self._queue_count = queue_count
         self._levels = priority_levels
         #: A key is hashed to one of this many indexes. Each index has one queue per priority level.
         self._index_count = queue_count // priority_levels
-        self._priority = priority
-        self._level = self._level_of(priority)
-        if queue is not None:
-            self._check_queue(queue, priority)
-        self._fixed_queue = queue
+        self._priority = options.priority
+        self._level = self._level_of(options.priority)
+        if options.queue is not None:
+            self._check_queue(options.queue, options.priority)
+        self._fixed_queue = options.queue
         self._next_index = first_queue % self._index_count
+        self._buffer_bytes = options.buffer_bytes
         # Open batches do not count as waiting; together they add at most half the buffer.
-        self._batch_bytes = max(1, min(batch_bytes, buffer_bytes // (2 * queue_count)))
-        self._buffer_bytes = buffer_bytes
+        max_open_bytes = options.buffer_bytes // (2 * queue_count)
+        self._batch_bytes = max(1, min(options.batch_bytes, max_open_bytes))
         self._limits = limits
         self._max_body_bytes = limits.max_message_bytes
         self._owner = owner
@@ -90,11 +166,9 @@ class Accumulator:
         self._on_ready = on_ready
 
         self._open: dict[int, PendingBatch] = {}
-        none_yet = PendingBatch(0, 0, None)
-        none_yet.is_open = False
         #: For each priority level, the batch that gets the messages without key and queue. A batch
         #: that is no longer open is replaced when the next such message is added.
-        self._keyless = [none_yet] * priority_levels
+        self._keyless = [PendingBatch(0, 0, None, is_open=False)] * priority_levels
         self._ready: dict[int, deque[PendingBatch]] = {}
         self._busy_queues: set[int] = set()
         self._unresolved: dict[PendingBatch, None] = {}
@@ -102,7 +176,7 @@ class Accumulator:
         self._waiting_bytes = 0
         self.is_full = False
         self.has_room = True
-
+        #: The keys and tags that have passed their checks.
         self._index_by_key: dict[str, int] = {}
         self._known_tags: set[str] = set()
 
@@ -126,7 +200,6 @@ class Accumulator:
             body = encode_body(body)
         if len(body) > self._max_body_bytes:
             raise message_too_large("message", len(body), self._max_body_bytes)
-        size = len(body) + MESSAGE_OVERHEAD_BYTES
         if (
             key is None
             and tag is None
@@ -139,33 +212,62 @@ class Accumulator:
             if not batch.is_open:
                 batch = self._open_keyless(self._level)
             batch.bodies.append(body)
+            batch.size_bytes += len(body) + MESSAGE_OVERHEAD_BYTES
         else:
-            size += self._check_texts(key, tag, properties)
-            if ttl_ms is not None:
-                check_ttl(ttl_ms)
-            batch = self._find_batch(key, queue, priority)
-            row = len(batch.bodies)
-            batch.bodies.append(body)
-            if key is not None:
-                batch.keys = _set_in_column(batch.keys, row, key)
-            if tag is not None:
-                batch.tags = _set_in_column(batch.tags, row, tag)
-            if properties:
-                batch.properties = _set_in_column(batch.properties, row, dict(properties))
-            if ttl_ms is not None:
-                expires_us = self._clock_us() + ttl_ms * 1000
-                batch.expires_timestamps_us = _set_in_column(
-                    batch.expires_timestamps_us, row, expires_us
-                )
-        batch.size_bytes += size
+            batch = self._add_with_fields(body, key, tag, properties, queue, priority, ttl_ms)
         if batch.size_bytes >= self._batch_bytes:
             self.close(batch)
             self._on_ready()
         return batch
 
+    def _add_with_fields(
+        self,
+        body: bytes,
+        key: str | None,
+        tag: str | None,
+        properties: Mapping[str, str] | None,
+        queue: int | None,
+        priority: int | None,
+        ttl_ms: int | None,
+    ) -> PendingBatch:
+        size = len(body) + MESSAGE_OVERHEAD_BYTES
+        if key is not None:
+            if key not in self._index_by_key:
+                self._learn_key(key)
+            size += len(key)
+        if tag is not None:
+            if tag not in self._known_tags:
+                self._learn_tag(tag)
+            size += len(tag)
+        if properties:
+            properties_bytes = measure_properties(properties)
+            limit = self._limits.max_properties_bytes
+            if properties_bytes > limit:
+                raise message_too_large("properties", properties_bytes, limit)
+            size += properties_bytes
+        if ttl_ms is not None:
+            check_ttl(ttl_ms)
+        batch = self._find_batch(key, queue, priority)
+        row = len(batch.bodies)
+        batch.bodies.append(body)
+        batch.size_bytes += size
+        if key is not None:
+            batch.keys = _set_in_column(batch.keys, row, key)
+        if tag is not None:
+            batch.tags = _set_in_column(batch.tags, row, tag)
+        if properties:
+            batch.properties = _set_in_column(batch.properties, row, dict(properties))
+        if ttl_ms is not None:
+            expires_us = self._clock_us() + ttl_ms * 1000
+            batch.expires_timestamps_us = _set_in_column(
+                batch.expires_timestamps_us, row, expires_us
+            )
+        return batch
+
     def _open_keyless(self, level: int) -> PendingBatch:
-        """Return a new batch for messages of this level that have no key and no queue. It belongs
-        to the producer's fixed queue, if there is one, or else to the next index in turn."""
+        """Return a new batch for messages of a level that have no key and no queue. Its queue is
+        the producer's fixed queue if there is one, otherwise the level's queue of the next index.
+        """
         if self._fixed_queue is not None:
             queue = self._fixed_queue
         else:
@@ -202,33 +304,17 @@ class Accumulator:
 
     # -- checking ----------------------------------------------------------------------------
 
-    def _check_texts(
-        self, key: str | None, tag: str | None, properties: Mapping[str, str] | None
-    ) -> int:
-        """Check a message's texts and return their size."""
-        size = 0
-        if key is not None:
-            if key not in self._index_by_key:
-                check_text("key", key, self._limits.max_key_bytes)
-                if len(self._index_by_key) >= _MAX_CACHED_TEXTS:
-                    self._index_by_key.clear()
-                self._index_by_key[key] = queue_for_key(key, self._index_count)
-            size += len(key)
-        if tag is not None:
-            if tag not in self._known_tags:
-                check_text("tag", tag, self._limits.max_tag_bytes)
-                if len(self._known_tags) >= _MAX_CACHED_TEXTS:
-                    self._known_tags.clear()
-                self._known_tags.add(tag)
-            size += len(tag)
-        if properties:
-            properties_bytes = measure_properties(properties)
-            if properties_bytes > self._limits.max_properties_bytes:
-                raise message_too_large(
-                    "properties", properties_bytes, self._limits.max_properties_bytes
-                )
-            size += properties_bytes
-        return size
+    def _learn_key(self, key: str) -> None:
+        check_text("key", key, self._limits.max_key_bytes)
+        if len(self._index_by_key) >= _MAX_CACHED_TEXTS:
+            self._index_by_key.clear()
+        self._index_by_key[key] = queue_for_key(key, self._index_count)
+
+    def _learn_tag(self, tag: str) -> None:
+        check_text("tag", tag, self._limits.max_tag_bytes)
+        if len(self._known_tags) >= _MAX_CACHED_TEXTS:
+            self._known_tags.clear()
+        self._known_tags.add(tag)
 
     def _check_queue(self, queue: int, priority: int | None) -> None:
         if not 0 <= queue < self._queue_count:
@@ -267,8 +353,8 @@ class Accumulator:
             self.close(batch)
 
     def take(self) -> list[PendingBatch]:
-        """Return the batches for one request. Queues with a request in flight are left out, and the
-        queue that has waited longest comes first. Return an empty list if no batch is ready."""
+        """Return the batches for one request, without batches of queues that have a request in
+        flight. The queue that has waited longest comes first. The list may be empty."""
         taken: list[PendingBatch] = []
         room_bytes, room_messages = MAX_REQUEST_BYTES, MAX_REQUEST_MESSAGES
         room_batches = MAX_REQUEST_BATCHES
@@ -308,7 +394,7 @@ class Accumulator:
         self.has_room = self._waiting_bytes <= self._buffer_bytes // 2
 
     def unresolved(self) -> list[PendingBatch]:
-        """Return all batches that are not settled, oldest first."""
+        """Return all batches that are not resolved, oldest first."""
         return list(self._unresolved)
 
     def take_unseen_failures(self) -> list[PendingBatch]:
@@ -319,6 +405,10 @@ class Accumulator:
         unseen = [batch for batch in self._failed if not batch.is_failure_seen]
         self._failed.clear()
         return unseen
+
+
+def _pad_column(column: list[Any] | None, count: int) -> list[Any] | None:
+    return None if column is None else column + [None] * (count - len(column))
 
 
 def _set_in_column(column: list[Any] | None, row: int, value: Any) -> list[Any]:

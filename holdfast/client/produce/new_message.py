@@ -1,25 +1,27 @@
-"""A message that is published without a producer, and whether it may share a request with other
-messages. Pure."""
+"""A message before it is published: its form in a request, and the checks of its fields. Pure.
+
+The client checks a message before it shares a batch or a request with other messages, because the
+broker would refuse all of them for one invalid message.
+"""
+
+from collections.abc import Mapping
 
 import msgspec
 
 from holdfast.client.errors import MessageTooLarge
-from holdfast.client.produce.message_checks import (
-    check_priority,
-    check_text,
-    check_ttl,
-    measure_properties,
-)
-from holdfast.commitlog.format.batch_check import MessageLimits
+from holdfast.commitlog.format.batch_check import MAX_TTL_MS, MessageLimits
+from holdfast.commitlog.format.priority import HIGHEST_PRIORITY
 
 #: A larger message gets its own request, because sharing saves only the fixed cost of a request.
 MAX_SHARED_BYTES = 32 * 1024
 
 _LIMITS = MessageLimits()
 
+Body = bytes | bytearray | memoryview | str
+
 
 class NewMessage(msgspec.Struct, omit_defaults=True):
-    """A message to be published, in the form in which it is encoded."""
+    """A message in the form in which a publish request contains it."""
 
     body: bytes
     key: str | None = None
@@ -35,8 +37,8 @@ class NewMessage(msgspec.Struct, omit_defaults=True):
 
 
 def can_share_request(message: NewMessage, size_bytes: int) -> bool:
-    """Return whether a message may share a request. It must be small. It must also pass all checks
-    that a client can do, because the broker refuses a whole request for one invalid message."""
+    """Return whether a message may share a request: it is small, and passes all checks that the
+    client can do."""
     if size_bytes > MAX_SHARED_BYTES:
         return False
     try:
@@ -56,3 +58,60 @@ def can_share_request(message: NewMessage, size_bytes: int) -> bool:
     except (TypeError, ValueError, MessageTooLarge):
         return False
     return properties_bytes <= _LIMITS.max_properties_bytes
+
+
+def encode_body(body: Body) -> bytes:
+    """Return a message's body as bytes; text becomes UTF-8. Raises TypeError for other types."""
+    if isinstance(body, str):
+        return body.encode()
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    raise TypeError(f"a body is bytes or text, not {type(body).__name__}")
+
+
+def check_text(what: str, text: str, limit: int) -> None:
+    """Check a key or tag. Raises TypeError, ValueError (empty, not UTF-8) or MessageTooLarge."""
+    if not isinstance(text, str):
+        raise TypeError(f"a {what} is text, not {type(text).__name__}")
+    if not text:
+        raise ValueError(f"an empty {what}: leave it out instead")
+    size = len(text.encode())
+    if size > limit:
+        raise message_too_large(what, size, limit)
+
+
+def measure_properties(properties: Mapping[str, str]) -> int:
+    """Return the total size of the names and values in bytes. Raises TypeError or ValueError."""
+    size = 0
+    for name, value in properties.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError("the names and values of properties are text")
+        if not name:
+            raise ValueError("an empty property name")
+        size += len(name.encode()) + len(value.encode())
+    return size
+
+
+def check_priority(priority: int) -> None:
+    if type(priority) is not int:
+        raise TypeError(f"a priority is a whole number, not {type(priority).__name__}")
+    if not 0 <= priority <= HIGHEST_PRIORITY:
+        raise ValueError(f"a priority is 0 to {HIGHEST_PRIORITY}, not {priority}")
+
+
+def check_ttl(ttl_ms: int) -> None:
+    if type(ttl_ms) is not int:
+        raise TypeError(f"ttl_ms is a whole number, not {type(ttl_ms).__name__}")
+    if not 1 <= ttl_ms <= MAX_TTL_MS:
+        raise ValueError(f"ttl_ms is 1 to {MAX_TTL_MS}, not {ttl_ms}")
+
+
+def message_too_large(what: str, size: int, limit: int) -> MessageTooLarge:
+    """Return the same error that the broker would return."""
+    return MessageTooLarge(
+        413,
+        "message-too-large",
+        "Message too large",
+        f"a {what} of {size} bytes; the limit is {limit} bytes",
+        {"limit": limit},
+    )

@@ -2,7 +2,7 @@
 
 Runs on one event loop. After a transient failure the same bytes are sent again, until the delivery
 timeout. If the broker has already stored a batch, it does not store the batch again, and replies
-with the offsets of the first time. After a final failure the affected queues continue with a new
+with the offsets of the stored batch. After a final failure the affected queues continue with a new
 producer id, because the sequence number that the broker expects is unknown.
 """
 
@@ -16,8 +16,12 @@ from functools import partial
 import msgspec
 
 from holdfast.client.errors import BadReply, ClientClosed
-from holdfast.client.produce.accumulator import Accumulator
-from holdfast.client.produce.pending_batch import PendingBatch, Stored
+from holdfast.client.produce.accumulator import (
+    Accumulator,
+    PendingBatch,
+    ProducerOptions,
+    Stored,
+)
 from holdfast.client.transport.requests import BATCH, Transport
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.commitlog.format.message_id import parse_message_id
@@ -43,7 +47,7 @@ class PublishReply(msgspec.Struct):
 
 
 class ProducerIdentity:
-    """Lets the broker recognize retries: a random producer id, and the next sequence number."""
+    """A random producer id and the next sequence number, by which the broker recognizes retries."""
 
     __slots__ = ("next_sequence", "producer_id")
 
@@ -53,11 +57,11 @@ class ProducerIdentity:
 
 
 class IdentityPool:
-    """Producer identities for single publish requests, several of which may be in flight.
+    """Producer identities for single publish requests. Thread-safe.
 
-    An identity numbers its requests to one topic, so only one request at a time can use it. After a
-    failed request the identity is not used again, because the sequence number that the broker
-    expects is unknown. Thread-safe.
+    An identity numbers the requests to one topic, so only one request at a time can use it. After a
+    failed request its identity is not used again, because the sequence number that the broker
+    expects is unknown.
     """
 
     def __init__(self) -> None:
@@ -67,7 +71,7 @@ class IdentityPool:
         """Return an identity for this topic that no other request is using."""
         try:
             return self._idle[topic].pop()
-        except (KeyError, IndexError):  # all are in use, or another thread took the last one
+        except (KeyError, IndexError):  # none is idle, or another thread took the last
             return ProducerIdentity()
 
     def release(self, topic: str, identity: ProducerIdentity) -> None:
@@ -87,22 +91,19 @@ class Sender:
         self,
         accumulator: Accumulator,
         transport: Transport,
-        *,
         topic: str,
-        durability: str | None,
-        linger_ms: float,
-        max_in_flight: int,
-        retry: RetryPolicy,
+        options: ProducerOptions,
+        *,
         lock: AbstractContextManager[object],
         on_resolved: Callable[[Sequence[PendingBatch]], None],
     ) -> None:
         self._accumulator = accumulator
         self._transport = transport
         self._path = f"/v1/topics/{topic}/messages"
-        self._params = {} if durability is None else {"durability": durability}
-        self._linger_s = linger_ms / 1000
-        self._max_in_flight = max_in_flight
-        self._retry = retry
+        self._params = {} if options.durability is None else {"durability": options.durability}
+        self._linger_s = options.linger_ms / 1000
+        self._max_in_flight = options.max_in_flight
+        self._retry = RetryPolicy(give_up_after_s=options.delivery_timeout_ms / 1000)
         self._lock = lock
         self._on_resolved = on_resolved
         self._identities: dict[int, ProducerIdentity] = {}
@@ -110,8 +111,7 @@ class Sender:
         self._has_warned = False
 
     def linger(self, batch: PendingBatch) -> None:
-        """Start the linger timer of a batch. When the timer ends, send the batch, even if it is not
-        full."""
+        """Send a batch after the linger time, even if it is not full then."""
         asyncio.get_running_loop().call_later(self._linger_s, self.close_batch, batch)
 
     def close_batch(self, batch: PendingBatch) -> None:
@@ -132,7 +132,7 @@ class Sender:
         while len(self._requests) < self._max_in_flight and (batches := self._take()):
             task = asyncio.get_running_loop().create_task(self._publish(batches))
             self._requests.add(task)
-            task.add_done_callback(partial(self._request_ended, batches))
+            task.add_done_callback(partial(self._finish_request, batches))
 
     async def _publish(self, batches: list[PendingBatch]) -> list[Stored]:
         blocks = [self._encode(batch) for batch in batches]
@@ -152,16 +152,16 @@ class Sender:
             for entry in published.results
         ]
 
-    def _request_ended(
+    def _finish_request(
         self, batches: list[PendingBatch], request: asyncio.Task[list[Stored]]
     ) -> None:
-        """Settle the batches of a request, even if the request failed or was cancelled, because
-        callers may wait for them."""
+        """Resolve the batches of a request, even if the request failed or was cancelled, because
+        callers may wait for the batches."""
         self._requests.discard(request)
         try:
             self._resolve(batches, request.result())
         except asyncio.CancelledError:
-            # The loop is closing: the batches that still wait fail, too.
+            # The loop is closing: also fail the batches that wait.
             while batches:
                 self._fail(batches, ClientClosed())
                 batches = self._take()

@@ -18,7 +18,7 @@ import holdfast
 from holdfast.client.async_client import AsyncClient
 from holdfast.client.consume.consumer import Consumer
 from holdfast.client.errors import ClientClosed, ConnectionFailed, UnknownTopic
-from holdfast.client.produce.blocking_producer import Producer
+from holdfast.client.produce.producers import Producer
 from holdfast.client.read.readers import Reader
 from holdfast.client.sync_client import Client
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker

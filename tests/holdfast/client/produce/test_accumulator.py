@@ -12,8 +12,10 @@ from holdfast.client.produce.accumulator import (
     MAX_REQUEST_BYTES,
     MESSAGE_OVERHEAD_BYTES,
     Accumulator,
+    PendingBatch,
+    ProducerOptions,
+    Stored,
 )
-from holdfast.client.produce.pending_batch import PendingBatch, Stored
 from holdfast.commitlog.append.producer_sequences import REMEMBERED_BATCHES
 from holdfast.commitlog.format.batch import Batch, queue_for_key
 from holdfast.commitlog.format.batch_check import MessageLimits
@@ -37,19 +39,22 @@ class Notes:
 
 def make(notes: Notes | None = None, **changes: Any) -> Accumulator:
     notes = notes or Notes()
+    names = ("queue", "priority", "batch_bytes", "buffer_bytes")
     options: dict[str, Any] = {
-        "queue_count": 4,
-        "queue": None,
-        "first_queue": 0,
         "batch_bytes": 10 * (100 + MESSAGE_OVERHEAD_BYTES),
         "buffer_bytes": 1024 * 1024,
+    }
+    options |= {name: changes.pop(name) for name in names if name in changes}
+    arguments: dict[str, Any] = {
+        "queue_count": 4,
+        "first_queue": 0,
         "limits": MessageLimits(),
         "owner": None,
         "clock_us": lambda: 5_000_000,
         "on_opened": notes.note_opened,
         "on_ready": notes.note_closed,
     }
-    return Accumulator(**{**options, **changes})
+    return Accumulator(ProducerOptions(**options), **{**arguments, **changes})
 
 
 BODY = b"x" * 100
