@@ -1,5 +1,5 @@
 """Consumer groups with leases. The core is pure: no I/O, no clock, no locks.
 
-`core/`, `cursor/` and `fairness/` are pure. `serving/` runs groups on the event loop, `storage/`
-keeps them across restarts.
+`core/` and `cursor/` are pure. `serving/` runs groups on the event loop, `storage/` keeps them
+across restarts.
 """

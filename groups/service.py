@@ -12,8 +12,8 @@ from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.slices import LoopBudget, in_slices
 from holdfast.consumequeue.topics import QueueKey, Topic, check_queue
 from holdfast.groups.config import GroupsConfig
-from holdfast.groups.core.in_flight import AllInFlight
-from holdfast.groups.core.limits import Limits
+from holdfast.groups.core.members import AllInFlight
+from holdfast.groups.core.requests import Limits
 from holdfast.groups.service_types import (
     CheckGroup,
     CheckTopic,

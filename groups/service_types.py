@@ -11,8 +11,7 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.consumequeue.errors import LimitReached, UnknownTopic
 from holdfast.consumequeue.topics import Topic
 from holdfast.groups.config import BACKOFF_MS, LONGEST_LEASE_MS, TopicSpec
-from holdfast.groups.core.limits import UnitLimit
-from holdfast.groups.core.requests import MayConsume, ReceiveRequest
+from holdfast.groups.core.requests import MayConsume, ReceiveRequest, UnitLimit
 from holdfast.groups.core.settling import Status, Verb
 from holdfast.groups.errors import GroupError
 

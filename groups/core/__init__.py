@@ -1,1 +1,1 @@
-"""The rules of a group: members, selection, order, leases and receipts. Pure."""
+"""The rules of a group: members, fair shares, selection, order, leases and receipts. Pure."""

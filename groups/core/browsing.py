@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from holdfast.commitlog.format.priority import level_of_queue
 from holdfast.consumequeue.topics import QueueKey
-from holdfast.groups.core.group_topic import GroupTopic
-from holdfast.groups.core.queue_lane import QueueLane
+from holdfast.groups.core.group_topic import GroupTopic, QueueLane
 from holdfast.groups.core.selection import READ_AHEAD
 from holdfast.groups.cursor.cursor import State
 from holdfast.groups.cursor.heads import Head, HeadSource

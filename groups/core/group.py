@@ -18,20 +18,21 @@ from collections.abc import Callable, Iterable
 
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.config import SHORTEST_LEASE_MS, GroupConfig
-from holdfast.groups.core.costs import Costs
-from holdfast.groups.core.group_topic import GroupTopic
-from holdfast.groups.core.in_flight import AllInFlight, InFlight
-from holdfast.groups.core.members import Members
-from holdfast.groups.core.modes import SingleActive, member_rule
+from holdfast.groups.core.fair_set import Costs, FairSet
+from holdfast.groups.core.group_topic import GroupTopic, QueueLane
+from holdfast.groups.core.members import AllInFlight, InFlight, Members, SingleActive, member_rule
 from holdfast.groups.core.outbox import Outbox
-from holdfast.groups.core.queue_lane import QueueLane
-from holdfast.groups.core.receipt_state import Receipt
-from holdfast.groups.core.requests import AnswerCache, ReceiveRequest, SelectedMessage
-from holdfast.groups.core.waiters import Waiter, Waiters
+from holdfast.groups.core.receipts import Receipt
+from holdfast.groups.core.requests import (
+    AnswerCache,
+    ReceiveRequest,
+    SelectedMessage,
+    Waiter,
+    Waiters,
+)
 from holdfast.groups.cursor.cursor import Cursor, End
 from holdfast.groups.cursor.heads import HeadSource
 from holdfast.groups.cursor.leases import Deadlines, Lease
-from holdfast.groups.fairness.fair_set import FairSet
 
 #: At most this many leases end in one event loop iteration because their deadline passed or their
 #: member left. Each takes about 10 microseconds. The same limit holds for delays that end, and for
@@ -325,7 +326,7 @@ class Group:
             topic_id, queue = due[0]
             lane = self.topics[topic_id].lanes[queue]
             left -= max(1, self.expire_due(lane, now_ms, left))
-        waiters = self.waiters.due(now_ms)
+        waiters = self.waiters.take_due(now_ms)
         for member in self.members.find_silent(now_ms):
             waiters += self.leave(member, now_ms)
         return waiters
@@ -354,7 +355,7 @@ class Group:
     def may_become_active(self, member: str) -> bool:
         """Return whether a member may become active: True if no other member has a lease and no
         message is in grace."""
-        if self.in_flight.has_others(member):
+        if self.lease_count > self.in_flight.count_of(member):
             return False
         return not any(
             lane.cursor.grace_count
@@ -426,7 +427,7 @@ class Group:
         is_room_made = False
         for lease in ended:
             is_room_made |= self.in_flight.remove(lease.member)
-            if now_ms is not None:
+            if now_ms is not None and self.costs.kind == "time":
                 difference = self.costs.difference(topic_id, lease, now_ms, used_ms)
                 self.fair.correct(topic_id, difference)
         if is_room_made or (not self.lease_count and self.config.mode == "single_active"):

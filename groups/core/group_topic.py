@@ -1,4 +1,9 @@
-"""One topic of a group: which of its queues is served next. Pure.
+"""One topic of a group and its queues: what is offered next, and what happens to it. Pure.
+
+A lane is one queue of a group: its cursor, and the selection over it, kept consistent. All code
+that ends a lease calls the lane. The lane informs the selection, drops expired messages instead of
+offering them again, and makes dead letters of messages that failed too often. Methods return the
+leases that they ended.
 
 Queues of a higher priority level come first, if they have a message for the member. The queues of
 one level take turns, one message each. A queue without a message for any member is taken out of
@@ -6,16 +11,271 @@ this rotation until something changes in it.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, zip_longest
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from holdfast.commitlog.format.priority import level_of_queue
-from holdfast.groups.core.limits import Room
-from holdfast.groups.core.queue_lane import QueueLane
-from holdfast.groups.cursor.heads import Head
+from holdfast.consumequeue.topics import QueueKey
+from holdfast.groups.config import GroupConfig
+from holdfast.groups.core.key_selection import KeyedSelection
+from holdfast.groups.core.requests import Room
+from holdfast.groups.core.selection import OrderedSelection, QueueView, Selection
+from holdfast.groups.cursor.cursor import NOT_KEPT, REJECTED, Cursor, End, State
+from holdfast.groups.cursor.heads import UNKNOWN_SIZE, Head, HeadSource
+from holdfast.groups.cursor.leases import Lease
 
 T = TypeVar("T")
+
+
+class DeadLetter(NamedTuple):
+    """A message to append to the dead-letter topic, once. If it is appended again, `letter_id` is
+    the same."""
+
+    letter_id: str
+    queue: QueueKey
+    offset: int
+    failures: int
+    is_rejected: bool
+
+
+class QueueLane:
+    """One queue of one group."""
+
+    def __init__(
+        self,
+        group_id: int,
+        key: QueueKey,
+        cursor: Cursor,
+        source: HeadSource,
+        config: GroupConfig,
+        filter: object | None,
+        touched: Callable[["QueueLane"], None],
+    ) -> None:
+        """`touched` is called when a `peek` has settled messages that it skipped."""
+        self.group_id = group_id
+        self.key = key
+        self.cursor = cursor
+        self.config = config
+        self.dead_letters: list[DeadLetter] = []
+        #: The group's counts include this many available messages of this lane.
+        self.counted = 0
+        #: The group's counts include this many returned messages of this lane.
+        self.counted_returned = 0
+        #: Whether the lane is in the rotation of its topic (GroupTopic).
+        self.is_in_rotation = False
+        self._on_skipped = touched
+        self.view = QueueView(cursor, key, source)
+        self.view.filter = filter
+        self.selection = self._new_selection()
+        for offset in self.selection.overtaken_offsets():
+            lease = cursor.leases.get(offset)
+            if lease is not None:
+                cursor.give_back(offset, End.REVOKED, lease.number)
+                self.selection.mark_returned(offset)
+        for offset in sorted(cursor.dying):
+            self._dead_letter_or_drop(offset)
+
+    # -- deliveries --------------------------------------------------------------------------
+
+    def peek(
+        self, member: str, filter: object | None, now_ms: int, room: Room | None = None
+    ) -> Head | None:
+        """Return the message that a member would get next from this queue. Raises NeedsRead."""
+        settled = self.cursor.done.count_all
+        try:
+            return self.selection.peek(member, filter, now_ms, room)
+        finally:
+            if self.cursor.done.count_all != settled:
+                self._on_skipped(self)
+
+    def lease(
+        self,
+        heads: Sequence[Head],
+        member: str,
+        deadline_ms: int,
+        now_ms: int,
+        charge: int,
+        attempt_id: str | None = None,
+    ) -> list[Lease]:
+        """Lease messages; `heads` are in the order in which they were offered."""
+        leases = self.cursor.lease(heads, member, deadline_ms, now_ms, charge, attempt_id)
+        self.selection.mark_taken(heads, member)
+        return leases
+
+    def take_settled(self, heads: Sequence[Head], member: str) -> None:
+        """Settle messages that are sent without receipts; `heads` are in the order in which they
+        were offered."""
+        for head in heads:
+            self.cursor.reach(head.offset)
+            self.cursor.finish(head.offset, End.ACKED)
+        self.selection.mark_taken(heads, member)
+
+    # -- ends of leases ----------------------------------------------------------------------
+
+    def finish(self, offset: int, end: End, number: int) -> list[Lease]:
+        """Settle an offset that is not done, under the lease `number`."""
+        lease = self.cursor.leases.get(offset)
+        self.cursor.finish(offset, end, number)
+        self.selection.mark_settled(offset)
+        return [] if lease is None else [lease]
+
+    def give_back(
+        self, offset: int, end: End, number: int, now_ms: int, ready_at_ms: int = 0
+    ) -> list[Lease]:
+        """End a lease without settling its message. The lease is live, or it is from before a
+        restart and its message is in grace."""
+        lease = self.cursor.leases.get(offset)
+        ended = [] if lease is None else [lease]
+        if (
+            lease is not None
+            and end is not End.REJECTED
+            and self.view.has_expired(lease.head, now_ms)
+        ):
+            self.cursor.drop_expired(offset)
+            self.selection.mark_settled(offset)
+            return ended
+        state = self.cursor.give_back(
+            offset,
+            end,
+            number,
+            ready_at_ms=ready_at_ms,
+            most_failures=self.config.max_attempts,
+        )
+        if state is State.DYING:
+            self.selection.mark_settled(offset)
+            self._dead_letter_or_drop(offset)
+            return ended
+        return ended + self._revoke(self.selection.mark_returned(offset), now_ms)
+
+    def reject_late(self, offset: int, number: int) -> None:
+        """Reject an available message after its lease has ended."""
+        self.cursor.reject_late(offset, number)
+        self.selection.mark_settled(offset)
+        self._dead_letter_or_drop(offset)
+
+    def adopt(self, offset: int, member: str, number: int, deadline_ms: int, now_ms: int) -> None:
+        """Make a lease from before the restart live again."""
+        self.cursor.adopt(Head(offset, UNKNOWN_SIZE), member, number, deadline_ms, now_ms)
+        self.selection.mark_adopted(offset, member)
+
+    def record_dead_letter(self, offset: int, position: int) -> bool:
+        """Record that a dead letter is durable. Return False if the message was not dying."""
+        if offset not in self.cursor.dying:
+            return False
+        self.cursor.mark_dead(offset, position)
+        return True
+
+    # -- time, log and operators -------------------------------------------------------------
+
+    def next_deadline(self) -> int | None:
+        """Return when to call `tick`; None if nothing has a deadline."""
+        cursor = self.cursor
+        times = (
+            cursor.leases.next_deadline(),
+            cursor.delays.next_deadline(),
+            cursor.grace_end_ms if cursor.grace_bound else None,
+        )
+        return min((each for each in times if each is not None), default=None)
+
+    def tick(self, now_ms: int, most: int) -> list[Lease]:
+        """End the grace if its time is over, and at most `most` leases and `most` delays that are
+        due. The rest is due in the next call. Return the ended leases."""
+        cursor, ended = self.cursor, []
+        for lease in cursor.leases.due(now_ms, most):
+            ended += self.expire(lease, now_ms)
+        for offset in sorted(cursor.delays.take_due(now_ms, most)):
+            ended += self._revoke(self.selection.mark_returned(offset), now_ms)
+        if cursor.grace_bound and cursor.grace_end_ms <= now_ms:
+            cursor.end_grace()
+            ended += self._revoke(self.selection.end_grace(), now_ms)
+        return ended
+
+    def expire(self, lease: Lease, now_ms: int) -> list[Lease]:
+        """End a lease that is due. Return an empty list if it had ended before."""
+        offset = lease.head.offset
+        if self.cursor.leases.get(offset) is not lease:
+            return []
+        return self.give_back(offset, End.EXPIRED, lease.number, now_ms)
+
+    def note_end(self, end: int) -> bool:
+        """Record that all messages of the queue below `end` are durable. Return False if this was
+        known."""
+        if end <= self.cursor.end:
+            return False
+        self.cursor.end = end
+        return True
+
+    def trim(self, log_start: int) -> list[Lease]:
+        """Record that the first offset of the queue is `log_start` now."""
+        floor = self.cursor.floor
+        ended = self.cursor.trim(log_start)
+        if self.cursor.floor != floor:
+            self.selection.reset()
+            self.dead_letters = [each for each in self.dead_letters if each.offset >= log_start]
+        return ended
+
+    def seek(self, target: int) -> None:
+        """Continue at another offset; all receipts become stale."""
+        self.cursor.seek(target)
+        self.selection.reset()
+        self.dead_letters.clear()
+
+    def configure(self, config: GroupConfig) -> None:
+        """Change the settings. Messages that are already dying are not affected."""
+        before, self.config = self.config, config
+        if (config.mode, config.max_in_flight_per_key) != (
+            before.mode,
+            before.max_in_flight_per_key,
+        ):
+            self.selection = self._new_selection()
+
+    def set_filter(self, filter: object | None) -> None:
+        """Change the filter. Messages at `next` and beyond that the old filter skipped are
+        offered again if they match."""
+        self.view.filter = filter
+        self.cursor.offer_skipped()
+        self.selection.reset()
+
+    def letter(self, offset: int) -> DeadLetter:
+        """Return the dead letter of a dying message."""
+        failures = self.cursor.dying[offset]
+        topic_id, queue = self.key
+        place = f"{self.group_id:08X}{topic_id:08X}{queue:08X}{offset:016X}"
+        # The id contains the number of the last lease: after a seek the message may become a dead
+        # letter again, and that is a different letter. The id has no epoch (unless no lease is
+        # known), because a power loss may change the epoch.
+        attempts = self.cursor.attempts.get(offset)
+        last_lease = 0 if attempts is None else attempts.last_lease
+        death = f"{last_lease:016X}" if last_lease else f"{self.cursor.epoch:08X}"
+        letter_id = f"{place}{death}"
+        is_rejected = failures == REJECTED
+        if is_rejected:
+            failures = self.cursor.failures(offset)
+        return DeadLetter(letter_id, self.key, offset, failures, is_rejected)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _new_selection(self) -> Selection:
+        self.cursor.keeps_heads = self.config.mode == "keyed"
+        if self.cursor.keeps_heads:
+            return KeyedSelection(self.view, self.config.max_in_flight_per_key)
+        return OrderedSelection(self.view)
+
+    def _revoke(self, offsets: Iterable[int], now_ms: int) -> list[Lease]:
+        ended = []
+        for offset in offsets:
+            lease = self.cursor.leases.get(offset)
+            if lease is not None:
+                ended += self.give_back(offset, End.REVOKED, lease.number, now_ms)
+        return ended
+
+    def _dead_letter_or_drop(self, offset: int) -> None:
+        if self.config.has_dead_letters:
+            self.dead_letters.append(self.letter(offset))
+        else:
+            self.cursor.mark_dead(offset, NOT_KEPT)
+
 
 Offer = tuple[QueueLane, Head]
 """A message that may be delivered next, and its queue."""
@@ -82,14 +342,16 @@ class GroupTopic:
         """Return the message that `peek` offered, and those that successive calls of `peek` would
         offer if each were taken: at most `most` messages, and only those that need no read of a
         queue."""
-        beside: Iterable[QueueLane] = self._rotation_of(offered[0])
+        rotation = self._rotation_of(offered[0])
+        lanes: Iterable[QueueLane] = rotation
         if room is not None:
-            beside = (lane for lane in beside if room.of_queue(lane.key))
-        rounds = -(-most // min(len(self._rotation_of(offered[0])), most))
+            lanes = (lane for lane in rotation if room.of_queue(lane.key))
+        rounds = -(-most // min(len(rotation), most))
         known: Run = []
         ends = False
-        for lane in islice(beside, most):
-            heads = lane.known_heads(filter, now_ms, _within_room(rounds, lane, room))
+        for lane in islice(lanes, most):
+            count = rounds if room is None else min(rounds, room.of_queue(lane.key))
+            heads = lane.selection.known_heads(filter, now_ms, count)
             if not heads:  # the run ends at this lane's turn
                 ends = True
                 break
@@ -123,10 +385,6 @@ class GroupTopic:
         """Return the rotation that this lane is in: the lanes of its priority level. The first lane
         in it is served next."""
         return self._rotations[level_of_queue(lane.key[1], self.levels)]
-
-
-def _within_room(rounds: int, lane: QueueLane, room: Room | None) -> int:
-    return rounds if room is None else min(rounds, room.of_queue(lane.key))
 
 
 def first_of(run: Run, count: int) -> Run:

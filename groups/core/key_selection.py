@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from holdfast.groups.core.limits import Room
+from holdfast.groups.core.requests import Room
 from holdfast.groups.core.selection import READ_AHEAD, QueueView
 from holdfast.groups.cursor.cursor import State
 from holdfast.groups.cursor.heads import UNKNOWN_SIZE, Head, NeedsRead

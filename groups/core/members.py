@@ -1,7 +1,29 @@
-"""The members of a group, and which were silent for too long. Pure: the caller passes the time."""
+"""The members of a group: which are served, how many leases they have, which are silent. Pure.
 
-from collections.abc import Iterator
+Competing and keyed groups serve every member. Single active and exclusive groups serve one member
+at a time, the active member. The next member becomes active only when no other member has a lease:
+the previous member has settled all its messages, or it was fenced, which returns its messages and
+makes its receipts stale. After a restart the stored name of the active member is restored
+(`resume`). If no name is stored, a member can use a receipt from before the restart to prove that
+it was active (`claim`). Otherwise the group waits until the old leases have ended.
+
+A returned message is not settled and has an entry in `Cursor.attempts`: it was delivered before,
+and is now delayed, available or leased again. While the number of returned messages has reached
+its limit, the group leases only returned messages.
+"""
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Protocol
+
+from holdfast.groups.config import GroupConfig
+from holdfast.groups.core.requests import UNLIMITED
+from holdfast.groups.errors import ExclusiveHeld
+
+MayBecomeActive = Callable[[str], bool]
+"""A function that returns whether a member may become active: True if no other member has a lease
+and no message is in grace."""
 
 
 @dataclass(slots=True)
@@ -23,19 +45,16 @@ class Members:
     def __len__(self) -> int:
         return len(self._until)
 
-    def mark_seen(self, member: str, now_ms: int, busy_until_ms: int = 0) -> bool:
+    def mark_seen(self, member: str, now_ms: int, busy_until_ms: int = 0) -> None:
         """Record activity of a member. If the member waits or has leases, `busy_until_ms` is when
-        that ends; the time to live begins then. Return True if the member is new."""
-        is_new = member not in self._until
+        that ends; the time to live begins then."""
         until = max(now_ms, busy_until_ms) + self.ttl_ms
         self._until[member] = max(self._until.get(member, 0), until)
         if self._earliest is None or until < self._earliest:
             self._earliest = until
-        return is_new
 
-    def forget(self, member: str) -> bool:
-        """Remove a member. Return False if it was not a member."""
-        return self._until.pop(member, None) is not None
+    def forget(self, member: str) -> None:
+        self._until.pop(member, None)
 
     def next_end(self) -> int | None:
         """Return when to call `find_silent`; None if there are no members. The time may be earlier
@@ -48,3 +67,264 @@ class Members:
             return []
         self._earliest = min((u for u in self._until.values() if u > now_ms), default=None)
         return [member for member, until in self._until.items() if until <= now_ms]
+
+
+@dataclass(slots=True)
+class AllInFlight:
+    """The numbers of leases and of returned messages of all groups together, and their limits."""
+
+    most: int
+    most_returned: int = UNLIMITED
+    most_returned_per_group: int = UNLIMITED
+    total: int = 0
+    returned: int = 0
+
+
+class InFlight:
+    """The numbers of leases and of returned messages of one group, within the limits of its
+    `config` and of `everyone`."""
+
+    def __init__(self, config: GroupConfig, everyone: AllInFlight | None = None) -> None:
+        self.config = config
+        self.everyone = everyone or AllInFlight(UNLIMITED)
+        self.total = 0
+        self.returned = 0
+        self._by_member: dict[str, int] = {}
+
+    def count_of(self, member: str) -> int:
+        """Return how many leases a member has."""
+        return self._by_member.get(member, 0)
+
+    def room(self, member: str) -> int:
+        """Return how many more leases a member may have; 0 or less if a limit is reached."""
+        config, everyone = self.config, self.everyone
+        return min(
+            config.max_in_flight - self.total,
+            config.max_in_flight_per_member - self.count_of(member),
+            everyone.most - everyone.total,
+        )
+
+    @property
+    def may_deliver_new(self) -> bool:
+        """Whether messages that are not returned messages may be leased."""
+        everyone = self.everyone
+        return (
+            self.returned < everyone.most_returned_per_group
+            and everyone.returned < everyone.most_returned
+        )
+
+    @property
+    def limit_of_returned(self) -> tuple[str, int]:
+        """The name and value of the limit that is reached. Valid only while `may_deliver_new` is
+        false."""
+        everyone = self.everyone
+        if self.returned >= everyone.most_returned_per_group:
+            return "groups.max_returned_per_group", everyone.most_returned_per_group
+        return "groups.max_returned", everyone.most_returned
+
+    def count_returned(self, difference: int) -> bool:
+        """Add `difference` to the number of returned messages. Return True if `may_deliver_new`
+        becomes true by that."""
+        could_deliver = self.may_deliver_new
+        self.returned += difference
+        self.everyone.returned += difference
+        return self.may_deliver_new and not could_deliver
+
+    def add(self, member: str, count: int = 1) -> None:
+        """Count new leases."""
+        self.total += count
+        self.everyone.total += count
+        self._by_member[member] = self.count_of(member) + count
+
+    def remove(self, member: str) -> bool:
+        """Count a lease that ended. Return True if a limit had been reached, so that members may
+        get leases now that they could not get before."""
+        config, everyone = self.config, self.everyone
+        before = self._by_member[member]
+        was_full = (
+            self.total >= config.max_in_flight
+            or before >= config.max_in_flight_per_member
+            or everyone.total >= everyone.most
+        )
+        self.total -= 1
+        everyone.total -= 1
+        if before > 1:
+            self._by_member[member] = before - 1
+        else:
+            del self._by_member[member]
+        return was_full
+
+
+class Admission(Enum):
+    """Whether a member that requests messages is served."""
+
+    SERVED = auto()
+    #: The member has just become active, and the reply contains only this notice. The next request
+    #: of the member gets messages.
+    NOTICE = auto()
+    #: The member must wait until it becomes active.
+    WAITS = auto()
+
+
+class MemberRule(Protocol):
+    """The rule that decides which members are served."""
+
+    def admit(self, member: str, may_become_active: MayBecomeActive) -> Admission:
+        """Return whether a member that requests messages is served. Raises ExclusiveHeld."""
+
+    def is_active(self, member: str) -> bool:
+        """Return whether a member is served now."""
+
+    def may_settle(self, member: str) -> bool:
+        """Return whether a member's receipts may still be used after their leases have ended."""
+
+    def leave(self, member: str) -> bool:
+        """Remove a member that left or was fenced. Return True if another member may become active
+        now."""
+
+    def claim(self, member: str) -> None:
+        """Make a member active that has used a receipt from before a restart. This proves that it
+        was active then."""
+
+    def resume(self, member: str) -> None:
+        """Make a member active again that was active before a restart."""
+
+    @property
+    def active(self) -> str | None:
+        """The active member, in modes that serve one member at a time; otherwise None."""
+
+    @property
+    def fencing_epoch(self) -> int:
+        """How often the active member has changed."""
+
+
+class AllMembers:
+    """The rule of competing and keyed groups: every member is served."""
+
+    active: str | None = None
+    fencing_epoch = 0
+
+    def admit(self, member: str, may_become_active: MayBecomeActive) -> Admission:
+        return Admission.SERVED
+
+    def is_active(self, member: str) -> bool:
+        return True
+
+    def may_settle(self, member: str) -> bool:
+        return True
+
+    def leave(self, member: str) -> bool:
+        return False
+
+    def claim(self, member: str) -> None: ...
+
+    def resume(self, member: str) -> None: ...
+
+
+@dataclass(slots=True)
+class SingleActive:
+    """One member at a time, in the order in which they joined; the others wait."""
+
+    active: str | None = None
+    fencing_epoch: int = 0
+    _waiting: dict[str, None] = field(default_factory=dict)
+
+    def admit(self, member: str, may_become_active: MayBecomeActive) -> Admission:
+        """Serve the active member. If there is none, the next member becomes active; if that member
+        had to wait, it gets a notice. All other members must wait."""
+        if member == self.active:
+            return Admission.SERVED
+        first = next(iter(self._waiting), member)
+        if self.active is None and member == first and may_become_active(member):
+            was_waiting = member in self._waiting
+            self._activate(member)
+            return Admission.NOTICE if was_waiting else Admission.SERVED
+        self._waiting[member] = None
+        return Admission.WAITS
+
+    def is_active(self, member: str) -> bool:
+        return member == self.active
+
+    def may_settle(self, member: str) -> bool:
+        """Return True for the active member; for every member while none is active."""
+        return self.active is None or member == self.active
+
+    def leave(self, member: str) -> bool:
+        """Remove a member. If it was active, the member that has waited longest is next."""
+        self._waiting.pop(member, None)
+        return self.retire(member) or self.active is None
+
+    def retire(self, member: str) -> bool:
+        """Make the member inactive. It may still settle its leases; the next member becomes active
+        when these have ended. Return False if the member is not active."""
+        if member != self.active:
+            return False
+        self.active = None
+        return True
+
+    def claim(self, member: str) -> None:
+        """Make the member active, unless any member has been active since the broker's start."""
+        if self.active is None and not self.fencing_epoch:
+            self._activate(member)
+
+    def resume(self, member: str) -> None:
+        """Make the member active without a new fencing epoch."""
+        self.active = member
+
+    def next_member(self) -> str | None:
+        """Return the member that becomes active next. Return None if a member is active or no
+        member waits."""
+        return next(iter(self._waiting), None) if self.active is None else None
+
+    def _activate(self, member: str) -> None:
+        self._waiting.pop(member, None)
+        self.active = member
+        self.fencing_epoch += 1
+
+
+@dataclass(slots=True)
+class Exclusive:
+    """One member. No other member is admitted until this member leaves."""
+
+    active: str | None = None
+    fencing_epoch: int = 0
+
+    def admit(self, member: str, may_become_active: MayBecomeActive) -> Admission:
+        """Serve the first member. Raises ExclusiveHeld for any other."""
+        if member != self.active:
+            if self.active is not None or not may_become_active(member):
+                raise ExclusiveHeld(member, self.active)
+            self.claim(member)
+        return Admission.SERVED
+
+    def is_active(self, member: str) -> bool:
+        return member == self.active
+
+    def may_settle(self, member: str) -> bool:
+        """Return True for the active member; for every member while none is active."""
+        return self.active is None or member == self.active
+
+    def leave(self, member: str) -> bool:
+        """Remove a member. If it was active, the next member that requests messages becomes
+        active."""
+        if member != self.active:
+            return False
+        self.active = None
+        return True
+
+    def claim(self, member: str) -> None:
+        """Make the member active if none is."""
+        if self.active is None:
+            self.active = member
+            self.fencing_epoch += 1
+
+    def resume(self, member: str) -> None:
+        """Make the member active without a new fencing epoch."""
+        self.active = member
+
+
+def member_rule(mode: str) -> MemberRule:
+    """Return the rule of a mode."""
+    if mode == "single_active":
+        return SingleActive()
+    return Exclusive() if mode == "exclusive" else AllMembers()

@@ -1,7 +1,7 @@
 """What a group hands to its caller: rows to write, page notes and dead letters. Pure."""
 
-from holdfast.groups.core.modes import MemberRule
-from holdfast.groups.core.queue_lane import DeadLetter, QueueLane
+from holdfast.groups.core.group_topic import DeadLetter, QueueLane
+from holdfast.groups.core.members import MemberRule
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.cursor.leases import Grant
 from holdfast.groups.cursor.rows import (

@@ -3,12 +3,17 @@
 from dataclasses import dataclass
 
 from holdfast.groups.core.group import Group
-from holdfast.groups.core.group_topic import Offer, Run, first_of, interleave
-from holdfast.groups.core.limits import Limits, Room
-from holdfast.groups.core.queue_lane import QueueLane
-from holdfast.groups.core.receipt_state import Receipt
-from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
-from holdfast.groups.core.waiters import Waiter
+from holdfast.groups.core.group_topic import Offer, QueueLane, Run, first_of, interleave
+from holdfast.groups.core.members import Admission
+from holdfast.groups.core.receipts import Receipt
+from holdfast.groups.core.requests import (
+    Limits,
+    ReceiveRequest,
+    Reply,
+    Room,
+    SelectedMessage,
+    Waiter,
+)
 from holdfast.groups.cursor.heads import Head, NeedsRead
 from holdfast.groups.errors import FilterNotAllowed, GroupError
 
@@ -23,9 +28,9 @@ def receive(group: Group, request: ReceiveRequest, now_ms: int) -> Reply:
         raise FilterNotAllowed(group.config.mode)
     admission = group.activity.admit(request.member, group.may_become_active)
     group.members.mark_seen(request.member, now_ms)
-    if not admission.is_active:
+    if admission is Admission.WAITS:
         return Reply(is_active=False)
-    if admission.is_notice:
+    if admission is Admission.NOTICE:
         return Reply(available=group.available(request), is_notice=True)
     if request.attempt_id is not None:
         reply = _repeat_answer(group, request, request.attempt_id, now_ms)

@@ -1,13 +1,24 @@
-"""A member's request for messages, and the reply. Pure."""
+"""A member's request for messages: its limits, its reply, and how it waits. Pure.
 
-from collections.abc import Callable, Hashable, Sequence
+A waiting request that is answered is removed. The next request of its member is added at the end,
+so the members take turns. Available messages are offered to one waiting request after another. A
+request that gets nothing keeps its place in the order until its deadline.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from holdfast.consumequeue.topics import QueueKey
-from holdfast.groups.core.limits import Limits, Room, UnitLimit
-from holdfast.groups.core.receipt_state import Receipt
+from holdfast.groups.core.receipts import Receipt
+from holdfast.groups.cursor.leases import Deadlines
 
+#: Larger than the number of messages in any reply.
+UNLIMITED = 1 << 62
+#: A loop over the waiters first copies this many of them. It copies the others only if it
+#: continues.
+FEW = 16
 #: A group stores at most this many answers, so that it can send them again. If there are more, the
 #: client with the most answers loses its oldest answer.
 MAX_ANSWERS = 4096
@@ -16,20 +27,82 @@ MAX_ANSWERS = 4096
 MAX_ANSWERED_MESSAGES = 100_000
 
 
+@dataclass(frozen=True, slots=True)
+class UnitLimit:
+    """The most messages of one queue, or of one key in a keyed group, that a reply may have."""
+
+    topic: str
+    max_messages: int
+    queue: int | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Limits:
+    """The limits of one request. A key of `keys` is (topic id, number of the key in `Head.key`).
+    Two `Limits` are equal only if they are the same object."""
+
+    queues: Mapping[QueueKey, int] = field(default_factory=dict)
+    keys: Mapping[tuple[int, int], int] = field(default_factory=dict)
+
+
+class OffersKeys(Protocol):
+    """A selection that offers the messages of a queue by key."""
+
+    def offer_again(self, number: int) -> None:
+        """Offer a key again that was put aside (see `Room.set_aside`)."""
+
+
+class Room:
+    """The part of the limits that is left while one reply is filled. If `returned_only` is true,
+    the reply may have only returned messages (members.py explains them)."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.returned_only = False
+        self._queues = dict(limits.queues)
+        self._keys = dict(limits.keys)
+        self._aside: dict[tuple[int, int], tuple[OffersKeys, int]] = {}
+
+    def of_queue(self, queue: QueueKey) -> int:
+        """Return how many more messages of a queue the reply may have."""
+        return self._queues.get(queue, UNLIMITED)
+
+    def has_key(self, topic_id: int, number: int) -> bool:
+        """Return whether the reply may have another message of a key."""
+        return self._keys.get((topic_id, number), 1) > 0
+
+    def take(self, queue: QueueKey, number: int) -> None:
+        """Count a message of a queue and key that was added to the reply."""
+        if queue in self._queues:
+            self._queues[queue] -= 1
+        key = queue[0], number
+        if key in self._keys:
+            self._keys[key] -= 1
+
+    def set_aside(self, selection: OffersKeys, number: int) -> None:
+        """Record a key that has no room left. The selection does not offer the key again until
+        `put_back`, so the key is checked only once per reply."""
+        self._aside[id(selection), number] = selection, number
+
+    def put_back(self) -> None:
+        """Let the selections offer again all keys that were put aside."""
+        for selection, number in self._aside.values():
+            selection.offer_again(number)
+        self._aside.clear()
+
+
 class MayReceive(Hashable, Protocol):
-    """Decides from which topics a request may get messages. Equal objects permit the same
+    """Returns whether a request may get messages of a topic. Equal objects permit the same
     topics."""
 
-    def __call__(self, topic_id: int, /) -> bool:
-        """Return whether the request may get messages of this topic."""
+    def __call__(self, topic_id: int, /) -> bool: ...
 
 
 class MayConsume(Hashable, Protocol):
-    """Decides from which topics a request may get messages. Equal objects permit the same
+    """Returns whether a request may get messages of a topic. Equal objects permit the same
     topics."""
 
-    def __call__(self, topic: str, /) -> bool:
-        """Return whether the request may get messages of this topic."""
+    def __call__(self, topic: str, /) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +117,7 @@ class ReceiveRequest:
 
     member: str
     max_messages: int = 32
-    max_bytes: int = 1 << 62
+    max_bytes: int = UNLIMITED
     topics: frozenset[int] | None = None
     filter: object | None = None
     lease_ms: int | None = None
@@ -115,6 +188,57 @@ class Reply:
     def is_answer(self) -> bool:
         """Whether there is something to send; if not, the request may wait."""
         return bool(self.messages) or self.is_notice
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """One held request. `ticket` is the caller's handle to answer it."""
+
+    request: ReceiveRequest
+    ticket: object
+    number: int
+
+
+class Waiters:
+    """The held requests of one group, in the order in which they are served."""
+
+    def __init__(self) -> None:
+        self._waiters: dict[int, Waiter] = {}
+        self._deadlines: Deadlines[int] = Deadlines()
+        self._last_number = 0
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def __iter__(self) -> Iterator[Waiter]:
+        """Yield all waiters in order. Waiters may be removed meanwhile. Yielding the first FEW is
+        fast even if there are many; usually one of the first takes the messages."""
+        first = list(islice(self._waiters.values(), FEW))
+        yield from first
+        if len(first) == FEW:
+            last = first[-1].number
+            yield from [waiter for waiter in self._waiters.values() if waiter.number > last]
+
+    def add(self, request: ReceiveRequest, ticket: object, deadline_ms: int) -> Waiter:
+        """Add a request at the end of the order."""
+        number = self._last_number = self._last_number + 1
+        waiter = self._waiters[number] = Waiter(request, ticket, number)
+        self._deadlines.set(number, deadline_ms)
+        return waiter
+
+    def remove(self, waiter: Waiter) -> bool:
+        """Remove a request. Return False if it had been removed before."""
+        self._deadlines.set(waiter.number, None)
+        return self._waiters.pop(waiter.number, None) is not None
+
+    def next_deadline(self) -> int | None:
+        """Return the earliest deadline; None if no request waits."""
+        return self._deadlines.next_deadline()
+
+    def take_due(self, now_ms: int) -> list[Waiter]:
+        """Remove and return the requests whose deadline has passed, sorted by deadline."""
+        numbers = self._deadlines.take_due(now_ms, len(self._waiters))
+        return [self._waiters.pop(number) for number in numbers]
 
 
 class _Answer(NamedTuple):

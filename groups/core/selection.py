@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Protocol
 
 from holdfast.consumequeue.topics import QueueKey
-from holdfast.groups.core.limits import Room
+from holdfast.groups.core.requests import Room
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.cursor.heads import Head, Heads, HeadSource, NeedsRead
 

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from holdfast.groups.core.group import Group
-from holdfast.groups.core.modes import MemberRule
-from holdfast.groups.core.queue_lane import QueueLane
-from holdfast.groups.core.receipt_state import Receipt, ReceiptState, receipt_state
+from holdfast.groups.core.group_topic import QueueLane
+from holdfast.groups.core.members import MemberRule
+from holdfast.groups.core.receipts import Receipt, ReceiptState, receipt_state
 from holdfast.groups.core.requests import SelectedMessage
 from holdfast.groups.cursor.cursor import End
 from holdfast.groups.cursor.leases import Lease

@@ -26,7 +26,7 @@ from holdfast.consumequeue.errors import StateUnavailable, StoreError, UnknownTo
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.core.group import Group
-from holdfast.groups.core.queue_lane import DeadLetter
+from holdfast.groups.core.group_topic import DeadLetter
 from holdfast.groups.cursor.cursor import NOT_KEPT
 from holdfast.groups.serving.counters import Counters
 from holdfast.groups.serving.keyed_identity import keyed_producer_id

@@ -13,7 +13,7 @@ from holdfast.consumequeue.errors import KeyedBacklog, UnknownGroup
 from holdfast.consumequeue.message_store import MessageStore, QueueState
 from holdfast.consumequeue.slices import ITEMS_A_TURN, LoopBudget, in_slices
 from holdfast.consumequeue.topics import QueueKey, Topic, check_name
-from holdfast.groups.core.in_flight import AllInFlight
+from holdfast.groups.core.members import AllInFlight
 from holdfast.groups.core.receipts import ReceiptCodec
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.cursor.rows import DeleteRange, Write, all_of, key_prefix, take_writes

@@ -29,10 +29,9 @@ from holdfast.consumequeue.slices import in_slices
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.core import settling
 from holdfast.groups.core.group import ENDED_A_TURN, Group, MayEnd
-from holdfast.groups.core.in_flight import AllInFlight
-from holdfast.groups.core.queue_lane import QueueLane
-from holdfast.groups.core.receipt_state import Receipt
-from holdfast.groups.core.receipts import ReceiptCodec
+from holdfast.groups.core.group_topic import QueueLane
+from holdfast.groups.core.members import AllInFlight
+from holdfast.groups.core.receipts import Receipt, ReceiptCodec
 from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
 from holdfast.groups.core.subscribing import Subscriptions
 from holdfast.groups.cursor.cursor import Cursor, CursorKey

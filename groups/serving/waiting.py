@@ -13,8 +13,7 @@ from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.receiving import serve
-from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
-from holdfast.groups.core.waiters import Waiter
+from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage, Waiter
 from holdfast.groups.errors import GroupError
 from holdfast.groups.serving.clock import GroupClock
 

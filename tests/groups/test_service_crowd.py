@@ -11,14 +11,14 @@ from holdfast.consumequeue.slices import ITEMS_A_TURN
 from holdfast.groups import service
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.core import receiving, settling, subscribing
+from holdfast.groups.core.fair_set import FairSet
 from holdfast.groups.core.group import ENDED_A_TURN, Group
-from holdfast.groups.core.queue_lane import QueueLane
+from holdfast.groups.core.group_topic import QueueLane
 from holdfast.groups.core.receipts import ReceiptCodec
 from holdfast.groups.core.receiving import SELECTED_A_TURN
 from holdfast.groups.core.selection import OrderedSelection
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.cursor.leases import Leases
-from holdfast.groups.fairness.fair_set import FairSet
 from holdfast.groups.service import FLOORS_A_TURN
 from holdfast.groups.service_types import GroupSpec, Status, TopicSpec, Verb
 from holdfast.groups.serving import describe, group_registry, scanning

@@ -21,8 +21,8 @@ from weakref import finalize
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.config import GroupConfig
 from holdfast.groups.core.group import Group
-from holdfast.groups.core.modes import SingleActive
-from holdfast.groups.core.receipt_state import Receipt
+from holdfast.groups.core.members import SingleActive
+from holdfast.groups.core.receipts import Receipt
 from holdfast.groups.core.receiving import receive, serve
 from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
 from holdfast.groups.core.settling import Status, Verb, settle

@@ -41,9 +41,8 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
         "maintenance": ("damage", "index", "reading", "state", "errors", "topics"),
     },
     "groups": {
-        "fairness": (),
         "cursor": (),
-        "core": ("cursor", "fairness", "config", "errors"),
+        "core": ("cursor", "config", "errors"),
         "storage": ("cursor", "config"),
         "serving": (
             "core",

@@ -10,10 +10,9 @@ from holdfast.groups.config import FAIR_ENGINES
 from holdfast.groups.core import receiving, settling
 from holdfast.groups.core.browsing import browse
 from holdfast.groups.core.group import Group
-from holdfast.groups.core.limits import Limits
-from holdfast.groups.core.receipt_state import Receipt
+from holdfast.groups.core.receipts import Receipt
 from holdfast.groups.core.receiving import continue_reply, receive, serve
-from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
+from holdfast.groups.core.requests import Limits, ReceiveRequest, Reply, SelectedMessage
 from holdfast.groups.core.settling import Status, Verb, release_undelivered
 from holdfast.groups.cursor.rows import key_prefix, restore
 from holdfast.groups.errors import ExclusiveHeld, FilterNotAllowed

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.groups.config import GroupConfig
-from holdfast.groups.core.queue_lane import DeadLetter, QueueLane
-from holdfast.groups.core.receipt_state import Receipt, ReceiptState, receipt_state
+from holdfast.groups.core.group_topic import DeadLetter, QueueLane
+from holdfast.groups.core.receipts import Receipt, ReceiptState, receipt_state
 from holdfast.groups.cursor.cursor import Cursor, End
 from holdfast.groups.cursor.heads import Head
 from holdfast.groups.cursor.leases import Lease

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.groups.core.receipt_state import Receipt
-from holdfast.groups.core.receipts import ReceiptCodec
+from holdfast.groups.core.receipts import Receipt, ReceiptCodec
 from holdfast.groups.errors import InvalidReceipt
 
 CODEC = ReceiptCodec(bytes(range(32)))

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.groups.config import COSTS, FAIR_ENGINES, MODES
+from holdfast.groups.core.fair_set import HeadCost
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.group_topic import GroupTopic, Offer, Run, first_of
 from holdfast.groups.core.settling import Verb
 from holdfast.groups.cursor.cursor import Cursor
-from holdfast.groups.fairness.fair_set import HeadCost
 from tests.groups.queues import Stage, settle
 from tests.groups.world import World
 

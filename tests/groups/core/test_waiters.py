@@ -1,7 +1,6 @@
 import pytest
 
-from holdfast.groups.core.requests import ReceiveRequest
-from holdfast.groups.core.waiters import FEW, Waiters
+from holdfast.groups.core.requests import FEW, ReceiveRequest, Waiters
 
 
 @pytest.mark.parametrize("count", [0, 1, FEW - 1, FEW, FEW + 1, 3 * FEW])
@@ -9,13 +8,14 @@ from holdfast.groups.core.waiters import FEW, Waiters
 def test_all_are_seen_in_turn_though_some_go_meanwhile(count: int, removed: int) -> None:
     waiters = Waiters()
     held = [waiters.add(ReceiveRequest("a", 1), number, 1_000) for number in range(count)]
-    seen = []
+    seen, left = [], []
     for waiter in waiters:
         seen.append(waiter)
         if removed and len(seen) % removed == 0:
-            waiters.remove(waiter)
+            assert waiters.remove(waiter)
+        else:
+            left.append(waiter)
     assert seen == held
-    left = [each for each in held if each.is_waiting]
     assert list(waiters) == left
     assert len(waiters) == len(left)
 
@@ -26,6 +26,6 @@ def test_deadlines_come_in_order_and_those_that_went_are_passed_over() -> None:
     assert waiters.next_deadline() == 10
     assert waiters.remove(held[1])
     assert not waiters.remove(held[1])
-    assert waiters.due(20) == [held[3], held[2]]
+    assert waiters.take_due(20) == [held[3], held[2]]
     assert waiters.next_deadline() == 30
-    assert waiters.due(29) == []
+    assert waiters.take_due(29) == []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.groups.config import FAIR_ENGINES
-from holdfast.groups.core.costs import OVERHEAD_BYTES
+from holdfast.groups.core.fair_set import OVERHEAD_BYTES
 from tests.support.group_api import GroupApi, bodies, serving_groups
 
 #: The founding table: ten topics with these weights.

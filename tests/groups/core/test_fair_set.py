@@ -7,11 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.groups.config import FAIR_ENGINES
-from holdfast.groups.core.costs import Costs
+from holdfast.groups.core.fair_set import Costs, FairSet, Sfq
 from holdfast.groups.cursor.heads import Head
 from holdfast.groups.cursor.leases import Lease
-from holdfast.groups.fairness.fair_set import FairSet
-from holdfast.groups.fairness.sfq import Sfq
 
 WEIGHTS = {number: 4 * (number + 1) for number in range(10)}
 ROUND = sum(WEIGHTS.values())
