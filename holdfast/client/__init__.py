@@ -45,8 +45,12 @@ if TYPE_CHECKING:
         PullResult,
         StoredOffsets,
     )
-    from holdfast.client.read.offset_consumer import AsyncOffsetConsumer, OffsetConsumer
-    from holdfast.client.read.readers import AsyncReader, Reader
+    from holdfast.client.read.readers import (
+        AsyncOffsetConsumer,
+        AsyncReader,
+        OffsetConsumer,
+        Reader,
+    )
     from holdfast.client.sync_client import Client
 
 __all__ = [
@@ -111,8 +115,8 @@ _MODULES = {
     "ReceivedMessage": "consume.delivery",
     "ReceiveResult": "consume.delivery",
     "Settling": "consume.delivery",
-    "AsyncOffsetConsumer": "read.offset_consumer",
-    "OffsetConsumer": "read.offset_consumer",
+    "AsyncOffsetConsumer": "read.readers",
+    "OffsetConsumer": "read.readers",
     "BrokerInfo": "descriptions",
     "Fairness": "descriptions",
     "GroupConfig": "descriptions",

@@ -41,6 +41,7 @@ from holdfast.client.produce.new_message import Body, NewMessage, encode_body
 from holdfast.client.produce.producers import AsyncProducer, ProducerTarget
 from holdfast.client.produce.publish_request import publish_single
 from holdfast.client.produce.sender import IdentityPool
+from holdfast.client.read.group_offsets import OffsetConsumeOptions
 from holdfast.client.read.message import (
     LoneMessage,
     Message,
@@ -49,7 +50,6 @@ from holdfast.client.read.message import (
     PullResult,
 )
 from holdfast.client.read.message_run import MessageRun
-from holdfast.client.read.offset_consumer import AsyncOffsetConsumer, OffsetConsumeOptions
 from holdfast.client.read.pull import (
     PullOptions,
     Start,
@@ -58,7 +58,7 @@ from holdfast.client.read.pull import (
     find_offset,
     pull_queue,
 )
-from holdfast.client.read.readers import AsyncReader
+from holdfast.client.read.readers import AsyncOffsetConsumer, AsyncReader
 from holdfast.client.read.sources import QueueSource, Range, Source, TopicSource
 from holdfast.client.timestamps import Time, as_timestamp_ms
 from holdfast.client.transport.async_transport import AsyncTransport

@@ -15,8 +15,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from holdfast.client.async_client import DEFAULT_URL, AsyncClient
 from holdfast.client.consume.consumer import AsyncConsumer, Consumer
 from holdfast.client.produce.producers import AsyncProducer, Producer
-from holdfast.client.read.offset_consumer import AsyncOffsetConsumer, OffsetConsumer
-from holdfast.client.read.readers import AsyncReader, Reader
+from holdfast.client.read.readers import AsyncOffsetConsumer, AsyncReader, OffsetConsumer, Reader
 from holdfast.client.transport.async_transport import AsyncTransport
 from holdfast.client.transport.blocking_transport import BlockingTransport, run_blocking
 from holdfast.client.transport.loop_thread import LoopThread

@@ -1,4 +1,4 @@
-"""Messages as a reader gets them: only the body is decoded at once, other fields on access. Pure.
+"""Messages as a reader returns them: the body is decoded at once, other fields on access. Pure.
 
 A Message has three fields: its body, a reference to the columns of its batch or run, and its row.
 Nothing else is created before an attribute is read, so a reader can handle millions of messages per
@@ -51,8 +51,8 @@ class Skipped(NamedTuple):
 
 
 class PullResult(NamedTuple):
-    """The reply to one pull: its messages, the offset for the next pull, the queue's first and next
-    offset (`min_offset`, `max_offset`), and the ranges that were skipped."""
+    """The reply to one pull. `next_offset` is the offset for the next pull; `min_offset` is the
+    queue's first offset, and `max_offset` is the offset that the next stored message will get."""
 
     messages: "list[Message]"
     next_offset: int
@@ -93,22 +93,19 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def topic(self) -> str:
-        """The topic's name."""
         return self._columns.topic
 
     @property
     def queue(self) -> int:
-        """The queue in the topic."""
         return self._columns.queue
 
     @property
     def offset(self) -> int:
-        """The offset in the queue."""
         return self._columns.offset_of(self._row)
 
     @property
     def message_id(self) -> str:
-        """The id with which `client.message(...)` finds this message again."""
+        """The id by which `client.message(...)` returns this message again."""
         columns = self._columns
         return format_message_id(columns.topic_id, columns.queue, columns.offset_of(self._row))
 
@@ -179,8 +176,8 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 
 class LoneMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A single message in the form in which the API sends it, with the interface of columns that
-    have one row."""
+    """A single message in the form in which the API sends it. It has the interface of columns with
+    one row, and ignores the row."""
 
     topic: str
     queue: int
@@ -200,28 +197,22 @@ class LoneMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def keys(self) -> Sequence[str | None]:
-        """A sequence with only this message's key."""
         return (self.key,)
 
     @property
     def tags(self) -> Sequence[str | None]:
-        """A sequence with only this message's tag."""
         return (self.tag,)
 
     def offset_of(self, row: int) -> int:
-        """Return the message's offset; `row` is ignored."""
         return self.offset
 
     def properties_of(self, row: int) -> Mapping[str, str]:
-        """Return the message's properties; `row` is ignored."""
         return self.properties
 
     def born_timestamp_ms_of(self, row: int) -> int:
-        """Return when the message was created; `row` is ignored."""
         return self.born_timestamp_ms
 
     def store_timestamp_ms_of(self, row: int) -> int:
-        """Return when the message was stored; `row` is ignored."""
         return self.store_timestamp_ms
 
     def as_message(self) -> "Message":
@@ -231,8 +222,8 @@ class LoneMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class MessageList:
-    """Messages of one queue, in order. The broker has sent each separately, not in batches, because
-    a filter selected them."""
+    """Messages of one queue, in order, that a filter has selected. The broker sends such messages
+    one by one, not in batches."""
 
     queue: int
     messages: Sequence[Message]
@@ -285,7 +276,6 @@ class MessageBatch:
 
     @property
     def start_offset(self) -> int:
-        """The offset of the first message."""
         return self.base_offset + self.start_row
 
     @property
@@ -298,40 +288,33 @@ class MessageBatch:
         end_row = max(self.start_row, min(self.end_row, end_offset - self.base_offset))
         return type(self)(self.topic, self.batch, self.start_row, end_row)
 
-    # -- columns of the whole batch, by its rows; decoded at first access ----------------------
+    # -- columns of the whole batch, by row; decoded at first access ---------------------------
 
     @cached_property
     def bodies(self) -> list[bytes]:
-        """The whole batch's bodies, by row."""
         offsets = self.batch.body_offsets
         return texts_of(self.batch.bodies, offsets[:-1], offsets[1:])
 
     @cached_property
     def keys(self) -> list[str | None]:
-        """The whole batch's keys, by row."""
         offsets = self.batch.key_offsets
         return self._texts(self.batch.keys, None if offsets is None else offsets.tolist())
 
     @cached_property
     def tags(self) -> list[str | None]:
-        """The whole batch's tags, by row."""
         offsets = self.batch.tag_offsets
         return self._texts(self.batch.tags, None if offsets is None else offsets.tolist())
 
     def offset_of(self, row: int) -> int:
-        """Return the offset of a row."""
         return self.base_offset + row
 
     def store_timestamp_ms_of(self, row: int) -> int:
-        """Return when the batch was stored, which is the same for every row."""
         return self.store_timestamp_ms
 
     def properties_of(self, row: int) -> Mapping[str, str]:
-        """Return the properties of a row."""
         return self.batch.properties(row)
 
     def born_timestamp_ms_of(self, row: int) -> int:
-        """Return when the message of a row was created."""
         return self.batch.born_timestamp_us(row) // 1000
 
     def _texts(self, column: memoryview, offsets: list[int] | None) -> list[str | None]:
@@ -348,7 +331,7 @@ def texts_of(
 ) -> list[bytes]:
     """Return the byte strings between `starts` and `ends` in `data`.
 
-    If the strings are contiguous and have equal sizes, numpy splits them, at a quarter of the cost.
+    Contiguous strings of equal sizes are split by numpy, in a quarter of the time.
     """
     count = len(starts)
     size = int(ends[0] - starts[0]) if count else 0

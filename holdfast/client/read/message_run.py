@@ -1,8 +1,8 @@
-"""Messages that were stored in many small batches, decoded together. Pure.
+"""Runs: messages that were stored in many small batches, decoded together. Pure.
 
-Decoding a batch alone takes about 20 microseconds, even if the batch is very small. As a part of a
-run of thousands of batches it takes about 2 microseconds. Rarely used fields (properties, creation
-time) are decoded for each batch at first access.
+To decode a batch alone takes about 20 microseconds, even if the batch is very small. In a run of
+thousands of batches, each batch takes about 2 microseconds. Rarely used fields (properties,
+creation time) are decoded for each batch at first access.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,11 +19,8 @@ from holdfast.commitlog.format.header_table import Int64s
 
 
 class MessageRun:
-    """Consecutive messages of one queue, from a run (many small batches that are decoded together).
-
-    They are the rows `start_row` (inclusive) to `end_row` (exclusive) of the whole run. Offsets
-    ascend with the rows.
-    """
+    """Consecutive messages of one queue: rows `start_row` (inclusive) to `end_row` (exclusive) of a
+    run. Offsets ascend with the rows."""
 
     def __init__(self, topic: str, columns: "RunColumns", start_row: int, end_row: int) -> None:
         self.topic = topic
@@ -87,11 +84,10 @@ class RunColumns:
         return int(self.first_rows[block]) + max(0, offset - int(run.base_offsets[block]))
 
     def block_of(self, row: int) -> int:
-        """Return the block that contains a row."""
         return int(np.searchsorted(self.first_rows, row, "right")) - 1
 
     def batch(self, block: int) -> Batch:
-        """Return one block as a decoded batch. The batch that was decoded last is cached."""
+        """Return a block as a decoded batch. The last decoded batch is cached."""
         if self._last_batch is None or self._last_batch[0] != block:
             position = int(self.run.positions[block])
             batch = Batch.decode(self.run.buffer, position, verify_payload=False)
@@ -100,17 +96,14 @@ class RunColumns:
 
     @cached_property
     def bodies(self) -> list[bytes]:
-        """The bodies of all rows."""
         return self._texts("body_offsets", "bodies")
 
     @cached_property
     def keys(self) -> list[str | None]:
-        """The keys of all rows."""
         return [text.decode() or None for text in self._texts("key_offsets", "keys")]
 
     @cached_property
     def tags(self) -> list[str | None]:
-        """The tags of all rows."""
         return [text.decode() or None for text in self._texts("tag_offsets", "tags")]
 
     @cached_property
@@ -118,21 +111,17 @@ class RunColumns:
         return self.run.field("store_timestamp_us") // 1000
 
     def offset_of(self, row: int) -> int:
-        """Return the offset of a row."""
         block = self.block_of(row)
         return int(self.run.base_offsets[block] + row - self.first_rows[block])
 
     def store_timestamp_ms_of(self, row: int) -> int:
-        """Return when the batch of a row was stored."""
         return int(self._stored_ms[self.block_of(row)])
 
     def properties_of(self, row: int) -> Mapping[str, str]:
-        """Return the properties of a row."""
         block = self.block_of(row)
         return self.batch(block).properties(row - int(self.first_rows[block]))
 
     def born_timestamp_ms_of(self, row: int) -> int:
-        """Return when the message of a row was created."""
         block = self.block_of(row)
         return self.batch(block).born_timestamp_us(row - int(self.first_rows[block])) // 1000
 

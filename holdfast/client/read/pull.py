@@ -1,8 +1,8 @@
 """The requests that read a topic.
 
-A pull reads one queue, a poll reads several. Without a filter the broker sends the stored binary
-batches; this module verifies their checksums and removes messages before the requested offset. With
-a filter the broker sends the selected messages as msgpack.
+A pull reads one queue, a poll reads several queues. Without a filter the broker sends the stored
+binary batches; this module verifies their checksums and removes the messages before the requested
+offset. With a filter the broker sends the selected messages as msgpack.
 """
 
 import logging
@@ -110,8 +110,6 @@ class Fetched:
 
 
 class _PullReply(msgspec.Struct):
-    """The msgpack reply to a pull."""
-
     messages: list[LoneMessage]
     next_offset: int
     min_offset: int
@@ -119,8 +117,6 @@ class _PullReply(msgspec.Struct):
 
 
 class _QueueState(msgspec.Struct):
-    """The state of one queue in the reply to a poll."""
-
     queue: int
     next_offset: int
     max_offset: int
@@ -128,8 +124,6 @@ class _QueueState(msgspec.Struct):
 
 
 class _PollReply(msgspec.Struct):
-    """The msgpack reply to a poll over several queues."""
-
     messages: list[LoneMessage]
     queues: list[_QueueState]
 
@@ -143,11 +137,11 @@ class QueueBounds(msgspec.Struct):
 
 
 class TopicLimits(msgspec.Struct):
-    """The part of a topic's configuration that a client needs."""
+    """The part of a topic's configuration that a client needs. Messages with the same key are
+    stored in `priority_levels` queues, one per level."""
 
     max_message_bytes: int
     priority_levels: int = 1
-    """Messages with the same key are stored in this many queues, one per priority level."""
 
 
 class TopicFacts(msgspec.Struct):
@@ -160,8 +154,6 @@ class TopicFacts(msgspec.Struct):
 
 
 class _OffsetAtTime(msgspec.Struct):
-    """The reply to a lookup by time."""
-
     offset: int
     store_timestamp_ms: int | None
 
@@ -252,7 +244,7 @@ def _build_fetched(
 ) -> Fetched:
     for part in parts:
         if not isinstance(part, MessageList):
-            # The last batch was sent whole, even if max_messages ends within it.
+            # The broker sends whole batches, so the last batch may exceed max_messages.
             next_offsets[part.queue] = max(next_offsets[part.queue], part.end_offset)
     topic_id, skipped = _parse_topic_id(reply), _parse_skipped(reply, topic)
     return Fetched(parts, next_offsets, max_offsets, topic_id, skipped, min_offset)
@@ -314,8 +306,8 @@ def _decode_batches(
 
 
 def _is_of_small_batches(body: bytes | memoryview) -> bool:
-    """Return whether decoding the batches as a run is probably faster. Only the size of the first
-    batch is checked."""
+    """Return whether it is probably faster to decode the batches as a run. Only the size of the
+    first batch is checked."""
     if len(body) < 4 * HEADER_SIZE:
         return False
     first_bytes = BatchHeader.decode(body).total_size
@@ -323,11 +315,10 @@ def _is_of_small_batches(body: bytes | memoryview) -> bool:
 
 
 def _unrequested_queue(reply: Reply, queue: int) -> BadReply:
-    return BadReply(reply.url, f"a batch of queue {queue}, which was not asked for")
+    return BadReply(reply.url, f"a batch of queue {queue}, which was not requested")
 
 
 def _parse_queue_offsets(reply: Reply, header: str) -> dict[int, int]:
-    """Return the queue:offset pairs of a header."""
     try:
         pairs = (pair.split(":") for pair in reply.headers[header.lower()].split(","))
         return {int(queue): int(offset) for queue, offset in pairs}
@@ -346,8 +337,8 @@ def _parse_skipped(reply: Reply, topic: str) -> list[Skipped]:
         raise BadReply(reply.url, f"the header Holdfast-Skipped is {text[:80]!r}") from error
     for each in skipped:
         _log.warning(
-            "passed over the messages of queue %d of %r from offset %d to %d: "
-            "they are damaged or gone",
+            "skipped the messages of queue %d of %r from offset %d to %d: "
+            "they are damaged or no longer exist",
             each.queue,
             topic,
             each.start_offset,

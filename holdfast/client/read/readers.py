@@ -2,15 +2,29 @@
 
 A source fetches one range of messages at a time. A reader returns the items of the current range
 without waiting. For the next range, the reader waits for the source.
+
+An offset consumer is a reader that starts at a group's stored offsets, and stores its progress
+there. A message counts as processed when the caller asks for the next one. Its offset is stored a
+little later. So after a crash some messages are delivered again, and none is skipped (at least
+once).
 """
 
 import asyncio
+import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from itertools import chain
 from typing import Generic, Self, TypeVar
 
+from holdfast.client.read.group_offsets import OffsetCommitter, OffsetConsumeOptions, ThreadLock
+from holdfast.client.read.message import Message
 from holdfast.client.read.sources import Range, Source
-from holdfast.client.transport.blocking_transport import BlockingTransport, StartedRequest
+from holdfast.client.transport.blocking_transport import (
+    BlockingTransport,
+    StartedRequest,
+    run_blocking,
+)
+from holdfast.client.transport.requests import Transport
 
 T = TypeVar("T")
 
@@ -95,7 +109,7 @@ class AsyncReader(Generic[T]):
         return task
 
     async def close(self) -> None:
-        """End the reading and cancel the waiting request. May be called twice."""
+        """End the reading and cancel the waiting request. May be repeated."""
         self._is_closed = True
         self._current = iter(())
         if self._next_fetch is not None and not self._next_fetch.done():
@@ -107,12 +121,6 @@ class AsyncReader(Generic[T]):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def _retrieve_failure(task: "asyncio.Task[Range | None]") -> None:
-    """Mark a task's failure as retrieved, so that asyncio does not log it as never retrieved."""
-    if not task.cancelled():
-        task.exception()
 
 
 class Reader(Generic[T]):
@@ -167,11 +175,8 @@ class Reader(Generic[T]):
             self._current = iter(self._items(fetched))
 
     def _next_range(self) -> Range | None:
-        """Return the next range, and send the request for the range after it.
-
-        Return None at the end and after close(). Once the source has failed, every call raises its
-        error.
-        """
+        """Return the next range, and send the request for the range after it. Otherwise like
+        AsyncReader.next_range."""
         if self._failure is not None:
             raise self._failure
         if self._was_closed():
@@ -195,7 +200,7 @@ class Reader(Generic[T]):
         return self._is_closed
 
     def close(self) -> None:
-        """End the reading and its waiting request. May be called twice."""
+        """End the reading and its waiting request. May be repeated."""
         self._is_closed = True
         self._current = iter(())
         self._transport.abort()
@@ -207,3 +212,130 @@ class Reader(Generic[T]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class AsyncOffsetConsumer(AsyncReader[Message]):
+    """The consumer that `AsyncClient.consume_by_offsets` returns: iterate inside `async with`.
+
+    Closing stores the progress. If the caller leaves the loop with `break`, the last message
+    does not count as processed and is delivered again, unless commit() was called first.
+    """
+
+    def __init__(self, transport: Transport, options: OffsetConsumeOptions) -> None:
+        self.options = options
+        self._transport = transport
+        self._committer = OffsetCommitter(options, asyncio.Lock())
+        super().__init__(self._committer.open_source(transport), self._committer.progress.track)
+        self._committing: asyncio.Task[None] | None = None
+
+    async def next_range(self) -> Range | None:
+        """Return the next range of messages. If `commit_interval_ms` is 0, store the progress
+        first, and return at most one message.
+
+        Raises OffsetsChanged when another consumer has changed the group's offsets.
+        """
+        committer = self._committer
+        if committer.progress.failure is not None:
+            raise committer.progress.failure
+        if not committer.interval_s:
+            await committer.commit(self._transport)
+        elif self._committing is None and not self._is_closed:
+            self._committing = asyncio.create_task(committer.commit_regularly(self._transport))
+        return await super().next_range()
+
+    async def commit(self) -> None:
+        """Store durably that all messages returned so far are processed.
+
+        Raises OffsetsChanged when another consumer has changed the group's offsets.
+        """
+        self._committer.progress.finish_current()
+        await self._committer.commit(self._transport)
+
+    async def close(self) -> None:
+        """Stop reading and store the progress. The last returned message counts as not processed.
+        May be repeated."""
+        if self._is_closed:
+            return
+        await super().close()
+        if self._committing is not None:
+            self._committing.cancel()
+            await asyncio.wait([self._committing])
+        if self._committer.progress.failure is None:
+            await self._committer.commit(self._transport)
+
+
+class OffsetConsumer(Reader[Message]):
+    """The consumer that `Client.consume_by_offsets` returns: iterate over it inside `with`.
+
+    It behaves like AsyncOffsetConsumer. The caller's thread reads. A thread of the consumer stores
+    the offsets at each interval, so that a slow caller does not delay this.
+    """
+
+    def __init__(self, transport: BlockingTransport, options: OffsetConsumeOptions) -> None:
+        self._commit_transport = transport
+        self._committer = OffsetCommitter(options, ThreadLock())
+        reading = transport.child()
+        source = self._committer.open_source(reading)
+        super().__init__(source, self._committer.progress.track, reading)
+        self._thread_transport = transport.child()
+        self._thread: threading.Thread | None = None
+        # The thread has no reference to the consumer, and ends with it.
+        weakref.finalize(self, self._thread_transport.abort)
+
+    def _next_range(self) -> Range | None:
+        committer = self._committer
+        if committer.progress.failure is not None:
+            raise committer.progress.failure
+        if not committer.interval_s:
+            self._commit()
+        elif self._thread is None and not self._was_closed():
+            thread = threading.Thread(
+                target=_commit_regularly,
+                args=(committer, self._thread_transport),
+                name="holdfast-offsets",
+                daemon=True,
+            )
+            thread.start()
+            self._thread = thread
+        return super()._next_range()
+
+    def commit(self) -> None:
+        """Store durably that all messages returned so far are processed.
+
+        Raises OffsetsChanged when another consumer has changed the group's offsets.
+        """
+        self._committer.progress.finish_current()
+        self._commit()
+
+    def close(self) -> None:
+        """Stop reading and store the progress. The last returned message counts as not processed.
+        May be repeated.
+
+        If the client was closed before, raises ClientClosed and stores nothing.
+        """
+        if self._was_closed():
+            return
+        super().close()
+        self._thread_transport.abort()
+        self._commit_transport.check_open()
+        self._join_thread()
+        if self._committer.progress.failure is None:
+            self._commit()
+
+    def _join_thread(self) -> None:
+        """Wait for the end of the thread. Call this after the transport was ended."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _commit(self) -> None:
+        run_blocking(self._committer.commit(self._commit_transport))
+
+
+def _commit_regularly(committer: OffsetCommitter, transport: BlockingTransport) -> None:
+    run_blocking(committer.commit_regularly(transport))
+
+
+def _retrieve_failure(task: "asyncio.Task[Range | None]") -> None:
+    """Mark a task's failure as retrieved, so that asyncio does not log it as never retrieved."""
+    if not task.cancelled():
+        task.exception()

@@ -5,12 +5,14 @@ the end of the queues it long-polls: the broker holds the request until messages
 `follow`, requests are retried for ever while the broker is unreachable.
 """
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
 from holdfast.client.errors import TopicRecreated
+from holdfast.client.read.message import MessageList
 from holdfast.client.read.pull import (
     MAX_QUEUES_IN_HEADERS,
     Fetched,
@@ -34,8 +36,8 @@ EMPTY_PULL_S = 0.2
 MAX_QUEUES_PER_POLL = 1024
 #: A poll that asks for queues with unread messages asks for at most this many other queues.
 AT_END_PER_POLL = 16
-#: A poll asks for at most this many queues with unread messages. With AT_END_PER_POLL other queues,
-#: these are as many as a binary reply may have.
+#: A poll asks for at most this many queues with unread messages, so that all its queues together
+#: are as many as a binary reply may have.
 UNREAD_PER_POLL = MAX_QUEUES_IN_HEADERS - AT_END_PER_POLL
 #: If not all queues fit into one poll, each poll waits at most this long.
 SHORT_WAIT_MS = 500
@@ -61,7 +63,7 @@ class Source(Protocol):
 
 
 class _PollingSource:
-    """What the two sources do alike with each reply."""
+    """The common part of the two sources: how they handle a reply."""
 
     def __init__(
         self, transport: Transport, topic: str, options: PullOptions, *, follow: bool
@@ -78,8 +80,9 @@ class _PollingSource:
     async def _await_reply(
         self, request: Awaitable[Fetched], asked: Mapping[int, int], *, may_pause: bool
     ) -> Fetched:
-        """Return the reply to a request for the messages from the offsets `asked` on. If it has
-        none, and `may_pause` is set, return it EMPTY_PULL_S after the request at the earliest."""
+        """Return the reply to a request for the messages from the offsets `asked` on. With
+        `may_pause`, return a reply without messages EMPTY_PULL_S after the request at the
+        earliest."""
         asked_at_s = self._transport.now_s()
         fetched = await request
         self._check_topic_id(fetched.topic_id)
@@ -98,7 +101,7 @@ class _PollingSource:
                 409,
                 "topic-recreated",
                 "Topic recreated",
-                f"{self._topic} was deleted and made again while it was read; start again",
+                f"{self._topic} was deleted and created again meanwhile; start a new reader",
             )
         self._topic_id = topic_id
 
@@ -164,13 +167,13 @@ class QueueSource(_PollingSource):
 class TopicSource(_PollingSource):
     """Fetches ranges of all queues of a topic, including queues that are added later.
 
-    While queues have unread messages, each poll names as many of these queues as are needed to fill
-    the reply, in turn. It names only a few of the other queues, because each further queue costs
-    time in client and broker. When no queue has unread messages, a poll waits for all queues.
+    While queues have unread messages, each poll asks for as many of these queues as are needed to
+    fill the reply, in turn. It asks for only a few of the other queues, because each further queue
+    costs time in client and broker. When no queue has unread messages, a poll waits for all queues.
 
-    Reading starts at `offsets`. Queues that `offsets` does not contain begin at `start`, which
-    must not be an offset. Without `follow`, each queue is read up to the max_offset that it had at
-    the start.
+    Reading starts at the offsets that `load_offsets` returns. All other queues begin at `start`,
+    which must not be an offset. Without `follow`, each queue is read up to the max_offset that it
+    had at the start.
     """
 
     def __init__(
@@ -181,19 +184,21 @@ class TopicSource(_PollingSource):
         options: PullOptions,
         *,
         follow: bool,
-        offsets: Mapping[int, int] | None = None,
+        load_offsets: Callable[[], Awaitable[Mapping[int, int]]] | None = None,
     ) -> None:
         if start.offset is not None:
             raise ValueError("offset= belongs to one queue: give queue= too, or start=")
         super().__init__(transport, topic, options, follow=follow)
         self._start = start
-        self._given_offsets = offsets or {}
+        self._load_offsets = load_offsets
+        self._given_offsets: Mapping[int, int] = {}
+        #: The next offset of each queue that has unread messages, in polling order.
         self._unread: dict[int, int] = {}
-        """The next offset of each queue that has unread messages, in polling order."""
+        #: The next offset of each queue without unread messages, in polling order.
         self._at_end: dict[int, int] = {}
-        """The next offset of each queue without unread messages, in polling order."""
+        #: The last known max_offset of each queue.
         self._max_offsets: dict[int, int] = {}
-        """The last known end of each queue."""
+        #: When to look for added queues; None until the topic's queues are known.
         self._discover_at_s: float | None = None
         self._has_asked = False
 
@@ -228,7 +233,7 @@ class TopicSource(_PollingSource):
         await poll_queues(self._transport, self._topic, {queue: offset}, self._options, wait_ms=0)
 
     def _next_poll(self) -> tuple[dict[int, int], int]:
-        """Return the queues to poll, each with its offset, and how long to wait in ms."""
+        """Return the next offsets of the queues to poll, and how long to wait in ms."""
         asked: dict[int, int] = {}
         messages = 0
         for queue, offset in self._unread.items():
@@ -236,31 +241,32 @@ class TopicSource(_PollingSource):
             messages += self._max_offsets[queue] - offset
             if messages >= self._options.max_messages or len(asked) == UNREAD_PER_POLL:
                 break
-        most = AT_END_PER_POLL if asked else MAX_QUEUES_PER_POLL
-        asked.update(islice(self._at_end.items(), most))
+        limit = AT_END_PER_POLL if asked else MAX_QUEUES_PER_POLL
+        asked.update(islice(self._at_end.items(), limit))
         if self._follow and len(asked) == len(self._unread) + len(self._at_end):
             return asked, self._options.wait_ms
         return asked, 0 if self._unread else min(self._options.wait_ms, SHORT_WAIT_MS)
 
     async def _discover_queues(self) -> None:
         """Find the topic's queues. Later calls find the queues that were added since."""
-        is_first, self._discover_at_s = (
-            self._discover_at_s is None,
-            self._transport.now_s() + NEW_QUEUES_S,
-        )
+        is_first = self._discover_at_s is None
+        discover_at_s = self._transport.now_s() + NEW_QUEUES_S
+        if is_first and self._load_offsets is not None:
+            self._given_offsets = await self._load_offsets()
         description = await fetch_topic_facts(self._transport, self._topic, retry=self._retry)
         self._check_topic_id(description.topic_id)
         for state in description.queues:
             if state.queue in self._max_offsets:
                 continue
-            offset = await self._start_offset(state) if is_first else state.min_offset
+            offset = await self._find_start_offset(state) if is_first else state.min_offset
             self._max_offsets[state.queue] = state.max_offset
             if not self._follow:
                 self._end_offsets[state.queue] = state.max_offset
                 offset = min(offset, state.max_offset)
             self._record_offset(state.queue, offset)
+        self._discover_at_s = discover_at_s
 
-    async def _start_offset(self, state: QueueBounds) -> int:
+    async def _find_start_offset(self, state: QueueBounds) -> int:
         given = self._given_offsets.get(state.queue)
         if given is not None:
             return given
@@ -276,10 +282,34 @@ class TopicSource(_PollingSource):
         return state.min_offset if self._start.start == "earliest" else state.max_offset
 
     def _record_offset(self, queue: int, offset: int) -> None:
-        """Record a queue's next offset, and whether the queue has unread messages. If the queue has
-        reached its end offset, read it no more."""
+        """Record a queue's next offset, and whether the queue has unread messages. Forget a queue
+        that has reached its end offset."""
         self._unread.pop(queue, None)
         self._at_end.pop(queue, None)
         if offset != self._end_offsets.get(queue):
             is_unread = offset < self._max_offsets[queue]
             (self._unread if is_unread else self._at_end)[queue] = offset
+
+
+class SingleMessageSource:
+    """Splits the ranges of another source, so that each range has at most one message."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._singles: deque[Range] = deque()
+
+    async def fetch(self) -> Range | None:
+        if not self._singles:
+            fetched = await self._source.fetch()
+            if fetched is None:
+                return None
+            self._singles.extend(_split_by_message(fetched))
+        return self._singles.popleft()
+
+
+def _split_by_message(fetched: Range) -> Iterator[Range]:
+    """Yield a range for each message of a range, then an empty range with the next offsets."""
+    for part in fetched.parts:
+        for message in part:
+            yield Range([MessageList(part.queue, [message])], {part.queue: message.offset + 1})
+    yield Range([], fetched.next_offsets)

@@ -13,9 +13,8 @@ from holdfast.client.errors import (
     OffsetsChanged,
     OffsetTrimmed,
 )
-from holdfast.client.read.group_offsets import GroupOffsets
+from holdfast.client.read.group_offsets import GroupOffsets, OffsetProgress
 from holdfast.client.read.message import LoneMessage, Message, MessageList
-from holdfast.client.read.offset_consumer import OffsetProgress
 from holdfast.client.read.sources import Range
 from holdfast.client.transport.async_transport import AsyncTransport
 from holdfast.client.transport.requests import Transport
