@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from holdfast.commitlog.append.appender import Appender, AppendRequest
 from holdfast.commitlog.errors import LogError, SyncTimeout
 from holdfast.commitlog.format.batch import Batch
-from holdfast.commitlog.format.message_rows import Rows
+from holdfast.commitlog.format.batch_encoding import Rows
 from holdfast.consumequeue.admission import PublishAdmission
 from holdfast.consumequeue.errors import UnknownTopic
 from holdfast.consumequeue.state.changes import complete_future

@@ -35,8 +35,8 @@ from holdfast.commitlog.errors import (
     TooManyProducers,
 )
 from holdfast.commitlog.format.batch import Batch, tag_summary
+from holdfast.commitlog.format.batch_encoding import Rows, encode_rows, with_run
 from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader
-from holdfast.commitlog.format.message_rows import Rows, encode_rows, with_run
 from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.commitlog.segments.segment import Segment, keyed_messages
 

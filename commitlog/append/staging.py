@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_encoding import Rows, most_shared_bytes
 from holdfast.commitlog.format.batch_header import BatchHeader, Buffer
-from holdfast.commitlog.format.message_rows import Rows, most_shared_bytes
 from holdfast.commitlog.segments.segment import keyed_messages
 
 #: At most this many bytes and messages of several publishes share a batch, because a reader that

@@ -1,4 +1,4 @@
-"""One batch as a view of its bytes: access to its columns (batch_layout) and its messages. Pure.
+"""One batch as a view of its bytes: access to its columns and its messages. Pure.
 
 Do not trust a batch before its payload CRC was verified; a batch from a client must also pass
 `commitlog.format.batch_check`.
@@ -13,9 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.commitlog.errors import CorruptBatch
-from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader, Buffer
-from holdfast.commitlog.format.batch_layout import Layout, Section, layout_of
-from holdfast.commitlog.format.checksum import crc32c
+from holdfast.commitlog.format.batch_header import (
+    HEADER_SIZE,
+    BatchHeader,
+    Buffer,
+    Layout,
+    Section,
+    layout_of,
+)
+from holdfast.commitlog.format.checksum import COPY_BELOW, crc32c, crc32c_of_buffer
 
 Int32s = npt.NDArray[np.int32]
 UInt32s = npt.NDArray[np.uint32]
@@ -275,7 +281,8 @@ class Batch:
 
 def payload_crc(block: Buffer) -> int:
     """Return the crc32c of a whole batch's payload: every byte after the header."""
-    return crc32c(memoryview(block)[HEADER_SIZE:])
+    payload = memoryview(block)[HEADER_SIZE:]
+    return crc32c(bytes(payload)) if len(payload) < COPY_BELOW else crc32c_of_buffer(payload)
 
 
 def iter_batches(buffer: Buffer, *, verify_payload: bool = True) -> Iterator[Batch]:

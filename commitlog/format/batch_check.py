@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from holdfast.commitlog.errors import CorruptBatch, LogError
 from holdfast.commitlog.format.batch import Batch, Int32s
-from holdfast.commitlog.format.batch_header import HEADER_SIZE
+from holdfast.commitlog.format.batch_header import HEADER_SIZE, SECTION_NAMES
 
 #: The longest time to live. With it, an expiry time in microseconds is below 2^63.
 MAX_TTL_MS = 10**15
@@ -82,28 +82,9 @@ def check_batch(batch: Batch, limits: MessageLimits) -> None:
 def _padding(batch: Batch) -> bytes:
     """Return the bytes that lie between the columns, joined together."""
     gaps = []
-    layout = batch.layout
     at = HEADER_SIZE
-    for section in (
-        layout.body_offsets,
-        layout.bodies,
-        layout.key_hashes,
-        layout.key_offsets,
-        layout.keys,
-        layout.tag_codes,
-        layout.tag_offsets,
-        layout.tags,
-        layout.property_list,
-        layout.name_offsets,
-        layout.names,
-        layout.value_offsets,
-        layout.values,
-        layout.born,
-        layout.expires,
-        layout.producer_ids,
-        layout.sequences,
-        layout.epochs,
-    ):
+    for name in SECTION_NAMES:
+        section = getattr(batch.layout, name)
         if section is not None:
             gaps.append(batch.block[at : section.start])
             at = section.end

@@ -1,30 +1,84 @@
-"""Encode messages as a batch, in the form that producers send and the broker stores. Pure."""
+"""Encode messages as batches, in the form that producers send and the broker stores. Pure.
+
+To encode, write, index and read a batch of a few messages costs as much as a batch of a few
+hundred. Publishes of a few messages therefore reach the appender as Rows, and the waiting Rows of
+one queue become one batch. The messages stay in the order of the publishes. Each publish keeps its
+born timestamp, and its producer id, epoch and sequence for retries.
+"""
 
 import struct
-from collections.abc import Mapping, Sequence
-from itertools import accumulate, chain
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain, groupby
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from holdfast.commitlog.format.batch import tag_summary
+from holdfast.commitlog.format.batch import Batch, tag_summary
 from holdfast.commitlog.format.batch_header import (
     ALIGNMENT,
     ANY_QUEUE,
+    BORN,
+    EXPIRES,
     HEADER_SIZE,
-    BatchFlag,
+    KEYS,
+    PRODUCERS,
+    PROPERTIES,
+    REQUEST_SEQUENCE,
+    TAGS,
     BatchHeader,
     Buffer,
+    aligned,
 )
-from holdfast.commitlog.format.batch_layout import BORN, EXPIRES, KEYS, PRODUCERS, PROPERTIES, TAGS
 from holdfast.commitlog.format.checksum import crc32c, crc32c_each
 
 _PADDING = [bytes(n) for n in range(ALIGNMENT)]
-#: A plain int, because each test of an IntFlag costs a microsecond.
-_REQUEST_SEQUENCE = int(BatchFlag.REQUEST_SEQUENCE)
 #: For at most this many values, plain Python is faster than numpy.
 _FEW = 64
 _MAX_SECTION_BYTES = 2**31 - 1  # because offsets are int32
+
+#: A message needs at most this many additional bytes in a shared batch, because other publishes may
+#: have more columns: hashes and offsets of keys and tags, the property list, born and expires
+#: timestamps, producer.
+_MOST_SHARED_BYTES = 64
+#: The most bytes that the alignment of all columns adds to a shared batch.
+_MOST_PADDING = 256
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Rows:
+    """The messages of one publish to one queue. Every column is as long as `bodies`. Treat as
+    immutable.
+
+    The creator has checked that no key, tag or property name is empty. A `producer_id` above 0
+    makes the publish idempotent; `sequence` then counts the producer's requests to the topic.
+    """
+
+    queue_id: int
+    bodies: Sequence[bytes]
+    born_timestamp_us: int
+    keys: Sequence[str | None] | None = None
+    tags: Sequence[str | None] | None = None
+    properties: Sequence[Mapping[str, str] | None] | None = None
+    expires_timestamps_us: Sequence[int] | None = None
+    producer_id: int = 0
+    producer_epoch: int = 0
+    sequence: int = 0
+    total_size: int = field(init=False)
+    """The size in bytes of a batch that contains only these messages."""
+
+    def __post_init__(self) -> None:
+        self.total_size = _total_size(self)
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    @property
+    def flags(self) -> int:
+        """The flag REQUEST_SEQUENCE: the sequence counts requests over the whole topic."""
+        return REQUEST_SEQUENCE
 
 
 class Requests(NamedTuple):
@@ -88,7 +142,7 @@ def encode_batch(
         sequence=sequence,
         request_sequence=request_sequence,
     )
-    return bytes(header.encode()) + payload
+    return header.encode() + payload
 
 
 def encode_columns(
@@ -109,60 +163,170 @@ def encode_columns(
 ) -> tuple[BatchHeader, bytes]:
     """Do what `encode_batch` does, but return the header and the payload separately. `requests`
     has one value per message; only the broker may pass it."""
-    n = len(bodies)
-    if n == 0:
-        raise ValueError("a batch holds at least one message")
     for column in (keys, tags, properties, born_timestamps_us, expires_timestamps_us):
-        if column is not None and len(column) != n:
-            raise ValueError(f"{n} bodies, but a column of {len(column)}")
-    columns = _Columns()
-    body_bytes = columns.texts(bodies)
-    flags = 0
-    key_bytes = tag_bytes = summary = 0
-    if keys is not None and any(key is not None for key in keys):
-        flags |= KEYS
-        key_bytes, _ = columns.hashed("key", keys)
-    if tags is not None and any(tag is not None for tag in tags):
-        flags |= TAGS
-        tag_bytes, codes = columns.hashed("tag", tags)
-        summary = tag_summary({code for code, tag in zip(codes, tags, strict=True) if tag})
-    property_count = name_bytes = value_bytes = 0
-    if properties is not None and any(properties):
-        flags |= PROPERTIES
-        property_count, name_bytes, value_bytes = columns.maps(properties)
-    if born_timestamps_us is not None:
-        flags |= BORN
-        columns.add(np.asarray(born_timestamps_us, "<i8").tobytes())
-    if expires_timestamps_us is not None and any(expires_timestamps_us):
-        flags |= EXPIRES
-        columns.add(np.asarray(expires_timestamps_us, "<i8").tobytes())
-    if requests is not None:
-        flags |= PRODUCERS
-        columns.add(np.array(requests.producer_ids, "<u8").tobytes())
-        columns.add(np.array(requests.sequences, "<i8").tobytes())
-        columns.add(np.array(requests.epochs, "<u4").tobytes())
-    if request_sequence:
-        flags |= _REQUEST_SEQUENCE
-    payload = columns.join()
+        if column is not None and len(column) != len(bodies):
+            raise ValueError(f"{len(bodies)} bodies, but a column of {len(column)}")
+    if not bodies:
+        raise ValueError("a batch holds at least one message")
     header = BatchHeader(
-        flags=flags,
-        total_size=HEADER_SIZE + len(payload),
-        payload_crc=crc32c(payload),
-        message_count=n,
-        body_bytes=body_bytes,
+        flags=REQUEST_SEQUENCE if request_sequence else 0,
+        total_size=0,
+        payload_crc=0,
+        message_count=len(bodies),
         queue_id=queue_id,
         born_timestamp_us=born_timestamp_us,
         producer_id=producer_id,
         sequence=sequence,
         producer_epoch=producer_epoch,
-        tag_summary=summary,
-        key_bytes=key_bytes,
-        tag_bytes=tag_bytes,
-        property_count=property_count,
-        property_name_bytes=name_bytes,
-        property_value_bytes=value_bytes,
     )
+    columns = _Columns()
+    header.body_bytes = columns.add_texts(bodies)
+    if keys is not None and any(key is not None for key in keys):
+        header.flags |= KEYS
+        header.key_bytes, _ = columns.add_hashed("key", keys)
+    if tags is not None and any(tag is not None for tag in tags):
+        header.flags |= TAGS
+        header.tag_bytes, codes = columns.add_hashed("tag", tags)
+        header.tag_summary = tag_summary(code for code, tag in zip(codes, tags, strict=True) if tag)
+    if properties is not None and any(properties):
+        header.flags |= PROPERTIES
+        columns.add_properties(header, properties)
+    if born_timestamps_us is not None:
+        header.flags |= BORN
+        columns.add_numbers("<i8", born_timestamps_us)
+    if expires_timestamps_us is not None and any(expires_timestamps_us):
+        header.flags |= EXPIRES
+        columns.add_numbers("<i8", expires_timestamps_us)
+    if requests is not None:
+        header.flags |= PRODUCERS
+        columns.add_numbers("<u8", requests.producer_ids)
+        columns.add_numbers("<i8", requests.sequences)
+        columns.add_numbers("<u4", requests.epochs)
+    payload = columns.join()
+    header.total_size = HEADER_SIZE + len(payload)
+    header.payload_crc = crc32c(payload)
     return header, payload
+
+
+def encode_rows(run: Sequence[Rows]) -> tuple[BatchHeader, bytes]:
+    """Encode the messages of `run`, in order, as one batch. Return its payload, and its header
+    without the fields that the broker fills in later. All rows must belong to one queue."""
+    first = run[0]
+    if len(run) == 1:
+        return encode_columns(
+            first.bodies,
+            keys=first.keys,
+            tags=first.tags,
+            properties=first.properties,
+            born_timestamp_us=first.born_timestamp_us,
+            expires_timestamps_us=first.expires_timestamps_us,
+            queue_id=first.queue_id,
+            producer_id=first.producer_id,
+            producer_epoch=first.producer_epoch,
+            sequence=first.sequence,
+            request_sequence=first.producer_id > 0,
+        )
+    born = [rows.born_timestamp_us for rows in run for _ in rows.bodies]
+    return encode_columns(
+        [body for rows in run for body in rows.bodies],
+        keys=_column(run, [rows.keys for rows in run], None),
+        tags=_column(run, [rows.tags for rows in run], None),
+        properties=_column(run, [rows.properties for rows in run], None),
+        born_timestamp_us=born[0],
+        born_timestamps_us=born if min(born) != max(born) else None,
+        expires_timestamps_us=_column(run, [rows.expires_timestamps_us for rows in run], 0),
+        queue_id=first.queue_id,
+        requests=_requests(run),
+    )
+
+
+def most_shared_bytes(rows: Rows) -> int:
+    """Return the most bytes that these rows may need in a shared batch in addition to
+    `total_size`. A shared batch has every column that at least one of its publishes has, and
+    padding after each column."""
+    return _MOST_SHARED_BYTES * len(rows) + _MOST_PADDING
+
+
+def as_batch(rows: Rows) -> Batch:
+    """Return a batch that contains only these messages."""
+    header, payload = encode_rows([rows])
+    return Batch.decode(header.encode() + payload, verify_payload=False)
+
+
+def with_requests(batch: Batch) -> BatchHeader:
+    """Return a batch's header. If several publishes share the batch, `requests` of the header
+    lists those of idempotent producers."""
+    columns = batch.requests
+    if columns is None:
+        return batch.header
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return _with_publishes(batch.header, ((key, len(list(same))) for key, same in groupby(rows)))
+
+
+def with_run(header: BatchHeader, run: Sequence[Rows]) -> BatchHeader:
+    """Return what `with_requests` would return for the batch of `run`. `header` is the header of
+    this batch as it will be stored."""
+    if len(run) == 1:
+        return header
+    return _with_publishes(
+        header,
+        (((rows.producer_id, rows.sequence, rows.producer_epoch), len(rows)) for rows in run),
+    )
+
+
+def _with_publishes(
+    header: BatchHeader, publishes: Iterable[tuple[tuple[int, int, int], int]]
+) -> BatchHeader:
+    """Return the header with `requests`: one header for each publish of an idempotent producer.
+    `publishes` are ((producer, sequence, epoch), number of messages), in batch order."""
+    requests = []
+    base_offset = header.base_offset
+    for (producer_id, sequence, epoch), count in publishes:
+        if producer_id:
+            requests.append(header.of_publish(base_offset, count, producer_id, sequence, epoch))
+        base_offset += count
+    return replace(header, requests=tuple(requests)) if requests else header
+
+
+def _requests(run: Sequence[Rows]) -> Requests | None:
+    """Return the producers' columns, None if no publish has a producer."""
+    if not any(rows.producer_id for rows in run):
+        return None
+    return Requests(
+        [rows.producer_id for rows in run for _ in rows.bodies],
+        [rows.sequence for rows in run for _ in rows.bodies],
+        [rows.producer_epoch for rows in run for _ in rows.bodies],
+    )
+
+
+def _column(run: Sequence[Rows], parts: Sequence[Sequence[T] | None], absent: T) -> list[T] | None:
+    """Return a column over all rows, None if no publish has the column. Publishes without it get
+    `absent` for each message."""
+    if all(part is None for part in parts):
+        return None
+    column: list[T] = []
+    for rows, part in zip(run, parts, strict=True):
+        column += part if part is not None else [absent] * len(rows)
+    return column
+
+
+def _total_size(rows: Rows) -> int:
+    count = len(rows.bodies)
+    offsets, hashes = aligned(4 * (count + 1)), aligned(4 * count)
+    size = HEADER_SIZE + offsets + aligned(sum(map(len, rows.bodies)))
+    for texts in (rows.keys, rows.tags):
+        if texts is not None and any(text is not None for text in texts):
+            size += hashes + offsets
+            size += aligned(sum(len(text.encode()) for text in texts if text))
+    if rows.properties is not None and any(rows.properties):
+        maps = [each for each in rows.properties if each]
+        entries = aligned(4 * (sum(map(len, maps)) + 1))
+        names = sum(len(name.encode()) for each in maps for name in each)
+        values = sum(len(value.encode()) for each in maps for value in each.values())
+        size += offsets + 2 * entries + aligned(names) + aligned(values)
+    if rows.expires_timestamps_us is not None and any(rows.expires_timestamps_us):
+        size += 8 * count
+    return size
 
 
 def _offsets(values: Sequence[bytes]) -> bytes:
@@ -178,7 +342,10 @@ def _offsets(values: Sequence[bytes]) -> bytes:
 class _Columns(Sections):
     """Sections written from lists of values."""
 
-    def texts(self, values: Sequence[bytes]) -> int:
+    def add_numbers(self, dtype: str, values: Sequence[int]) -> None:
+        self.add(np.asarray(values, dtype).tobytes())
+
+    def add_texts(self, values: Sequence[bytes]) -> int:
         """Add an offsets section and a data section; return the size of the data in bytes."""
         data = b"".join(values)
         if len(data) > _MAX_SECTION_BYTES:
@@ -187,25 +354,26 @@ class _Columns(Sections):
         self.add(data)
         return len(data)
 
-    def hashed(self, what: str, values: Sequence[str | None]) -> tuple[int, list[int]]:
+    def add_hashed(self, what: str, values: Sequence[str | None]) -> tuple[int, list[int]]:
         """Add hashes, offsets and texts; return the texts' size in bytes and the hashes."""
         if "" in values:
             raise ValueError(f"an empty {what}: leave it out instead")
         texts = [value.encode() if value is not None else b"" for value in values]
         hashes = crc32c_each(texts)  # 0 for an empty text
-        self.add(np.array(hashes, "<u4").tobytes())
-        return self.texts(texts), hashes
+        self.add_numbers("<u4", hashes)
+        return self.add_texts(texts), hashes
 
-    def maps(self, values: Sequence[Mapping[str, str] | None]) -> tuple[int, int, int]:
-        """Add the columns of properties; return the number of properties, the bytes of all names,
-        and the bytes of all values."""
+    def add_properties(
+        self, header: BatchHeader, values: Sequence[Mapping[str, str] | None]
+    ) -> None:
+        """Add the columns of properties, and set the fields of `header` that count them."""
         listed = np.zeros(len(values) + 1, "<i4")
         np.cumsum([len(value) if value else 0 for value in values], out=listed[1:])
         self.add(listed.tobytes())
         names = list(chain.from_iterable(value for value in values if value))
         if "" in names:
             raise ValueError("an empty property name")
-        name_bytes = self.texts([name.encode() for name in names])
+        header.property_count = len(names)
+        header.property_name_bytes = self.add_texts([name.encode() for name in names])
         texts = chain.from_iterable(value.values() for value in values if value)
-        value_bytes = self.texts([text.encode() for text in texts])
-        return len(names), name_bytes, value_bytes
+        header.property_value_bytes = self.add_texts([text.encode() for text in texts])

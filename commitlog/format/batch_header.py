@@ -1,41 +1,35 @@
-"""The fixed header of every batch: 128 bytes, little-endian. Pure.
+"""The header of every batch (128 bytes, little-endian), and where the batch's columns lie. Pure.
 
-The producer leaves the fields marked * zero; the broker fills them in. The header CRC covers
-all 128 bytes, with its own field as zero. So a header can be checked without other data: the CRC
-shows damage, and the physical offset shows a wrong place. FORMAT.md draws the same bytes.
+The header CRC covers all 128 bytes, with its own field as zero. So a header can be checked without
+other data: the CRC shows damage, and the physical offset shows a wrong place. FORMAT.md draws the
+same bytes.
 
-     off  size  field
-       0     4  magic "HFBT"
-       4     2  format version (1)
-       6     2  flags (BatchFlag)
-       8     4  total size: header, columns and their padding; a multiple of 8
-      12     4  header CRC32C
-      16     4  payload CRC32C: every byte after the header
-      20     4  message count (>= 1)
-      24     8  * physical offset of byte 0 of this header
-      32     8  * durable offset known when the batch was appended
-      40     8  * base queue offset: that of the first message
-      48     4  * topic id
-      52     4  queue id (0xFFFFFFFF from a producer: the broker chooses the queue)
-      56     8  * store timestamp, microseconds since 1970
-      64     8  born timestamp, microseconds: for all messages if there is no column BORN
-      72     8  producer id (0: not idempotent)
-      80     8  sequence
-      88     4  producer epoch
-      92     4  body bytes
-      96     8  tag summary: bit (code mod 64) of each tag in the batch
-     104     4  key bytes
-     108     4  tag bytes
-     112     4  property count
-     116     4  property name bytes
-     120     4  property value bytes
-     124     4  reserved, zero
+After the header, every section starts at a multiple of 8 bytes from the start of the batch; the gap
+before it is zero. An absent section takes no room. Offsets are n+1 little-endian int32 that start
+at 0, as in Arrow, so every section is an Arrow buffer without conversion. For n messages and m
+properties:
+
+    body offsets  int32[n+1]     bodies
+    key hashes    uint32[n]      key offsets   int32[n+1]   keys       (flag KEYS)
+    tag codes     uint32[n]      tag offsets   int32[n+1]   tags       (flag TAGS)
+    property list int32[n+1]     name offsets  int32[m+1]   names
+                                 value offsets int32[m+1]   values     (flag PROPERTIES)
+    born          int64[n]  microseconds                               (flag BORN)
+    expires       int64[n]  microseconds, 0: never                     (flag EXPIRES)
+    producer ids  uint64[n] 0: none
+    sequences     int64[n]                   epochs        uint32[n]  (flag PRODUCERS)
+
+If a message has no key or tag, its text is empty, and its hash or code is 0.
 """
 
 import struct
 from dataclasses import dataclass, field
 from enum import IntFlag
-from typing import Self
+from operator import attrgetter
+from typing import NamedTuple, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
 from holdfast.commitlog.format.checksum import crc32c
@@ -46,11 +40,44 @@ HEADER_SIZE = 128
 ANY_QUEUE = 0xFFFF_FFFF
 ALIGNMENT = 8
 
-_HEADER = struct.Struct("<4sHHIIIIQQqIIqqQqIIQIIIIII")
-_CRC_AT = 12
-assert _HEADER.size == HEADER_SIZE
-
 Buffer = bytes | bytearray | memoryview
+Size = TypeVar("Size", int, npt.NDArray[np.int64])
+
+#: The header's fields in the order of their bytes, each with its struct code. The comments have the
+#: position of the field, and * for a field that the producer leaves zero and the broker fills in.
+HEADER_FIELDS = {
+    "magic": "4s",  # 0: "HFBT"
+    "version": "H",  # 4: 1
+    "flags": "H",  # 6: BatchFlag
+    "total_size": "I",  # 8: header, columns and their padding; a multiple of 8
+    "header_crc": "I",  # 12: CRC32C
+    "payload_crc": "I",  # 16: CRC32C of every byte after the header
+    "message_count": "I",  # 20: at least 1
+    "physical_offset": "Q",  # 24 *: of byte 0 of this header
+    "durable_offset": "Q",  # 32 *: known when the batch was appended
+    "base_offset": "q",  # 40 *: queue offset of the first message
+    "topic_id": "I",  # 48 *
+    "queue_id": "I",  # 52: from a producer, 0xFFFFFFFF lets the broker choose the queue
+    "store_timestamp_us": "q",  # 56 *: microseconds since 1970
+    "born_timestamp_us": "q",  # 64: of all messages, if there is no column BORN
+    "producer_id": "Q",  # 72: 0 if the batch is not idempotent
+    "sequence": "q",  # 80
+    "producer_epoch": "I",  # 88
+    "body_bytes": "I",  # 92
+    "tag_summary": "Q",  # 96: bit (code mod 64) of each tag in the batch
+    "key_bytes": "I",  # 104
+    "tag_bytes": "I",  # 108
+    "property_count": "I",  # 112
+    "property_name_bytes": "I",  # 116
+    "property_value_bytes": "I",  # 120
+    "reserved": "I",  # 124: zero
+}
+_HEADER = struct.Struct("<" + "".join(HEADER_FIELDS.values()))
+assert _HEADER.size == HEADER_SIZE
+_CRC = slice(12, 16)
+_NO_CRC = bytes(4)
+#: Byte of the header where the physical offset starts, in this version and all later versions.
+_PLACE_AT = 24
 
 
 class BatchFlag(IntFlag):
@@ -74,21 +101,17 @@ class BatchFlag(IntFlag):
     PRODUCERS = 1 << 7
 
 
-_REQUEST_SEQUENCE = int(BatchFlag.REQUEST_SEQUENCE)
-# A plain int, because the complement of an IntFlag contains only its named bits.
-KNOWN_FLAGS = int(
-    BatchFlag.KEYS
-    | BatchFlag.TAGS
-    | BatchFlag.PROPERTIES
-    | BatchFlag.BORN
-    | BatchFlag.EXPIRES
-    | BatchFlag.REQUEST_SEQUENCE
-    | BatchFlag.PRODUCERS
-)
-
-
-#: Byte of the header where the physical offset starts, in this version and all later versions.
-_PLACE_AT = 24
+# Plain ints: each test or combination of an IntFlag costs a microsecond.
+KEYS = int(BatchFlag.KEYS)
+TAGS = int(BatchFlag.TAGS)
+PROPERTIES = int(BatchFlag.PROPERTIES)
+BORN = int(BatchFlag.BORN)
+EXPIRES = int(BatchFlag.EXPIRES)
+REQUEST_SEQUENCE = int(BatchFlag.REQUEST_SEQUENCE)
+PRODUCERS = int(BatchFlag.PRODUCERS)
+#: All flags that add sections to the bodies.
+_COLUMNS = KEYS | TAGS | PROPERTIES | BORN | EXPIRES | PRODUCERS
+KNOWN_FLAGS = _COLUMNS | REQUEST_SEQUENCE
 
 
 @dataclass(slots=True)
@@ -104,7 +127,6 @@ class BatchHeader:
     total_size: int
     payload_crc: int
     message_count: int
-    body_bytes: int
     physical_offset: int = 0
     durable_offset: int = 0
     base_offset: int = 0
@@ -115,6 +137,7 @@ class BatchHeader:
     producer_id: int = 0
     sequence: int = 0
     producer_epoch: int = 0
+    body_bytes: int = 0
     tag_summary: int = 0
     key_bytes: int = 0
     tag_bytes: int = 0
@@ -124,7 +147,7 @@ class BatchHeader:
     requests: "tuple[BatchHeader, ...]" = field(default=(), compare=False, repr=False)
     """One header for each idempotent publish that shares the batch. Not part of the header's
     bytes: set when a batch is written, or read with its payload
-    (`message_rows.with_requests`)."""
+    (`batch_encoding.with_requests`)."""
 
     @property
     def idempotent(self) -> "tuple[BatchHeader, ...]":
@@ -143,39 +166,12 @@ class BatchHeader:
         """Physical offset where the next block of the log starts."""
         return self.physical_offset + self.total_size
 
-    def encode(self) -> bytearray:
+    def encode(self) -> bytes:
         """Return the 128 bytes, with the header CRC in place."""
-        out = bytearray(
-            _HEADER.pack(
-                MAGIC,
-                FORMAT_VERSION,
-                self.flags,
-                self.total_size,
-                0,
-                self.payload_crc,
-                self.message_count,
-                self.physical_offset,
-                self.durable_offset,
-                self.base_offset,
-                self.topic_id,
-                self.queue_id,
-                self.store_timestamp_us,
-                self.born_timestamp_us,
-                self.producer_id,
-                self.sequence,
-                self.producer_epoch,
-                self.body_bytes,
-                self.tag_summary,
-                self.key_bytes,
-                self.tag_bytes,
-                self.property_count,
-                self.property_name_bytes,
-                self.property_value_bytes,
-                0,
-            )
+        raw = _HEADER.pack(
+            MAGIC, FORMAT_VERSION, self.flags, self.total_size, 0, *_fields_after_crc(self), 0
         )
-        struct.pack_into("<I", out, _CRC_AT, crc32c(out))
-        return out
+        return raw[: _CRC.start] + crc32c(raw).to_bytes(4, "little") + raw[_CRC.stop :]
 
     @classmethod
     def decode(cls, buffer: Buffer, position: int = 0) -> Self:
@@ -184,40 +180,13 @@ class BatchHeader:
         Raise CorruptBatch if the bytes are not a complete, intact header, and
         UnknownFormatVersion if a newer Holdfast wrote the header.
         """
-        if len(buffer) - position < HEADER_SIZE:
-            raise CorruptBatch("header-truncated", f"{len(buffer) - position} bytes of 128")
-        raw = bytearray(buffer[position : position + HEADER_SIZE])
-        (
-            magic,
-            version,
-            flags,
-            total_size,
-            header_crc,
-            payload_crc,
-            message_count,
-            physical_offset,
-            durable_offset,
-            base_offset,
-            topic_id,
-            queue_id,
-            store_timestamp_us,
-            born_timestamp_us,
-            producer_id,
-            sequence,
-            producer_epoch,
-            body_bytes,
-            tag_summary,
-            key_bytes,
-            tag_bytes,
-            property_count,
-            property_name_bytes,
-            property_value_bytes,
-            reserved,
-        ) = _HEADER.unpack(raw)
+        raw = bytes(buffer[position : position + HEADER_SIZE])
+        if len(raw) < HEADER_SIZE:
+            raise CorruptBatch("header-truncated", f"{len(raw)} bytes of 128")
+        magic, version, flags, total_size, header_crc, *fields, reserved = _HEADER.unpack(raw)
         if magic != MAGIC:
-            raise CorruptBatch("bad-magic", f"{bytes(magic)!r}")
-        struct.pack_into("<I", raw, _CRC_AT, 0)
-        if crc32c(raw) != header_crc:
+            raise CorruptBatch("bad-magic", f"{magic!r}")
+        if crc32c(raw[: _CRC.start] + _NO_CRC + raw[_CRC.stop :]) != header_crc:
             raise CorruptBatch("header-crc", "the header's checksum does not match its bytes")
         if version != FORMAT_VERSION:
             raise UnknownFormatVersion("batch", version, FORMAT_VERSION)
@@ -226,56 +195,27 @@ class BatchHeader:
             raise UnknownFormatVersion("batch", found, FORMAT_VERSION)
         if reserved:
             raise CorruptBatch("reserved-not-zero", f"{reserved:#x}")
-        if message_count < 1 or base_offset < 0:
-            raise CorruptBatch("bad-count", f"{message_count} messages at {base_offset}")
+        header = cls(flags, total_size, *fields)
+        if header.message_count < 1 or header.base_offset < 0:
+            count, base_offset = header.message_count, header.base_offset
+            raise CorruptBatch("bad-count", f"{count} messages at {base_offset}")
         if total_size < HEADER_SIZE or total_size % ALIGNMENT:
             raise CorruptBatch("bad-size", f"total size {total_size}")
-        return cls(
-            flags,
-            total_size,
-            payload_crc,
-            message_count,
-            body_bytes,
-            physical_offset,
-            durable_offset,
-            base_offset,
-            topic_id,
-            queue_id,
-            store_timestamp_us,
-            born_timestamp_us,
-            producer_id,
-            sequence,
-            producer_epoch,
-            tag_summary,
-            key_bytes,
-            tag_bytes,
-            property_count,
-            property_name_bytes,
-            property_value_bytes,
-        )
+        return header
 
     def of_publish(
         self, base_offset: int, message_count: int, producer_id: int, sequence: int, epoch: int
     ) -> Self:
         """Return the header of one publish that shares this stamped batch. It has the place where
         the publish is stored, and the other fields that ProducerSequences needs."""
-        return type(self)(
-            _REQUEST_SEQUENCE,
-            self.total_size,
-            self.payload_crc,
-            message_count,
-            self.body_bytes,
-            self.physical_offset,
-            self.durable_offset,
-            base_offset,
-            self.topic_id,
-            self.queue_id,
-            self.store_timestamp_us,
-            self.born_timestamp_us,
-            producer_id,
-            sequence,
-            epoch,
-        )
+        header = self._copy()
+        header.flags = REQUEST_SEQUENCE
+        header.base_offset = base_offset
+        header.message_count = message_count
+        header.producer_id = producer_id
+        header.sequence = sequence
+        header.producer_epoch = epoch
+        return header
 
     def stamped(
         self,
@@ -289,32 +229,121 @@ class BatchHeader:
         tag_summary: int,
     ) -> Self:
         """Return this header with the fields that the broker fills in."""
-        # Positional arguments: `dataclasses.replace` is four times slower.
-        return type(self)(
-            self.flags,
-            self.total_size,
-            self.payload_crc,
-            self.message_count,
-            self.body_bytes,
-            physical_offset,
-            durable_offset,
-            base_offset,
-            topic_id,
-            queue_id,
-            store_timestamp_us,
-            self.born_timestamp_us,
-            self.producer_id,
-            self.sequence,
-            self.producer_epoch,
-            tag_summary,
-            self.key_bytes,
-            self.tag_bytes,
-            self.property_count,
-            self.property_name_bytes,
-            self.property_value_bytes,
-        )
+        header = self._copy()
+        header.physical_offset = physical_offset
+        header.durable_offset = durable_offset
+        header.base_offset = base_offset
+        header.topic_id = topic_id
+        header.queue_id = queue_id
+        header.store_timestamp_us = store_timestamp_us
+        header.tag_summary = tag_summary
+        return header
+
+    def _copy(self) -> Self:
+        # `dataclasses.replace` is four times slower.
+        return type(self)(*_fields(self))
+
+
+#: The fields of BatchHeader that are in its bytes, in the order of these bytes.
+FIELD_NAMES = tuple(name for name in BatchHeader.__slots__ if name != "requests")
+assert [*FIELD_NAMES] == [
+    name for name in HEADER_FIELDS if name not in ("magic", "version", "header_crc", "reserved")
+]
+_fields = attrgetter(*FIELD_NAMES)
+_fields_after_crc = attrgetter(*FIELD_NAMES[2:])
 
 
 def place_of(raw: Buffer) -> int:
     """Return the physical offset that a header contains. Valid for every format version."""
     return int.from_bytes(raw[_PLACE_AT : _PLACE_AT + 8], "little")
+
+
+class Section(NamedTuple):
+    """Where one section lies, in bytes from the start of the batch."""
+
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Layout:
+    """Where every section of a batch lies; absent sections are None. Treat as immutable. Not
+    `frozen=True`: that makes construction several times slower, and each read of a batch
+    constructs a Layout."""
+
+    total_size: int
+    body_offsets: Section
+    bodies: Section
+    key_hashes: Section | None = None
+    key_offsets: Section | None = None
+    keys: Section | None = None
+    tag_codes: Section | None = None
+    tag_offsets: Section | None = None
+    tags: Section | None = None
+    property_list: Section | None = None
+    name_offsets: Section | None = None
+    names: Section | None = None
+    value_offsets: Section | None = None
+    values: Section | None = None
+    born: Section | None = None
+    expires: Section | None = None
+    producer_ids: Section | None = None
+    sequences: Section | None = None
+    epochs: Section | None = None
+
+
+#: The fields of Layout that are sections, in the order of the sections in a batch.
+SECTION_NAMES = Layout.__slots__[1:]
+
+
+def layout_of(header: BatchHeader) -> Layout:
+    """Return where the sections lie, computed from the header without its total size."""
+    n = header.message_count
+    flags = header.flags
+    offsets = 4 * (n + 1)
+    end = HEADER_SIZE + offsets
+    body_offsets = Section(HEADER_SIZE, end)
+    at = aligned(end)
+    end = at + header.body_bytes
+    layout = Layout(aligned(end), body_offsets, Section(at, end))
+    if not flags & _COLUMNS:
+        return layout  # Bodies only: the usual case for messages that are published one by one.
+    at = layout.total_size
+
+    def section(size: int) -> Section:
+        nonlocal at
+        start, end = at, at + size
+        at = aligned(end)
+        return Section(start, end)
+
+    if flags & KEYS:
+        layout.key_hashes = section(4 * n)
+        layout.key_offsets = section(offsets)
+        layout.keys = section(header.key_bytes)
+    if flags & TAGS:
+        layout.tag_codes = section(4 * n)
+        layout.tag_offsets = section(offsets)
+        layout.tags = section(header.tag_bytes)
+    if flags & PROPERTIES:
+        m = header.property_count
+        layout.property_list = section(offsets)
+        layout.name_offsets = section(4 * (m + 1))
+        layout.names = section(header.property_name_bytes)
+        layout.value_offsets = section(4 * (m + 1))
+        layout.values = section(header.property_value_bytes)
+    if flags & BORN:
+        layout.born = section(8 * n)
+    if flags & EXPIRES:
+        layout.expires = section(8 * n)
+    if flags & PRODUCERS:
+        layout.producer_ids = section(8 * n)
+        layout.sequences = section(8 * n)
+        layout.epochs = section(4 * n)
+    layout.total_size = at
+    return layout
+
+
+def aligned(size: Size) -> Size:
+    """Return a size, or an array of sizes, rounded up to a multiple of 8: the next section's
+    start."""
+    return (size + (ALIGNMENT - 1)) & -ALIGNMENT

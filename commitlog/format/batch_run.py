@@ -13,8 +13,7 @@ import numpy as np
 
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch import Batch
-from holdfast.commitlog.format.batch_header import ALIGNMENT, HEADER_SIZE, MAGIC, BatchFlag, Buffer
-from holdfast.commitlog.format.batch_layout import aligned
+from holdfast.commitlog.format.batch_header import ALIGNMENT, HEADER_SIZE, MAGIC, Buffer, aligned
 from holdfast.commitlog.format.checksum import crc32c_of_ranges
 from holdfast.commitlog.format.header_table import (
     Bools,
@@ -24,6 +23,7 @@ from holdfast.commitlog.format.header_table import (
     gathered,
     has_flag,
     header_crcs,
+    section_sizes,
 )
 from holdfast.commitlog.format.split_bodies import SplitBodies
 
@@ -66,7 +66,7 @@ class BatchRun:
         """Return one header field of every block, by its name in BatchHeader."""
         return self._headers[name].astype(np.int64)
 
-    def has(self, flag: BatchFlag) -> Bools:
+    def has(self, flag: int) -> Bools:
         """Return which blocks have the column of `flag`."""
         return has_flag(self._headers, flag)
 
@@ -90,65 +90,25 @@ class BatchRun:
         """The queue offset after each block's last message."""
         return self.base_offsets + self.message_counts
 
-    @property
-    def starts(self) -> dict[str, Int64s]:
-        """For each section name, where the section starts in each block.
-
-        A section that a block does not have starts where the next section starts.
-        """
-        return self._sections[0]
-
-    @property
+    @cached_property
     def sizes(self) -> dict[str, Int64s]:
         """For each section name, the section's size in each block; 0 if a block does not have the
         section."""
-        return self._sections[1]
+        return section_sizes(self._headers)
 
     @cached_property
-    def _sections(self) -> tuple[dict[str, Int64s], dict[str, Int64s]]:
-        """`starts` and `sizes`, computed together."""
+    def starts(self) -> dict[str, Int64s]:
+        """For each section name, where the section starts in each block. A section that a block
+        does not have starts where the next section starts."""
         starts: dict[str, Int64s] = {}
-        sizes: dict[str, Int64s] = {}
         at = self.positions + HEADER_SIZE
-        nothing = np.zeros_like(at)
-
-        def section(name: str, given: Int64s, present: Bools | None = None) -> None:
-            nonlocal at
+        for name, size in self.sizes.items():
             starts[name] = at
-            if present is not None and not present.any():
-                sizes[name] = nothing
-                return
-            size = sizes[name] = given if present is None else np.where(present, given, 0)
             at = at + aligned(size)
-
-        count = self.message_counts
-        keys, tags = self.has(BatchFlag.KEYS), self.has(BatchFlag.TAGS)
-        properties = self.has(BatchFlag.PROPERTIES)
-        offsets, hashes, times = 4 * (count + 1), 4 * count, 8 * count
-        entries = 4 * (self.field("property_count") + 1)
-        section("body_offsets", offsets)
-        section("bodies", self.field("body_bytes"))
-        if self._apart is not None:
-            starts["bodies"] = self._apart.body_starts
-            at = aligned(self._apart.rest_starts)
-        section("key_hashes", hashes, keys)
-        section("key_offsets", offsets, keys)
-        section("keys", self.field("key_bytes"), keys)
-        section("tag_codes", hashes, tags)
-        section("tag_offsets", offsets, tags)
-        section("tags", self.field("tag_bytes"), tags)
-        section("property_list", offsets, properties)
-        section("name_offsets", entries, properties)
-        section("names", self.field("property_name_bytes"), properties)
-        section("value_offsets", entries, properties)
-        section("values", self.field("property_value_bytes"), properties)
-        section("born", times, self.has(BatchFlag.BORN))
-        section("expires", times, self.has(BatchFlag.EXPIRES))
-        producers = self.has(BatchFlag.PRODUCERS)
-        section("producer_ids", times, producers)
-        section("sequences", times, producers)
-        section("epochs", hashes, producers)
-        return starts, sizes
+            if name == "bodies" and self._apart is not None:
+                starts[name] = self._apart.body_starts
+                at = aligned(self._apart.rest_starts)
+        return starts
 
     def text_ranges(self, offsets: str, texts: str) -> tuple[Int64s, Int64s]:
         """Return the start and the end of each message's text in a column, for all messages in

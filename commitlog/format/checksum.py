@@ -1,46 +1,51 @@
-"""CRC32C (Castagnoli) over any buffer, with hardware support if the CPU has it. Pure."""
+"""CRC32C (Castagnoli), with hardware support if the CPU has it. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from google_crc32c import extend as _crc32c_extend
-from google_crc32c import value as _crc32c_of_bytes
+import numpy.typing as npt
+from google_crc32c import extend as _extend
+from google_crc32c import value as _value
 
-_COPY_BELOW = 4096  # a copy this small costs less than a view (0.3 us against 0.9 us)
+#: Copying a buffer that is smaller than this costs less than a view of it (0.3 us against 0.9 us).
+COPY_BELOW = 4096
+
+#: Return the CRC32C of `bytes`. This is the library's own function: other buffers raise TypeError.
+crc32c: Callable[[bytes], int] = _value
 
 
-def crc32c(data: bytes | bytearray | memoryview) -> int:
-    """Return the CRC32C of `data`; large buffers are not copied."""
-    if isinstance(data, bytes):
-        return int(_crc32c_of_bytes(data))
-    if len(data) < _COPY_BELOW:
-        return int(_crc32c_of_bytes(bytes(data)))
-    # The library accepts only read-only buffers without a release hook, such as a numpy view.
-    return int(_crc32c_of_bytes(np.frombuffer(memoryview(data).toreadonly(), np.uint8)))
+def crc32c_of_buffer(data: bytes | bytearray | memoryview) -> int:
+    """Return the CRC32C of any buffer; large buffers are not copied."""
+    return crc32c_extended(0, data)
 
 
 def crc32c_extended(crc: int, data: bytes | bytearray | memoryview) -> int:
     """Return the CRC32C of earlier data followed by `data`, given the earlier data's CRC32C
     `crc`. Large buffers are not copied."""
     if isinstance(data, bytes):
-        return int(_crc32c_extend(crc, data))
-    if len(data) < _COPY_BELOW:
-        return int(_crc32c_extend(crc, bytes(data)))
-    return int(_crc32c_extend(crc, np.frombuffer(memoryview(data).toreadonly(), np.uint8)))
+        return int(_extend(crc, data))
+    if len(data) < COPY_BELOW:
+        return int(_extend(crc, bytes(data)))
+    return int(_extend(crc, _view(data)))
 
 
 def crc32c_each(texts: Sequence[bytes]) -> list[int]:
     """Return the CRC32C of each text. For small texts this takes a third of the time of single
     calls."""
-    return list(map(_crc32c_of_bytes, texts))
+    return list(map(_value, texts))
 
 
 def crc32c_of_ranges(
     data: bytes | bytearray | memoryview, starts: Sequence[int], ends: Sequence[int]
 ) -> list[int]:
     """Return the CRC32C of each range of `data`; large ranges are not copied."""
-    if len(data) < _COPY_BELOW * len(starts):  # if the ranges are small on average
+    if len(data) < COPY_BELOW * len(starts):  # if the ranges are small on average
         octets = bytes(data)  # this copies nothing if `data` is a bytes object
-        return [int(_crc32c_of_bytes(octets[a:b])) for a, b in zip(starts, ends, strict=True)]
+        return [_value(octets[a:b]) for a, b in zip(starts, ends, strict=True)]
     view = memoryview(data)
-    return [crc32c(view[a:b]) for a, b in zip(starts, ends, strict=True)]
+    return [crc32c_of_buffer(view[a:b]) for a, b in zip(starts, ends, strict=True)]
+
+
+def _view(data: bytes | bytearray | memoryview) -> npt.NDArray[np.uint8]:
+    # The library accepts only read-only buffers without a release hook, such as a numpy view.
+    return np.frombuffer(memoryview(data).toreadonly(), np.uint8)

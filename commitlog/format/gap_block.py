@@ -39,4 +39,4 @@ def _gap_block(physical_offset: int, size: int) -> bytes:
     header = replace(
         BatchHeader.decode(raw), topic_id=GAP_TOPIC_ID, physical_offset=physical_offset
     )
-    return bytes(header.encode()) + raw[HEADER_SIZE:]
+    return header.encode() + raw[HEADER_SIZE:]

@@ -7,7 +7,7 @@ that is not certainly intact, and `Batch.decode` on that block reports the reaso
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,47 +15,27 @@ import numpy.typing as npt
 
 from holdfast.commitlog.format.batch_header import (
     ALIGNMENT,
+    BORN,
+    EXPIRES,
+    FIELD_NAMES,
     FORMAT_VERSION,
+    HEADER_FIELDS,
     HEADER_SIZE,
+    KEYS,
     KNOWN_FLAGS,
     MAGIC,
-    BatchFlag,
+    PRODUCERS,
+    PROPERTIES,
+    REQUEST_SEQUENCE,
+    TAGS,
     BatchHeader,
     Buffer,
+    aligned,
 )
-from holdfast.commitlog.format.batch_layout import aligned
 from holdfast.commitlog.format.checksum import crc32c_each, crc32c_of_ranges
 
-#: The header as drawn in batch_header.
-HEADER_DTYPE = np.dtype(
-    [
-        ("magic", "S4"),
-        ("version", "<u2"),
-        ("flags", "<u2"),
-        ("total_size", "<u4"),
-        ("header_crc", "<u4"),
-        ("payload_crc", "<u4"),
-        ("message_count", "<u4"),
-        ("physical_offset", "<u8"),
-        ("durable_offset", "<u8"),
-        ("base_offset", "<i8"),
-        ("topic_id", "<u4"),
-        ("queue_id", "<u4"),
-        ("store_timestamp_us", "<i8"),
-        ("born_timestamp_us", "<i8"),
-        ("producer_id", "<u8"),
-        ("sequence", "<i8"),
-        ("producer_epoch", "<u4"),
-        ("body_bytes", "<u4"),
-        ("tag_summary", "<u8"),
-        ("key_bytes", "<u4"),
-        ("tag_bytes", "<u4"),
-        ("property_count", "<u4"),
-        ("property_name_bytes", "<u4"),
-        ("property_value_bytes", "<u4"),
-        ("reserved", "<u4"),
-    ]
-)
+_NUMPY_CODES = {"4s": "S4", "H": "<u2", "I": "<u4", "Q": "<u8", "q": "<i8"}
+HEADER_DTYPE = np.dtype([(name, _NUMPY_CODES[code]) for name, code in HEADER_FIELDS.items()])
 assert HEADER_DTYPE.itemsize == HEADER_SIZE
 
 Headers = npt.NDArray[np.void]
@@ -182,7 +162,7 @@ def _publishes(data: bytes, starts: Sequence[int], headers: Headers) -> Headers:
     """Return `Run.publishes` for the complete blocks that start at `starts` in `data`."""
     is_alone = headers["producer_id"] != 0
     alone: Headers = headers[is_alone]
-    shared = np.flatnonzero(has_flag(headers, BatchFlag.PRODUCERS) & ~is_alone)
+    shared = np.flatnonzero(has_flag(headers, PRODUCERS) & ~is_alone)
     if not len(shared):
         return alone
     counts = headers["message_count"][shared].astype(np.int64)
@@ -206,7 +186,7 @@ def _publishes(data: bytes, starts: Sequence[int], headers: Headers) -> Headers:
         is_other[1:] |= column[1:] != column[:-1]
     firsts = np.flatnonzero(is_other)
     found = headers[blocks[firsts]]
-    found["flags"] = int(BatchFlag.REQUEST_SEQUENCE)
+    found["flags"] = REQUEST_SEQUENCE
     found["base_offset"] += rows[firsts]
     found["message_count"] = np.diff(np.append(firsts, len(blocks)))
     found["producer_id"] = producers[firsts]
@@ -250,32 +230,48 @@ def are_well_formed(headers: Headers) -> Bools:
 
 def _column_ends(headers: Headers) -> Int64s:
     """Return the end of each batch's columns, as `layout_of` computes it for one batch."""
+    end = np.full(len(headers), HEADER_SIZE, np.int64)
+    for size in section_sizes(headers).values():
+        end += aligned(size)
+    return end
 
-    def texts(name: str) -> Int64s:
-        return aligned(headers[name].astype(np.int64))
 
-    def where(flag: BatchFlag, sizes: Int64s) -> Int64s:
-        return np.where(has_flag(headers, flag), sizes, 0)
+def section_sizes(headers: Headers) -> dict[str, Int64s]:
+    """Return the size of each section in each batch, without padding, by the section's name in
+    Layout, in the order of the sections. A section that a batch does not have has size 0."""
 
-    count = headers["message_count"].astype(np.int64)
-    offsets = aligned(4 * (count + 1))
-    hashed = aligned(4 * count) + offsets
-    entries = aligned(4 * (headers["property_count"].astype(np.int64) + 1))
-    listed = texts("property_name_bytes") + texts("property_value_bytes")
-    return (
-        HEADER_SIZE
-        + offsets
-        + texts("body_bytes")
-        + where(BatchFlag.KEYS, hashed + texts("key_bytes"))
-        + where(BatchFlag.TAGS, hashed + texts("tag_bytes"))
-        + where(BatchFlag.PROPERTIES, offsets + 2 * entries + listed)
-        + where(BatchFlag.BORN, 8 * count)
-        + where(BatchFlag.EXPIRES, 8 * count)
-        + where(BatchFlag.PRODUCERS, 16 * count + aligned(4 * count))
+    def field(name: str) -> Int64s:
+        return headers[name].astype(np.int64)
+
+    count, properties = field("message_count"), field("property_count")
+    offsets, hashes, times = 4 * (count + 1), 4 * count, 8 * count
+    entries = 4 * (properties + 1)
+    sizes = {"body_offsets": offsets, "bodies": field("body_bytes")}
+    nothing = np.zeros_like(count)
+
+    def add(flag: int, **sections: Int64s) -> None:
+        present = has_flag(headers, flag)
+        is_used = bool(present.any())
+        for name, size in sections.items():
+            sizes[name] = np.where(present, size, 0) if is_used else nothing
+
+    add(KEYS, key_hashes=hashes, key_offsets=offsets, keys=field("key_bytes"))
+    add(TAGS, tag_codes=hashes, tag_offsets=offsets, tags=field("tag_bytes"))
+    add(
+        PROPERTIES,
+        property_list=offsets,
+        name_offsets=entries,
+        names=field("property_name_bytes"),
+        value_offsets=entries,
+        values=field("property_value_bytes"),
     )
+    add(BORN, born=times)
+    add(EXPIRES, expires=times)
+    add(PRODUCERS, producer_ids=times, sequences=times, epochs=hashes)
+    return sizes
 
 
-def has_flag(headers: Headers, flag: BatchFlag) -> Bools:
+def has_flag(headers: Headers, flag: int) -> Bools:
     """Return which batches have the column of `flag`."""
     present: Bools = headers["flags"] & np.uint16(flag) != 0
     return present
@@ -296,7 +292,7 @@ def block_ends(headers: Headers) -> UInt64s:
 
 def keyed_message_count(headers: Headers) -> int:
     """Return the largest number of entries that these batches can add to a footer's key table."""
-    keyed = headers["message_count"][has_flag(headers, BatchFlag.KEYS)]
+    keyed = headers["message_count"][has_flag(headers, KEYS)]
     return int(keyed.sum(dtype=np.int64))
 
 
@@ -307,7 +303,7 @@ def run_of(header: BatchHeader) -> Run:
 
 
 def _row(header: BatchHeader) -> Headers:
-    return np.frombuffer(bytes(header.encode()), HEADER_DTYPE)
+    return np.frombuffer(header.encode(), HEADER_DTYPE)
 
 
 def headers_in(run: Run) -> Iterator[BatchHeader]:
@@ -320,9 +316,6 @@ def headers_in(run: Run) -> Iterator[BatchHeader]:
         yield _header(row, tuple(_header(each) for each in publishes))
 
 
-_FIELDS = tuple(each.name for each in fields(BatchHeader) if each.name != "requests")
-
-
 def _header(row: np.void, requests: tuple[BatchHeader, ...] = ()) -> BatchHeader:
-    values: list[Any] = [*(int(row[name]) for name in _FIELDS), requests]
+    values: list[Any] = [*(int(row[name]) for name in FIELD_NAMES), requests]
     return BatchHeader(*values)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
 from holdfast.commitlog.format.batch_header import Buffer
-from holdfast.commitlog.format.checksum import crc32c
+from holdfast.commitlog.format.checksum import crc32c, crc32c_of_buffer
 
 SEGMENT_VERSION = 1
 SEGMENT_HEADER_SIZE = 4096
@@ -185,9 +185,11 @@ def decode_footer(trailer: FooterTrailer, tables: Buffer) -> tuple[Blocks, Keys]
 
     Raise CorruptBatch if they do not match the trailer.
     """
-    split = trailer.block_count * BLOCK_DTYPE.itemsize
-    if len(tables) != trailer.footer_size - TRAILER_SIZE or crc32c(tables) != trailer.tables_crc:
+    if len(tables) != trailer.footer_size - TRAILER_SIZE:
         raise CorruptBatch("footer", "tables")
+    if crc32c_of_buffer(tables) != trailer.tables_crc:
+        raise CorruptBatch("footer", "tables")
+    split = trailer.block_count * BLOCK_DTYPE.itemsize
     return np.frombuffer(tables[:split], BLOCK_DTYPE), np.frombuffer(tables[split:], KEY_DTYPE)
 
 

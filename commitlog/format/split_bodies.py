@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.commitlog.errors import CorruptBatch
-from holdfast.commitlog.format.batch_header import ALIGNMENT, HEADER_SIZE
-from holdfast.commitlog.format.batch_layout import aligned
-from holdfast.commitlog.format.checksum import crc32c, crc32c_extended
+from holdfast.commitlog.format.batch_header import ALIGNMENT, HEADER_SIZE, aligned
+from holdfast.commitlog.format.checksum import crc32c_extended, crc32c_of_buffer
 from holdfast.commitlog.format.header_table import Int64s, UInt32s
 
 
@@ -81,7 +80,7 @@ class SplitBodies:
     def payload_crcs(self) -> UInt32s:
         """Return the CRC of each block's payload, computed over its three parts."""
         crcs = [
-            crc32c_extended(crc32c_extended(crc32c(head[HEADER_SIZE:]), bodies), rest)
+            crc32c_extended(crc32c_extended(crc32c_of_buffer(head[HEADER_SIZE:]), bodies), rest)
             for head, bodies, rest in self.places()
         ]
         return np.array(crcs, np.uint32)

@@ -19,6 +19,7 @@ import numpy as np
 
 from holdfast.commitlog.errors import MISSING_SEGMENT, CorruptBatch, UnknownFormatVersion
 from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_encoding import with_requests
 from holdfast.commitlog.format.batch_header import (
     ALIGNMENT,
     HEADER_SIZE,
@@ -27,7 +28,6 @@ from holdfast.commitlog.format.batch_header import (
     Buffer,
 )
 from holdfast.commitlog.format.header_table import NO_RUN, Run, block_ends, intact_run, run_of
-from holdfast.commitlog.format.message_rows import with_requests
 from holdfast.commitlog.format.segment_format import (
     END_MARK_MAGIC,
     END_MARK_SIZE,

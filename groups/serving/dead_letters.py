@@ -20,7 +20,7 @@ from itertools import islice
 from holdfast.commitlog.append.producer_sequences import BROKER_EPOCH
 from holdfast.commitlog.errors import BatchTooLarge, LogError
 from holdfast.commitlog.format.batch import Batch, queue_for_key
-from holdfast.commitlog.format.message_rows import Rows
+from holdfast.commitlog.format.batch_encoding import Rows
 from holdfast.commitlog.format.priority import queue_of
 from holdfast.consumequeue.errors import StateUnavailable, StoreError, UnknownTopic
 from holdfast.consumequeue.message_store import MessageStore

@@ -19,8 +19,8 @@ from holdfast.commitlog.append.producer_sequences import BROKER_EPOCH
 from holdfast.commitlog.errors import LogError
 from holdfast.commitlog.format.batch import Batch, queue_for_key
 from holdfast.commitlog.format.batch_check import LimitExceeded, check_batch
+from holdfast.commitlog.format.batch_encoding import Rows, as_batch
 from holdfast.commitlog.format.message_id import format_message_id
-from holdfast.commitlog.format.message_rows import Rows, as_batch
 from holdfast.commitlog.format.priority import level_of_queue
 from holdfast.consumequeue.errors import LimitReached, StoreError, TopicFull, UnknownTopic
 from holdfast.consumequeue.message_store import MessageStore

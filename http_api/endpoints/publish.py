@@ -19,9 +19,9 @@ from aiohttp import hdrs
 from holdfast.commitlog.errors import RoutedOtherwise
 from holdfast.commitlog.format.batch import Batch, queue_for_key
 from holdfast.commitlog.format.batch_check import MAX_TTL_MS, MessageLimits
+from holdfast.commitlog.format.batch_encoding import Rows, as_batch
 from holdfast.commitlog.format.batch_header import HEADER_SIZE
 from holdfast.commitlog.format.message_id import format_message_id
-from holdfast.commitlog.format.message_rows import Rows, as_batch
 from holdfast.commitlog.format.priority import HIGHEST_PRIORITY, queue_of
 from holdfast.consumequeue.errors import TopicFull, UnknownTopic
 from holdfast.consumequeue.message_store import StoredBatch

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
-from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader, Buffer
-from holdfast.commitlog.format.batch_layout import layout_of
+from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader, Buffer, layout_of
 from holdfast.commitlog.format.split_bodies import SplitBodies, unwritten
 
 #: Fills a buffer with the next bytes of the reply; raises the connection's errors.

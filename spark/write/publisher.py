@@ -150,7 +150,7 @@ class Publisher:
             producer_epoch=self._producer.epoch,
             sequence=progress.sequence if self._producer.writer else 0,
         )
-        return bytes(header.encode()), batch.payload
+        return header.encode(), batch.payload
 
     def _record_stored(self, batch: OutgoingBatch, *, is_duplicate: bool) -> None:
         progress = self._progress(batch)

@@ -11,9 +11,8 @@ from holdfast.commitlog.append.producer_sequences import ProducerLimits, Produce
 from holdfast.commitlog.append.syncer import Syncer
 from holdfast.commitlog.errors import LogError
 from holdfast.commitlog.format.batch import Batch
-from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch_encoding import Rows, encode_batch
 from holdfast.commitlog.format.batch_header import BatchHeader
-from holdfast.commitlog.format.message_rows import Rows
 from holdfast.commitlog.segments.segment import Segment
 from tests.support.simulated_disk import SimulatedDisk
 from tests.support.small_log import NOW_US, SEGMENT_BYTES, SmallLog

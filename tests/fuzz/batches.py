@@ -17,8 +17,7 @@ from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
 from holdfast.commitlog.format.batch import Batch, iter_batches, payload_crc
 from holdfast.commitlog.format.batch_check import LimitExceeded, MessageLimits, check_batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
-from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader
-from holdfast.commitlog.format.batch_layout import layout_of
+from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader, layout_of
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.format.checksum import crc32c
 from holdfast.consumequeue.errors import UnknownQueue
@@ -117,7 +116,7 @@ def _put_right(body: bytes, *, with_sizes: bool) -> bytes:
         size = int.from_bytes(head[8:12], "little")
         if with_sizes:
             head[12:16] = bytes(4)
-            head[12:16] = crc32c(head).to_bytes(4, "little")
+            head[12:16] = crc32c(bytes(head)).to_bytes(4, "little")
             try:
                 size = layout_of(BatchHeader.decode(head)).total_size
             except (CorruptBatch, UnknownFormatVersion):
@@ -130,7 +129,7 @@ def _put_right(body: bytes, *, with_sizes: bool) -> bytes:
         if with_sizes:
             payload = payload.ljust(size - HEADER_SIZE, b"\0")
         head[12:20] = bytes(4) + crc32c(payload).to_bytes(4, "little")
-        head[12:16] = crc32c(head).to_bytes(4, "little")
+        head[12:16] = crc32c(bytes(head)).to_bytes(4, "little")
         done += head + payload
         at += size
     return bytes(done) + body[at:]

@@ -13,7 +13,7 @@ from yarl import URL
 
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_check import MessageLimits, check_batch
-from holdfast.commitlog.format.message_rows import as_batch
+from holdfast.commitlog.format.batch_encoding import as_batch
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.topics import Topic, TopicConfig, check_name
 from holdfast.groups.config import GroupsConfig

@@ -15,8 +15,8 @@ from typing import Any, cast
 from holdfast.commitlog.errors import CorruptRecord, LogError
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_check import MessageLimits
+from holdfast.commitlog.format.batch_encoding import Rows, as_batch
 from holdfast.commitlog.format.message_id import parse_message_id
-from holdfast.commitlog.format.message_rows import Rows, as_batch
 from holdfast.commitlog.format.segment_format import SegmentHeader
 from holdfast.consumequeue.config import TopicsConfig
 from holdfast.consumequeue.errors import (

@@ -17,8 +17,7 @@ from holdfast.commitlog.disk.disk import Bytes
 from holdfast.commitlog.errors import CorruptRecord
 from holdfast.commitlog.format.batch import Batch, payload_crc
 from holdfast.commitlog.format.batch_encoding import encode_batch
-from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader
-from holdfast.commitlog.format.batch_layout import Section
+from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader, Section
 from holdfast.commitlog.format.segment_format import BLOCK_DTYPE, END_MARK_SIZE, TRAILER_SIZE
 from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.commitlog.segments.segment import read_trailer

@@ -8,8 +8,7 @@ import random
 from dataclasses import dataclass, field
 
 from holdfast.commitlog.format.batch import Batch
-from holdfast.commitlog.format.batch_encoding import encode_batch
-from holdfast.commitlog.format.message_rows import Rows
+from holdfast.commitlog.format.batch_encoding import Rows, encode_batch
 from tests.support.history import Send
 
 #: The most batches that a producer has in flight: the broker can answer this many a second time.

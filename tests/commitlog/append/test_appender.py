@@ -21,9 +21,8 @@ from holdfast.commitlog.errors import (
     TooManyProducers,
 )
 from holdfast.commitlog.format.batch import Batch, tag_summary, tags_code
-from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch_encoding import Rows, encode_batch
 from holdfast.commitlog.format.batch_header import HEADER_SIZE
-from holdfast.commitlog.format.message_rows import Rows
 from holdfast.commitlog.segments import commit_log
 from tests.commitlog.publishing import Publishing, batch, error_of
 from tests.support.small_log import FIRST, NOW_US, SEGMENT_BYTES, SmallLog

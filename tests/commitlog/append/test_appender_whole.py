@@ -8,7 +8,7 @@ import pytest
 from holdfast.commitlog.append.appender import AppendRequest
 from holdfast.commitlog.errors import DiskFull, NoSegment, SequenceGap
 from holdfast.commitlog.format.batch import Batch
-from holdfast.commitlog.format.message_rows import Rows
+from holdfast.commitlog.format.batch_encoding import Rows
 from holdfast.commitlog.segments import commit_log
 from tests.commitlog.publishing import Publishing, batch
 from tests.support.small_log import NOW_US

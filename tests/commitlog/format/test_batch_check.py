@@ -11,8 +11,7 @@ from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch import Batch, payload_crc
 from holdfast.commitlog.format.batch_check import LimitExceeded, MessageLimits, check_batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
-from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchFlag, BatchHeader
-from holdfast.commitlog.format.batch_layout import layout_of
+from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchFlag, BatchHeader, layout_of
 from tests.commitlog.golden.make import golden
 from tests.support.batches import Columns, columns
 

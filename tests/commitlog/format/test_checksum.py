@@ -1,6 +1,12 @@
 import pytest
 
-from holdfast.commitlog.format.checksum import crc32c, crc32c_each
+from holdfast.commitlog.format.checksum import (
+    crc32c,
+    crc32c_each,
+    crc32c_extended,
+    crc32c_of_buffer,
+    crc32c_of_ranges,
+)
 
 
 # The vectors of RFC 3720, appendix B.4, and the check value of the CRC catalogue.
@@ -24,14 +30,16 @@ def test_published_vectors(data: bytes, expected: int) -> None:
 def test_every_kind_of_buffer_gives_the_same(size: int) -> None:
     data = bytes(i * 7 & 0xFF for i in range(size))
     expected = crc32c(data)
-    assert crc32c(bytearray(data)) == expected
-    assert crc32c(memoryview(data)) == expected
-    assert crc32c(memoryview(b"xx" + data + b"x")[2 : 2 + size]) == expected
+    within = memoryview(b"xx" + data + b"x")[2 : 2 + size]
+    for buffer in (data, bytearray(data), memoryview(data), within):
+        assert crc32c_of_buffer(buffer) == expected
+        assert crc32c_extended(crc32c(b"begin"), buffer) == crc32c(b"begin" + data)
+        assert crc32c_of_ranges(buffer, [0, 0], [size, 0]) == [expected, 0]
 
 
 def test_a_buffer_can_be_changed_afterwards() -> None:
     data = bytearray(10_000)
-    crc32c(data)
+    crc32c_of_buffer(data)
     data.append(1)  # BufferError while a view of it exists
     assert len(data) == 10_001
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.commitlog.format.batch_header import BatchFlag
-from holdfast.commitlog.format.batch_layout import Layout
+from holdfast.commitlog.format.batch_header import BatchFlag, Layout
 from holdfast.commitlog.format.segment_format import BLOCK_DTYPE, KEY_DTYPE
 from holdfast.commitlog.segments.segment import largest_batch
 from tests.commitlog.format.test_batch_header import PLACES

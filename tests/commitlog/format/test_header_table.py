@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from holdfast.commitlog.format.batch import Batch
-from holdfast.commitlog.format.batch_encoding import encode_batch
-from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader
-from holdfast.commitlog.format.batch_layout import layout_of
+from holdfast.commitlog.format.batch_encoding import Rows, encode_batch, encode_rows, with_requests
+from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader, layout_of
 from holdfast.commitlog.format.header_table import (
     HEADER_DTYPE,
     block_ends,
@@ -19,7 +18,6 @@ from holdfast.commitlog.format.header_table import (
     keyed_message_count,
     run_of,
 )
-from holdfast.commitlog.format.message_rows import Rows, encode_rows, with_requests
 from tests.commitlog.format.test_batch_header import resealed
 from tests.support.batches import stamped
 

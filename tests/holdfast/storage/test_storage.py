@@ -17,7 +17,7 @@ import pytest
 from holdfast.check import check_data_dir
 from holdfast.commitlog.disk.disk import LinuxFile
 from holdfast.commitlog.errors import DiskFull, LogOverloaded, LogPoisoned
-from holdfast.commitlog.format.message_rows import Rows
+from holdfast.commitlog.format.batch_encoding import Rows
 from holdfast.commitlog.segments import commit_log
 from holdfast.consumequeue.errors import StateUnavailable
 from holdfast.consumequeue.message_store import MessageStore, StoredOffsets
