@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 
 from aiohttp import hdrs
 
-from holdfast.http_api.access.auditing import AuditedRequest, record_denial
+from holdfast.http_api.access.audit import AuditedRequest, record_denial
 from holdfast.http_api.access.authorization import UNKNOWN, Denied
-from holdfast.http_api.access.cors import CrossOrigin
+from holdfast.http_api.access.browsers import CrossOrigin
 from holdfast.http_api.access.grants import Principal
 from holdfast.http_api.access.hosts import names_in
 from holdfast.http_api.access.tokens import redact_secrets
@@ -24,15 +24,12 @@ from holdfast.http_api.routing.call import Call, OpenCall
 from holdfast.http_api.routing.codecs import EVENTS, JSON, negotiate
 from holdfast.http_api.routing.context import ApiContext, BrokerStatus, HttpContext
 from holdfast.http_api.routing.openapi import openapi_document
-from holdfast.http_api.routing.query_cache import Queries
-from holdfast.http_api.routing.route import Route
-from holdfast.http_api.routing.router import Router
+from holdfast.http_api.routing.params import Queries
+from holdfast.http_api.routing.router import Route, Router
 from holdfast.http_api.wire.connection_registry import Connections
-from holdfast.http_api.wire.framing import check_framing
-from holdfast.http_api.wire.headers import ORIGIN, list_header
 from holdfast.http_api.wire.problems import Problem, problem_for
 from holdfast.http_api.wire.reply import Reply, problem_reply
-from holdfast.http_api.wire.request import Request
+from holdfast.http_api.wire.request import ORIGIN, Request, check_framing, list_header
 
 __all__ = ["ApiContext", "App", "BrokerStatus", "HttpContext", "make_app"]
 

@@ -53,7 +53,7 @@ from holdfast.http_api.endpoints.topics import (
     put_topic,
 )
 from holdfast.http_api.routing.codecs import BATCH, EVENTS, JSON, MSGPACK, NDJSON
-from holdfast.http_api.routing.route import Handler, Route, structured
+from holdfast.http_api.routing.router import Handler, Route, structured
 from holdfast.http_api.schemas.groups import (
     GroupDeletedReply,
     GroupReply,

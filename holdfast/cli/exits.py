@@ -75,7 +75,7 @@ def failure_of(error: Exception) -> Failure | None:
     from holdfast.commitlog.disk.owned_files import UnsafeFile
     from holdfast.commitlog.errors import LogError, UnknownFormatVersion
     from holdfast.config import ConfigError
-    from holdfast.http_api.access.binding import RemoteWithoutAccess
+    from holdfast.http_api.access.service import RemoteWithoutAccess
     from holdfast.http_api.access.token_file import TokensLocked, TokensUnreadable
     from holdfast.http_api.wire.aiohttp_parser import ParserMissing
     from holdfast.http_api.wire.tls import TlsUnusable

@@ -24,11 +24,11 @@ from holdfast.http_api.access.grants import (
 )
 from holdfast.http_api.access.hosts import AllowedHosts
 from holdfast.http_api.access.tokens import Tokens
-from holdfast.http_api.wire.headers import ORIGIN, SEC_FETCH_SITE
 from holdfast.http_api.wire.problems import Problem
+from holdfast.http_api.wire.request import ORIGIN, SEC_FETCH_SITE
 
 if TYPE_CHECKING:
-    from holdfast.http_api.access.cors import CrossOrigin
+    from holdfast.http_api.access.browsers import CrossOrigin
     from holdfast.http_api.wire.request import Request
 
 #: The caller of a request that was not authenticated.

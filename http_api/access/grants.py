@@ -32,13 +32,12 @@ GRAMMAR = (
 )
 
 
+@dataclass(eq=False, repr=False)
 class InvalidGrant(ValueError):
     """A text is not a valid grant. `reason` says what is wrong with the text."""
 
-    def __init__(self, text: str, reason: str) -> None:
-        super().__init__(text, reason)
-        self.text = text
-        self.reason = reason
+    text: str
+    reason: str
 
     def __str__(self) -> str:
         return f"{self.text[:300]!r} is no grant: {self.reason}; write {GRAMMAR}"

@@ -8,8 +8,7 @@ the attack. An IP address cannot be redirected in this way.
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-
-from holdfast.http_api.access.loopback import is_loopback
+from ipaddress import IPv6Address, ip_address
 
 #: A host name or an IP address, optionally with a port. An IPv6 address may have brackets.
 _HOST = re.compile(
@@ -66,3 +65,14 @@ def host_name(header: str) -> str:
 def names_in(text: str) -> list[str]:
     """Return the names in a comma-separated list, the form of a list in the configuration."""
     return [each.strip() for each in text.split(",") if each.strip()]
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether only this machine can reach an IP address.
+
+    Raises ValueError if the text is not an IP address.
+    """
+    parsed = ip_address(address.partition("%")[0])
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
+        parsed = parsed.ipv4_mapped
+    return parsed.is_loopback

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+import socket
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.http_api.access.audit import AuditFile, AuditLog
 from holdfast.http_api.access.authorization import Access
-from holdfast.http_api.access.binding import RemoteWithoutAccess, is_remote
 from holdfast.http_api.access.config import AccessConfig
-from holdfast.http_api.access.hosts import AllowedHosts, host_name, names_in
+from holdfast.http_api.access.hosts import AllowedHosts, host_name, is_loopback, names_in
 from holdfast.http_api.access.token_file import TokenFile
 from holdfast.http_api.access.tokens import Tokens
 from holdfast.http_api.access.watcher import TokenWatcher
@@ -92,3 +93,29 @@ class AccessService:
 
     def _on_tokens_changed(self, tokens: Tokens) -> None:
         self.access.tokens = tokens
+
+
+@dataclass(eq=False, repr=False)
+class RemoteWithoutAccess(Exception):
+    """The broker must not listen where other machines can reach it while authentication is off."""
+
+    host: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.host} can be reached by other machines, whose users could then do "
+            "everything; make a token with 'holdfast token create' and ask for it "
+            "(--access-authentication true), listen on 127.0.0.1, or, where the network itself "
+            "keeps others out, say so (--access-insecure-remote true)"
+        )
+
+
+async def is_remote(host: str) -> bool:
+    """Return whether `host` resolves to an address that other machines can reach.
+
+    Raises OSError if the name cannot be resolved.
+    """
+    found = await asyncio.to_thread(
+        socket.getaddrinfo, host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    return not all(is_loopback(str(address[0])) for *_, address in found)

@@ -4,13 +4,14 @@ There are two copies, `access/tokens` and `access/tokens.copy`. A change writes 
 other. Each copy is written completely to a temporary file and then renamed, so at any moment at
 least one copy is intact. A change returns only when both copies have it, so an old copy cannot
 bring back a revoked token. `access/lock` prevents that two processes write at the same time;
-readers need no lock.
+readers need no lock. All functions block, and changes are durable when they return.
 """
 
 import fcntl
 import os
+import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,20 @@ from pathlib import Path
 from holdfast.commitlog.disk.data_dir import refuse_foreign
 from holdfast.commitlog.disk.disk import make_directory, sync_directory
 from holdfast.commitlog.disk.owned_files import create_file, open_file, read_file
+from holdfast.http_api.access.grants import Grant
 from holdfast.http_api.access.token_format import (
     DamagedTokens,
     TokenFileContent,
     decode_tokens,
     encode_tokens,
 )
-from holdfast.http_api.access.tokens import Token
+from holdfast.http_api.access.tokens import (
+    ID_BYTES,
+    SECRET_BYTES,
+    Token,
+    digest_of,
+    token_text,
+)
 
 #: How long a writer waits for the lock. A change takes no longer than a few syncs of the disk.
 LOCK_TIMEOUT_S = 10.0
@@ -34,13 +42,12 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 """Inode, modification time and size of each copy: a value that differs after every change."""
 
 
+@dataclass(eq=False, repr=False)
 class TokensUnreadable(Exception):
     """No copy of the token file is intact. `faults` has the reason for each copy."""
 
-    def __init__(self, path: Path, faults: tuple[str, ...]) -> None:
-        super().__init__(path, faults)
-        self.path = path
-        self.faults = faults
+    path: Path
+    faults: tuple[str, ...]
 
     def __str__(self) -> str:
         return (
@@ -49,12 +56,11 @@ class TokensUnreadable(Exception):
         )
 
 
+@dataclass(eq=False, repr=False)
 class TokensLocked(Exception):
     """Another process held the lock for longer than LOCK_TIMEOUT_S."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.path = path
+    path: Path
 
     def __str__(self) -> str:
         return f"another process holds {self.path}; wait for it to end, then try again"
@@ -69,7 +75,7 @@ class TokensRead:
 
 
 class TokenFile:
-    """The tokens of one data directory. Every method blocks. `change` may wait for the lock."""
+    """The tokens of one data directory. `change` may wait for the lock."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
@@ -162,3 +168,89 @@ def _is_locked(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@dataclass(eq=False, repr=False)
+class UnknownToken(Exception):
+    """No token has this id."""
+
+    token_id: str
+
+    def __str__(self) -> str:
+        return (
+            f"there is no token {self.token_id[:40]!r}, and nothing was revoked; 'holdfast token "
+            "list' shows the ids"
+        )
+
+
+@dataclass(eq=False, repr=False)
+class CertificateTaken(Exception):
+    """The token file already has an entry for this certificate name."""
+
+    certificate: str
+    token_id: str
+
+    def __str__(self) -> str:
+        return (
+            f"the certificate of {self.certificate[:200]!r} has grants as {self.token_id}; revoke "
+            "that one first"
+        )
+
+
+def create_token(
+    file: TokenFile,
+    *,
+    name: str,
+    grants: Iterable[Grant],
+    now_ms: int,
+    expires_ms: int | None = None,
+    certificate: str = "",
+    publish_rates: tuple[int | None, int | None] | None = None,
+) -> tuple[Token, str]:
+    """Add a token. Return the token, and its text, which is not stored and cannot be read later.
+
+    With `certificate`, the entry is for a client certificate, and the text is empty. Raises
+    CertificateTaken, and the errors of TokenFile.change.
+    """
+    token_id = secrets.token_hex(ID_BYTES)
+    text = "" if certificate else token_text(token_id, secrets.token_bytes(SECRET_BYTES))
+    token = Token(
+        token_id,
+        name,
+        tuple(dict.fromkeys(grants)),
+        now_ms,
+        expires_ms,
+        b"" if certificate else digest_of(text),
+        certificate,
+        publish_rates,
+    )
+
+    def add_token(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
+        for other in tokens:
+            if certificate and other.certificate == certificate:
+                raise CertificateTaken(certificate, other.token_id)
+            assert other.token_id != token_id, "of 2**48 ids the same one twice"
+        return (*tokens, token)
+
+    file.change(add_token)
+    return token, text
+
+
+def revoke_tokens(file: TokenFile, token_ids: Iterable[str]) -> list[Token]:
+    """Remove the tokens with these ids and return them.
+
+    Raises UnknownToken, and the errors of TokenFile.change. In case of an error, no token is
+    removed.
+    """
+    revoked: list[Token] = []
+
+    def remove_tokens(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
+        by_id = {token.token_id: token for token in tokens}
+        for token_id in dict.fromkeys(token_ids):
+            if token_id not in by_id:
+                raise UnknownToken(token_id)
+            revoked.append(by_id.pop(token_id))
+        return tuple(by_id.values())
+
+    file.change(remove_tokens)
+    return revoked

@@ -23,12 +23,11 @@ FORMAT_WITH_RATES = b"holdfast-tokens-2"
 _HEAD_BYTES = len(FORMAT) + 10
 
 
+@dataclass(eq=False, repr=False)
 class DamagedTokens(Exception):
     """The bytes are not an intact token file. `reason` says what is wrong."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    reason: str
 
     def __str__(self) -> str:
         return self.reason

@@ -22,7 +22,7 @@ import msgspec
 
 from holdfast.consumequeue.message_store import MessageFilter
 from holdfast.consumequeue.topics import Topic
-from holdfast.http_api.access.auditing import record_denial
+from holdfast.http_api.access.audit import record_denial
 from holdfast.http_api.access.authorization import Denied
 from holdfast.http_api.endpoints.held_read import (
     WIDE_QUEUES,

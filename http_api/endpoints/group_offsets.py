@@ -27,8 +27,8 @@ from holdfast.http_api.schemas.groups import (
     start_of,
     time_of,
 )
-from holdfast.http_api.wire.headers import single_header
 from holdfast.http_api.wire.reply import Reply
+from holdfast.http_api.wire.request import single_header
 
 _ANY_VERSION = -1
 """Stands for "If-Match: *": store only if the group already has stored offsets on the topic."""

@@ -16,7 +16,7 @@ from holdfast.groups.settings import (
     bounds,
     filter_texts,
 )
-from holdfast.http_api.routing.limits import check_at_most, check_count_at_most
+from holdfast.http_api.routing.params import check_at_most, check_count_at_most
 from holdfast.http_api.schemas.groups import (
     Cost,
     Engine,

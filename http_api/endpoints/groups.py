@@ -25,8 +25,7 @@ from holdfast.http_api.endpoints.group_lag import described
 from holdfast.http_api.endpoints.group_offsets import by_name, queue_offsets
 from holdfast.http_api.endpoints.group_settings import group_spec
 from holdfast.http_api.routing.call import Call, NoParams
-from holdfast.http_api.routing.limits import check_client_label
-from holdfast.http_api.routing.params import text
+from holdfast.http_api.routing.params import check_client_label, text
 from holdfast.http_api.schemas.groups import GroupDeletedReply, GroupSettings, start_of
 from holdfast.http_api.schemas.leases import LeaveReply, LeaveRequest, SeekReply, SeekRequest
 from holdfast.http_api.wire.problems import Problem

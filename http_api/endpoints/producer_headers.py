@@ -1,4 +1,4 @@
-"""Reads the producer of an idempotent publish from the Holdfast-Producer headers. Pure."""
+"""Reads the producer of an idempotent publish from the Holdfast-Producer headers."""
 
 import hashlib
 import re
@@ -8,8 +8,8 @@ from multidict import MultiMapping, istr
 
 from holdfast.commitlog.append.producer_sequences import BROKER_EPOCH
 from holdfast.http_api.routing.params import MAX_OFFSET, invalid, whole_number
-from holdfast.http_api.wire.headers import single_header
 from holdfast.http_api.wire.problems import Problem
+from holdfast.http_api.wire.request import single_header
 
 # These are istr objects, so that a case-insensitive look-up need not convert them each time.
 ID = istr("Holdfast-Producer-Id")

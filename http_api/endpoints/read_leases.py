@@ -13,7 +13,7 @@ from holdfast.consumequeue.message_store import ReadLease
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.routing.call import Call, NoParams
 from holdfast.http_api.routing.context import ApiContext
-from holdfast.http_api.routing.limits import check_at_most
+from holdfast.http_api.routing.params import check_at_most
 from holdfast.http_api.schemas.messages import (
     ReadLeaseEndedReply,
     ReadLeaseReply,

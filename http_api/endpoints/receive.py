@@ -26,8 +26,12 @@ from holdfast.http_api.endpoints.receive_reply import deliver_received
 from holdfast.http_api.endpoints.rendering import YIELD_EVERY_MESSAGES
 from holdfast.http_api.limits.reply_slots import LargeReplySlot
 from holdfast.http_api.routing.call import Call, NoParams
-from holdfast.http_api.routing.limits import check_at_most, check_client_label, check_count_at_most
-from holdfast.http_api.routing.params import invalid
+from holdfast.http_api.routing.params import (
+    check_at_most,
+    check_client_label,
+    check_count_at_most,
+    invalid,
+)
 from holdfast.http_api.schemas.leases import ReceiveRequest as ReceiveBody
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.reply import Reply, nothing

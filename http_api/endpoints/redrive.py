@@ -13,8 +13,12 @@ from holdfast.http_api.endpoints.group_access import (
     leased_group,
 )
 from holdfast.http_api.routing.call import Call, NoParams
-from holdfast.http_api.routing.limits import check_at_most, check_count_at_most
-from holdfast.http_api.routing.params import invalid, whole_number
+from holdfast.http_api.routing.params import (
+    check_at_most,
+    check_count_at_most,
+    invalid,
+    whole_number,
+)
 from holdfast.http_api.schemas.leases import RedriveReply, RedriveRequest
 from holdfast.http_api.wire.problems import Problem, problem_for
 from holdfast.http_api.wire.reply import Reply

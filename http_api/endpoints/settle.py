@@ -14,7 +14,7 @@ from holdfast.http_api.access.authorization import missing_grant
 from holdfast.http_api.access.grants import ANONYMOUS
 from holdfast.http_api.endpoints.group_access import leased_group
 from holdfast.http_api.routing.call import Call, NoParams
-from holdfast.http_api.routing.limits import check_at_most, check_count_at_most
+from holdfast.http_api.routing.params import check_at_most, check_count_at_most
 from holdfast.http_api.schemas.leases import (
     AckRequest,
     ExtendRequest,

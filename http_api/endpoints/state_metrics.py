@@ -18,7 +18,7 @@ from holdfast.consumequeue.errors import StoreError, UnknownGroup
 from holdfast.consumequeue.slices import in_slices
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.service_types import GroupServiceStats
-from holdfast.http_api.metrics.counters import MAX_SERIES
+from holdfast.http_api.metrics import MAX_SERIES
 from holdfast.http_api.routing.context import ApiContext, HttpContext
 from holdfast.http_api.wire.connection_registry import Connections
 

@@ -5,8 +5,7 @@ from time import monotonic
 from holdfast.http_api.access.authorization import UNKNOWN
 from holdfast.http_api.access.grants import ANONYMOUS, Principal
 from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.limits.publish_rate import PublishRate, Rates
-from holdfast.http_api.limits.token_bucket import RateLimit, retry_after_s
+from holdfast.http_api.limits.token_buckets import PublishRate, RateLimit, Rates, retry_after_s
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.reply import Reply
 from holdfast.http_api.wire.request import Request
@@ -41,7 +40,7 @@ class RateLimiter:
     def answered(self, request: Request, principal: Principal, reply: Reply) -> None:
         """Charge the client for the received bytes of the request's body, and for the reply."""
         size = request.content.total_bytes + reply.size
-        self._limit.moved(client_name(request, principal), size, monotonic())
+        self._limit.charge(client_name(request, principal), size, monotonic())
 
     def streamed(self, request: Request, principal: Principal, size: int) -> float:
         """Charge the client for `size` sent bytes of a stream, and for one request.
@@ -50,7 +49,7 @@ class RateLimiter:
         """
         name, now = client_name(request, principal), monotonic()
         if size:
-            self._limit.moved(name, size, now)
+            self._limit.charge(name, size, now)
         refusal = self._limit.ask(name, now)
         return 0.0 if refusal is None else refusal[1]
 
@@ -74,7 +73,7 @@ class PublishLimiter:
             return default
         messages, size = own
         return Rates(
-            default.messages if messages is None else messages,
+            default.items if messages is None else messages,
             default.bytes if size is None else size,
         )
 
@@ -88,8 +87,11 @@ class PublishLimiter:
         if refusal is None:
             return
         name, seconds = refusal
-        limit = rates.messages if name == "publish_messages_per_s" else rates.bytes
-        unit = "messages" if name == "publish_messages_per_s" else "bytes"
+        limit, unit = (
+            (rates.items, "messages")
+            if name == "publish_messages_per_s"
+            else (rates.bytes, "bytes")
+        )
         reason = f"this client publishes more than its {limit} {unit} a second"
         raise _rate_limited(reason, seconds, limit, name)
 
@@ -97,7 +99,7 @@ class PublishLimiter:
         """Charge the client for the messages and bytes that it publishes."""
         rates = self.rates_of(principal)
         if any(rates):
-            self._rate.published(client, rates, messages, size, monotonic())
+            self._rate.charge(client, rates, messages, size, monotonic())
 
 
 def client_name(request: Request, principal: Principal) -> str:

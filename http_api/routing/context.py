@@ -19,7 +19,7 @@ from holdfast.http_api.access.authorization import Access
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.limits.rate_limiter import PublishLimiter, RateLimiter
 from holdfast.http_api.limits.reply_slots import ClientPlaces, OneALoopTurn
-from holdfast.http_api.metrics.counters import Metrics
+from holdfast.http_api.metrics import Metrics
 from holdfast.http_api.wire.body_reader import BodyReader
 from holdfast.http_api.wire.connection_registry import Connections
 

@@ -18,7 +18,7 @@ from holdfast.http_api.routing.openapi_fields import (
 )
 from holdfast.http_api.routing.params import declared
 from holdfast.http_api.routing.queue_offsets import PATTERN
-from holdfast.http_api.routing.route import Route
+from holdfast.http_api.routing.router import Route
 from holdfast.http_api.wire.problems import KINDS, TYPE_PREFIX
 from holdfast.http_api.wire.reply import PROBLEM_JSON
 

@@ -6,14 +6,15 @@
 
     params = read_params(PullParams, query_pairs("offset=5"), config)
 
-The bound of a value is a number, or the name of a setting of HttpConfig. A value above its bound is
-refused with limit-exceeded, never silently reduced. An undeclared name is refused, too, so that a
-typing error does not silently select a default.
+A bound is a number, or the name of a setting of HttpConfig. A value above its bound is refused with
+limit-exceeded, never silently reduced to the bound. An undeclared name is refused, too, so that a
+typing error does not silently select a default. The checks at the end are for values in bodies.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote_to_bytes
 
@@ -31,6 +32,11 @@ from holdfast.http_api.wire.problems import Problem
 P = TypeVar("P")
 
 MAX_OFFSET = 2**63 - 1
+#: At most this many queries, and at most this many single values, are cached.
+_CACHE_SIZE = 1024
+#: Queries with more characters are not cached.
+_SHORT_CHARACTERS = 256
+_CLIENT_LABEL = re.compile(r"[!-~]{1,127}", re.ASCII)
 
 Bound = int | str
 """A number, or the name of a setting whose value is the number."""
@@ -40,11 +46,11 @@ Bound = int | str
 class Param:
     """One parameter of a query string: how it is parsed, and how OpenAPI describes it."""
 
-    name: str
-    """The name in the query; "" if the parameter has the name of its field."""
     doc: str
     parse: Callable[["Param", str, HttpConfig], Any]
     schema: Callable[["Param", HttpConfig], dict[str, object]]
+    name: str = ""
+    """The name in the query; "" if the parameter has the name of its field."""
     minimum: int = 0
     maximum: Bound = MAX_OFFSET
     default: str | None = None
@@ -59,11 +65,8 @@ class Param:
 
     def limit(self, config: HttpConfig) -> int:
         """Return the largest allowed value."""
-        return _bound(self.maximum, config)
-
-
-def _bound(bound: Bound, config: HttpConfig) -> int:
-    return bound if isinstance(bound, int) else int(getattr(config, bound))
+        maximum = self.maximum
+        return maximum if isinstance(maximum, int) else int(getattr(config, maximum))
 
 
 def whole(
@@ -80,20 +83,18 @@ def whole(
     If a `required` parameter is missing, its value is None, and the endpoint must refuse it.
     """
     setting = default if isinstance(default, str) else None
-    value = default if isinstance(default, int) else None
     return _declare(
         Param(
-            "",
             doc,
             _parse_whole,
             _whole_schema,
-            minimum,
-            maximum,
-            setting,
+            minimum=minimum,
+            maximum=maximum,
+            default=setting,
             is_required=required,
             zero_turns_off=zero_turns_off,
         ),
-        value,
+        default if setting is None else None,
     )
 
 
@@ -102,17 +103,17 @@ def moment(doc: str, *, required: bool = False) -> Any:
 
     If a `required` parameter is missing, its value is None, and the endpoint must refuse it.
     """
-    return _declare(Param("", doc, _parse_moment, _moment_schema, is_required=required), None)
+    return _declare(Param(doc, _parse_moment, _moment_schema, is_required=required), None)
 
 
 def choice(doc: str, *choices: str, name: str = "", default: str | None = None) -> Any:
     """Declare a parameter whose value must be one of `choices`."""
-    return _declare(Param(name, doc, _parse_choice, _choice_schema, choices=choices), default)
+    return _declare(Param(doc, _parse_choice, _choice_schema, name, choices=choices), default)
 
 
 def flag(doc: str) -> Any:
     """Declare a flag, which is "true" or "false" in the query. If it is missing, it is False."""
-    return _declare(Param("", doc, _parse_flag, _flag_schema), False)
+    return _declare(Param(doc, _parse_flag, _flag_schema), False)
 
 
 def text(doc: str, *, maximum: Bound = 8192, required: bool = False, pattern: str = "") -> Any:
@@ -122,13 +123,7 @@ def text(doc: str, *, maximum: Bound = 8192, required: bool = False, pattern: st
     """
     return _declare(
         Param(
-            "",
-            doc,
-            _parse_text,
-            _text_schema,
-            maximum=maximum,
-            pattern=pattern,
-            is_required=required,
+            doc, _parse_text, _text_schema, maximum=maximum, pattern=pattern, is_required=required
         ),
         None,
     )
@@ -136,6 +131,31 @@ def text(doc: str, *, maximum: Bound = 8192, required: bool = False, pattern: st
 
 def _declare(param: Param, default: object) -> Any:
     return field(default=default, metadata={"param": param})
+
+
+class Queries:
+    """Parses query strings and caches the results. Belongs to the event loop.
+
+    The same query string always gives the same parameters, and clients repeat their queries. The
+    queries of a reader that advances differ only in the offset, so single values are cached, too.
+    """
+
+    def __init__(self, config: HttpConfig) -> None:
+        self._config = config
+        self._cached = lru_cache(_CACHE_SIZE)(self._read)
+        self._value_of = lru_cache(_CACHE_SIZE)(partial(read_value, config))
+
+    def read(self, params: type, raw_query: str) -> Any:
+        """Return a query's parameters. Several requests share the object: treat it as immutable.
+
+        Raises the problems of `query_pairs` and `read_params`.
+        """
+        if len(raw_query) <= _SHORT_CHARACTERS:
+            return self._cached(params, raw_query)
+        return read_params(params, query_pairs(raw_query), self._config)
+
+    def _read(self, params: type, raw_query: str) -> Any:
+        return read_params(params, query_pairs(raw_query), self._config, self._value_of)
 
 
 @cache
@@ -151,9 +171,14 @@ def declared(params: Any) -> Mapping[str, tuple[str, Param]]:
 def query_pairs(raw_query: str) -> Iterable[tuple[str, str]]:
     """Return the decoded names and values of a query string, in their order.
 
-    Raises Problem (invalid-parameter) if the query string is not percent-encoded UTF-8.
+    Raises Problem (invalid-parameter) if the query string is not percent-encoded UTF-8. yarl's
+    decoder would replace invalid bytes by U+FFFD, so it could turn one key into another key.
     """
-    check_encoding(raw_query)
+    if "%" in raw_query:
+        try:
+            unquote_to_bytes(raw_query).decode()
+        except UnicodeError:
+            raise invalid("query", raw_query, "percent-encoded UTF-8") from None
     if "%" in raw_query or "+" in raw_query or not raw_query.isascii():
         return URL.build(query_string=raw_query, encoded=True).query.items()
     # Without escapes, this gives the same result as yarl's decoder, in a fifth of the time.
@@ -209,23 +234,9 @@ def read_value(config: HttpConfig, params: type, name: str, given: str) -> Any:
         raise invalid(name, given, str(error)) from None
 
 
-def check_encoding(raw_query: str) -> None:
-    """Raise Problem (invalid-parameter) for a query string that is not percent-encoded UTF-8.
-
-    yarl's decoder would replace invalid bytes by U+FFFD, so it could turn one key into another key.
-    """
-    if "%" not in raw_query:
-        return
-    try:
-        unquote_to_bytes(raw_query).decode()
-    except UnicodeError:
-        raise invalid("query", raw_query, "percent-encoded UTF-8") from None
-
-
+@dataclass(eq=False, repr=False)
 class _AboveLimit(Exception):
-    def __init__(self, limit: int) -> None:
-        super().__init__(limit)
-        self.limit = limit
+    limit: int
 
 
 def whole_number(given: str) -> int | None:
@@ -324,3 +335,48 @@ def invalid(parameter: str, found: object, allowed: str, detail: str | None = No
 def _unknown(name: str, known: list[str]) -> Problem:
     allowed = ", ".join(known) if known else "no parameters at all"
     return invalid(name, name, allowed, f"there is no parameter {name[:200]!r} here")
+
+
+def check_at_most(
+    parameter: str, value: float | None, limit: float, limit_name: str | None = None
+) -> None:
+    """Raise Problem (limit-exceeded) if a number exceeds its limit. None is accepted.
+
+    So a value above its limit is refused, never silently reduced to the limit.
+    """
+    if value is None or value <= limit:
+        return
+    named = {} if limit_name is None else {"limit_name": limit_name}
+    raise Problem(
+        "limit-exceeded",
+        f"{parameter}={value} is above its limit; use {limit} at most",
+        parameter=parameter,
+        limit=limit,
+        **named,
+    )
+
+
+def check_count_at_most(
+    parameter: str, what: str, count: int, limit: int, limit_name: str | None = None
+) -> None:
+    """Raise Problem (limit-exceeded) if a list has more than `limit` elements."""
+    if count <= limit:
+        return
+    named = {} if limit_name is None else {"limit_name": limit_name}
+    raise Problem(
+        "limit-exceeded",
+        f"{count} {what} are given; give {limit} at most in one request",
+        parameter=parameter,
+        limit=limit,
+        **named,
+    )
+
+
+def check_client_label(parameter: str, given: str) -> str:
+    """Check and return a name that a client has chosen for itself or for a request.
+
+    The name must have 1 to 127 visible ASCII characters. Raises Problem (invalid-parameter).
+    """
+    if not _CLIENT_LABEL.fullmatch(given):
+        raise invalid(parameter, given, "1 to 127 visible characters of ASCII")
+    return given

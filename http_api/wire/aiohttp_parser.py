@@ -5,16 +5,15 @@ changes something that this package needs, a test in tests/http_api/wire/test_ai
 names what has changed.
 """
 
-import asyncio
-from typing import Protocol, cast
+from asyncio import AbstractEventLoop
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
 
 from aiohttp import web
-from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, LineTooLong
 from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
-
-from holdfast.http_api.wire.headers import MAX_FIELD_BYTES
 
 __all__ = [
     "BadHttpMessage",
@@ -30,6 +29,8 @@ __all__ = [
 #: The maximum length of the request line. It must have room for a poll over 1,024 queues, or for a
 #: percent-encoded filter of 4 KiB.
 MAX_LINE_BYTES = 64 * 1024
+#: The maximum length of one header line.
+MAX_FIELD_BYTES = 8190
 MAX_HEADERS = 128
 #: The buffer of a chunked body: reading pauses when twice this many unread bytes are in it.
 _CHUNKED_BYTES = 4 * 1024
@@ -54,7 +55,7 @@ class ParserMissing(Exception):
 
     def __str__(self) -> str:
         return (
-            "aiohttp has no HTTP parser written in C here, and the one in Python is not safe "
+            "aiohttp's HTTP parser in C is not installed, and its parser in Python is not safe "
             "behind a proxy; install aiohttp's wheel (or a C compiler, then aiohttp again), and "
             "unset AIOHTTP_NO_EXTENSIONS"
         )
@@ -66,17 +67,15 @@ def check_parser(parser: object = HttpRequestParser) -> None:
         raise ParserMissing
 
 
-def new_parser(owner: ParserOwner, loop: asyncio.AbstractEventLoop) -> HttpRequestParser:
-    """Return a parser for the next bytes of a connection. It pauses after each request."""
-    return HttpRequestParser(
-        cast(BaseProtocol, owner),
-        loop,
-        _CHUNKED_BYTES,
-        max_line_size=MAX_LINE_BYTES,
-        max_field_size=MAX_FIELD_BYTES,
-        max_headers=MAX_HEADERS,
-        payload_exception=web.RequestPayloadError,
-        auto_decompress=False,
-        # Pause after each request, because an error in later bytes would drop the request.
-        max_msg_queue_size=1,
-    )
+#: Makes a parser for the next bytes of a connection, from a `ParserOwner` and the event loop. The
+#: parser pauses after each request, because an error in later bytes would drop the request.
+new_parser: Callable[[ParserOwner, AbstractEventLoop], HttpRequestParser] = partial(
+    HttpRequestParser,
+    limit=_CHUNKED_BYTES,
+    max_line_size=MAX_LINE_BYTES,
+    max_field_size=MAX_FIELD_BYTES,
+    max_headers=MAX_HEADERS,
+    payload_exception=web.RequestPayloadError,
+    auto_decompress=False,
+    max_msg_queue_size=1,
+)

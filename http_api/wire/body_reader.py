@@ -1,14 +1,16 @@
 """Reads a request's whole body within limits of size and time, and decompresses it.
 
 A body whose declared size is too large is refused before any of it is read. A body without a
-declared size is refused as soon as it becomes too large, also during decompression. The limits of
-`arriving_bytes` count every body from its first byte until its request is answered. For a
-compressed body they also count its declared decompressed size. Therefore neither slow senders nor
-many small decompression bombs can fill the memory.
+declared size is refused as soon as it becomes too large, also during decompression. `ArrivingBytes`
+counts every body from its first byte until its request is answered. For a compressed body it also
+counts the declared decompressed size. So neither slow senders nor many small decompression bombs
+can fill the memory.
 """
 
 import asyncio
 import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from aiohttp import hdrs, web
@@ -16,11 +18,15 @@ from aiohttp import hdrs, web
 from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.wire.aiohttp_parser import HttpProcessingError
-from holdfast.http_api.wire.arriving_bytes import LIMIT, SHARE, ArrivingBytes, GiveWay
-from holdfast.http_api.wire.headers import list_header
 from holdfast.http_api.wire.problems import Problem, request_too_large
-from holdfast.http_api.wire.request import Request
+from holdfast.http_api.wire.request import Request, list_header
 from holdfast.http_api.wire.transfer_watch import TransferWatch
+
+#: The settings that limit the memory of requests: of all clients together, and of one client.
+LIMIT, SHARE = "max_arriving_bytes", "max_client_arriving_bytes"
+
+GiveWay = Callable[[], None]
+"""Ends a request to free its memory. Called after the request's bytes were released here."""
 
 
 class BodyLimit(NamedTuple):
@@ -33,7 +39,7 @@ class BodyLimit(NamedTuple):
 class BodyReader:
     """Reads the bodies of one server's requests. Belongs to one event loop."""
 
-    def __init__(self, config: HttpConfig, arriving: ArrivingBytes) -> None:
+    def __init__(self, config: HttpConfig, arriving: "ArrivingBytes") -> None:
         self._config = config
         self._limit = BodyLimit("max_request_bytes", config.max_request_bytes)
         self._arriving = arriving
@@ -115,7 +121,7 @@ class BodyReader:
             return b"".join(chunks)
         finally:
             watch.stop()
-            self._arriving.settle(request)
+            self._arriving.mark_arrived(request)
 
     def _take(self, request: Request, size: int, give_way: GiveWay | None = None) -> None:
         """Set the counted bytes of a request. Raises Problem (overloaded) if a limit refuses."""
@@ -124,14 +130,111 @@ class BodyReader:
             raise overloaded(refused, self._config)
 
 
+class ArrivingBytes:
+    """The memory of requests that clients have sent. Pure.
+
+    `limit_bytes` limits it in total, `share_bytes` per client. Both cover unfinished and waiting
+    heads (request line and headers), arriving bodies, and bodies that are being processed. A holder
+    is a request or a connection; it has at most one entry.
+
+    When the total limit is reached, the client with the most arriving bytes loses its oldest
+    arriving request, if a client with fewer bytes needs the memory. The limit per client applies
+    even if memory is free. If there is only one holder, it may exceed the total limit, and the only
+    holder of a client may exceed the client's limit: waiting would not help, because there is no
+    other memory that could be freed.
+    """
+
+    def __init__(self, limit_bytes: int, share_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._share_bytes = share_bytes
+        self._held: dict[Hashable, tuple[str, int]] = {}
+        self._arriving_bytes_of: dict[str, int] = {}
+        self.arriving: dict[str, OrderedDict[Hashable, GiveWay]] = {}
+        """The holders that can give way, by client. The oldest is first."""
+        self.bytes_of: dict[str, int] = {}
+        """The bytes of each client that has a holder."""
+        self.total_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def take(
+        self, holder: Hashable, client: str, size: int, give_way: GiveWay | None = None
+    ) -> str | None:
+        """Set the bytes of a holder to `size`, in place of its former bytes.
+
+        Return None on success. If a limit refuses the new size, return the name of the limit; the
+        holder then keeps its former bytes. With `give_way`, the holder is arriving, and `give_way`
+        is called if another client needs the memory. Without `give_way`, the holder is being
+        processed and keeps its memory until it is released.
+        """
+        own = self._held[holder][1] if holder in self._held else 0
+        of_client = self.bytes_of.get(client, 0)
+        if of_client > own and of_client - own + size > self._share_bytes:
+            return SHARE
+        while self.total_bytes > own and self.total_bytes - own + size > self._limit_bytes:
+            greediest = self._greediest(client, size)
+            if greediest is None:
+                return LIMIT
+            oldest, its_give_way = next(iter(self.arriving[greediest].items()))
+            self.release(oldest)
+            its_give_way()
+        self.release(holder)
+        self._held[holder] = client, size
+        self.bytes_of[client] = self.bytes_of.get(client, 0) + size
+        self.total_bytes += size
+        if give_way is not None:
+            self.arriving.setdefault(client, OrderedDict())[holder] = give_way
+            self._arriving_bytes_of[client] = self._arriving_bytes_of.get(client, 0) + size
+        return None
+
+    def mark_arrived(self, holder: Hashable) -> None:
+        """Let a holder keep its memory until it is released, because its request has arrived."""
+        if holder in self._held:
+            self._end_arriving(holder, *self._held[holder])
+
+    def release(self, holder: Hashable) -> None:
+        """Remove the bytes of a holder, if it has any."""
+        if holder not in self._held:
+            return
+        client, size = self._held.pop(holder)
+        self._end_arriving(holder, client, size)
+        self.total_bytes -= size
+        left = self.bytes_of.get(client, 0) - size
+        if left:
+            self.bytes_of[client] = left
+        else:
+            self.bytes_of.pop(client, None)
+
+    def _end_arriving(self, holder: Hashable, client: str, size: int) -> None:
+        holders = self.arriving.get(client)
+        if holders is None or holders.pop(holder, None) is None:
+            return
+        self._arriving_bytes_of[client] -= size
+        if not holders:
+            del self.arriving[client], self._arriving_bytes_of[client]
+
+    def _greediest(self, client: str, size: int) -> str | None:
+        """Return the client with the most arriving bytes, which has to give way to `client`.
+
+        Return None if `client` itself has the most arriving bytes, or would have at least as many
+        with `size` more bytes.
+        """
+        arriving = self._arriving_bytes_of
+        greediest = max(arriving, key=arriving.__getitem__, default=client)
+        if greediest == client or arriving[greediest] <= arriving.get(client, 0) + size:
+            return None
+        return greediest
+
+
 def overloaded(limit_name: str, config: HttpConfig) -> Problem:
-    """Return the problem of a request that reaches a limit of `arriving_bytes`."""
+    """Return the problem of a request that a limit of `ArrivingBytes` refuses."""
     limit = getattr(config, limit_name)
     whose = "of this client " if limit_name == SHARE else ""
     return Problem(
         "overloaded",
-        f"requests {whose}of more than {limit_name} ({limit}) are arriving or at work; wait a "
-        "moment and send the request again",
+        f"requests {whose}of more than {limit_name} ({limit}) are arriving or being processed; "
+        "wait a moment and send the request again",
         limit=limit,
         limit_name=limit_name,
     )
@@ -157,9 +260,9 @@ def _gunzip(body: bytes | memoryview, size: int, limit: BodyLimit) -> bytes:
     if len(plain) > limit.size:
         raise _too_large(limit)
     if inflater.eof and inflater.unused_data:
-        raise _not_gzip("something follows after its end")
+        raise _not_gzip("more bytes follow its end")
     if len(plain) > size:
-        raise _not_gzip("it is longer than it says at its end")
+        raise _not_gzip("it is longer than the size that it declares at its end")
     if not inflater.eof:
         raise _not_gzip("it ends too early")
     return plain
@@ -168,8 +271,8 @@ def _gunzip(body: bytes | memoryview, size: int, limit: BodyLimit) -> bytes:
 def _incomplete(config: HttpConfig) -> Problem:
     return Problem(
         "request-timeout",
-        f"the body was not complete after body_timeout_ms ({config.body_timeout_ms}); send less "
-        "at a time, or over a faster connection",
+        f"the body was not complete after body_timeout_ms ({config.body_timeout_ms}); send a "
+        "smaller body, or use a faster connection",
         limit=config.body_timeout_ms,
         limit_name="body_timeout_ms",
     )
@@ -179,7 +282,7 @@ def _too_slow(config: HttpConfig) -> Problem:
     least = config.min_transfer_bytes_per_s
     return Problem(
         "request-timeout",
-        f"the body came slower than min_transfer_bytes_per_s ({least}); send it over a faster "
+        f"the body arrived slower than min_transfer_bytes_per_s ({least}); send it over a faster "
         "connection",
         limit=least,
         limit_name="min_transfer_bytes_per_s",
@@ -198,8 +301,8 @@ def _is_gzip(request: Request) -> bool:
     if encoding not in ("", "identity", "gzip", "x-gzip"):
         raise Problem(
             "unsupported-encoding",
-            f"the content encoding {encoding[:100]!r} is not understood; send the body as it "
-            "is, or with gzip",
+            f"the content encoding {encoding[:100]!r} is not supported; send the body "
+            "uncompressed, or with gzip",
             found=encoding[:100],
             allowed=["gzip", "identity"],
         )

@@ -17,14 +17,13 @@ from aiohttp import HttpVersion11, hdrs
 from holdfast.commitlog.setting import MIB
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.wire.aiohttp_parser import (
+    MAX_FIELD_BYTES,
     MAX_LINE_BYTES,
     HttpProcessingError,
     LineTooLong,
 )
 from holdfast.http_api.wire.body_reader import overloaded
 from holdfast.http_api.wire.connection_registry import Connections
-from holdfast.http_api.wire.framing import ends_connection
-from holdfast.http_api.wire.headers import MAX_FIELD_BYTES
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.reply import Bytes, Reply, StreamPiece, nothing, problem_reply
 from holdfast.http_api.wire.request import Peer, Request
@@ -325,12 +324,7 @@ class Connection(asyncio.BufferedProtocol):
     def _encode(self, request: Request, reply: Reply) -> tuple[Sequence[Bytes], int]:
         # If the body is incomplete, its rest is read only for a short time. So the connection
         # cannot serve another request.
-        if (
-            reply.closes
-            or not request.is_kept_alive
-            or not request.content.is_eof()
-            or ends_connection(request)
-        ):
+        if reply.closes or not request.is_kept_alive or not request.content.is_eof():
             self._answer_last()
         keeps_alive = self._state is State.ANSWERING
         return reply.encode(request.method, request.version, keeps_alive=keeps_alive)

@@ -6,19 +6,19 @@ All code that serves one listening socket shares one `Connections`. It belongs t
 import asyncio
 import logging
 import socket
-from collections import Counter
+from collections import Counter, OrderedDict
+from collections.abc import Callable
 from operator import methodcaller
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.wire.arriving_bytes import ArrivingBytes
-from holdfast.http_api.wire.byte_budget import ClientByteBudget
-from holdfast.http_api.wire.client_address import UNKNOWN, client_of
+from holdfast.http_api.wire.body_reader import ArrivingBytes
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.reply import problem_reply
-from holdfast.http_api.wire.timeout_queue import TimeoutQueue
+from holdfast.http_api.wire.request import UNKNOWN, client_of
 
 _logger = logging.getLogger(__name__)
+K = TypeVar("K")
 
 #: The size of the shared receive buffer. A head with a small body fits in it. The first bytes of a
 #: large body also arrive in it, so they are copied once more than the rest of the body.
@@ -196,32 +196,27 @@ class ConnectionLimits:
     def __init__(self, max_connections: int, max_per_client: int) -> None:
         self._max_connections = max_connections
         self._max_per_client = max_per_client
-        self._by_client: dict[str, int] = {}
+        self.by_client: dict[str, int] = {}
+        """The number of connections of each client that has a connection."""
         self.count = 0
 
     def enter(self, client: str) -> str | None:
         """Admit a connection and return None, or refuse it and return the kind of the problem."""
         if self.count >= self._max_connections:
             return "too-many-connections"
-        of_client = self._by_client.get(client, 0)
+        of_client = self.by_client.get(client, 0)
         if of_client >= self._max_per_client:
             return "too-many-client-connections"
-        self._by_client[client] = of_client + 1
+        self.by_client[client] = of_client + 1
         self.count += 1
         return None
 
     def leave(self, client: str) -> None:
         """Count a connection of this client as closed."""
         self.count -= 1
-        left = self._by_client[client] - 1
-        if left:
-            self._by_client[client] = left
-        else:
-            del self._by_client[client]
-
-    def of_client(self, client: str) -> int:
-        """Return how many connections this client has."""
-        return self._by_client.get(client, 0)
+        self.by_client[client] -= 1
+        if not self.by_client[client]:
+            del self.by_client[client]
 
 
 class _RejectedConnection(asyncio.Protocol):
@@ -250,3 +245,108 @@ class _RejectedConnection(asyncio.Protocol):
         """Remove the connection from the set of rejected ones, and cancel its timer."""
         self._timer.cancel()
         self._others.discard(self)
+
+
+class ClientByteBudget(Generic[K]):
+    """A memory budget that all clients share, of `limit_bytes`. Pure.
+
+    A holder (such as a connection) has at most one entry. When the budget is exhausted, the client
+    with the most bytes loses its oldest entry first. So a client that fills the memory on purpose
+    loses its own entries, and clients with few bytes keep theirs.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._holders: dict[str, OrderedDict[K, int]] = {}
+        """The holders of each client with their bytes, oldest first."""
+        self._client_of: dict[K, str] = {}
+        self.bytes_of: dict[str, int] = {}
+        """The bytes of each client that has a holder."""
+        self.total_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._client_of)
+
+    def add(self, holder: K, client: str, size: int) -> list[K]:
+        """Set the bytes of a holder. Return the holders that must free their memory.
+
+        The entries of the returned holders are already removed. If there is only one holder, it
+        may exceed the limit.
+        """
+        self.discard(holder)
+        self._holders.setdefault(client, OrderedDict())[holder] = size
+        self.bytes_of[client] = self.bytes_of.get(client, 0) + size
+        self._client_of[holder] = client
+        self.total_bytes += size
+        removed = []
+        while self.total_bytes > self._limit_bytes and len(self._client_of) > 1:
+            greediest = max(self.bytes_of, key=self.bytes_of.__getitem__)
+            oldest = next(iter(self._holders[greediest]))
+            self.discard(oldest)
+            removed.append(oldest)
+        return removed
+
+    def discard(self, holder: K) -> None:
+        """Remove the entry of a holder, if it has one."""
+        client = self._client_of.pop(holder, None)
+        if client is None:
+            return
+        size = self._holders[client].pop(holder)
+        self.total_bytes -= size
+        self.bytes_of[client] -= size
+        if not self._holders[client]:
+            del self._holders[client], self.bytes_of[client]
+
+
+class TimeoutQueue(Generic[K]):
+    """Calls `on_timeout` for each entry that is not removed within `after_s` after it was added.
+
+    All entries share one timer: 100,000 timers, one for each idle connection, would need more
+    memory than the connections. A queue belongs to one event loop.
+    """
+
+    def __init__(self, after_s: float, on_timeout: Callable[[K], None]) -> None:
+        self._after_s = after_s
+        self._on_timeout = on_timeout
+        self._due: dict[K, float] = {}
+        """The deadline of each entry, earliest first. Entries are added in this order."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def add(self, entry: K) -> None:
+        """Add an entry. If it is already there, its deadline stays unchanged."""
+        loop = self._loop
+        if loop is None:  # cached, because in Python 3.11 get_running_loop makes a system call
+            loop = self._loop = asyncio.get_running_loop()
+        self._due.setdefault(entry, loop.time() + self._after_s)
+        if self._timer is None:
+            self._timer = loop.call_later(self._after_s, self._check)
+
+    def remove(self, entry: K) -> None:
+        """Remove an entry, if it is there."""
+        self._due.pop(entry, None)
+
+    def stop(self) -> None:
+        """Remove all entries. May be called twice."""
+        self._due.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _check(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        now = loop.time()
+        late = []
+        for entry, due in self._due.items():
+            if due > now:
+                self._timer = loop.call_at(due, self._check)
+                break
+            late.append(entry)
+        for entry in late:
+            del self._due[entry]
+        for entry in late:
+            self._on_timeout(entry)

@@ -26,18 +26,23 @@ from holdfast.http_api.wire.aiohttp_parser import (
     RawRequestMessage,
     new_parser,
 )
-from holdfast.http_api.wire.arriving_bytes import LIMIT
 from holdfast.http_api.wire.body_buffer import ArrivingBody
+from holdfast.http_api.wire.body_reader import LIMIT
 from holdfast.http_api.wire.chunk_walk import ChunkWalk, UnclearEnd
 from holdfast.http_api.wire.connection_registry import (
     RECEIVE_BUFFER_BYTES,
     Closable,
     Connections,
 )
-from holdfast.http_api.wire.framing import ends_connection
-from holdfast.http_api.wire.head_size import head_bytes, head_memory, unfinished_head_memory
-from holdfast.http_api.wire.next_head import begins_with_bare_line_end, head_begins, head_begins_at
-from holdfast.http_api.wire.request import Content, Peer, Request
+from holdfast.http_api.wire.heads import (
+    begins_with_bare_line_end,
+    head_begins,
+    head_begins_at,
+    head_bytes,
+    head_memory,
+    unfinished_head_memory,
+)
+from holdfast.http_api.wire.request import Content, Peer, Request, is_last
 
 #: At most this many requests wait while the current one is answered. If as many wait, nothing more
 #: is parsed or read. The limit is low because each small head costs a millisecond, even if its
@@ -370,10 +375,10 @@ class RequestReader:
             return
         if not self._queue(messages, bodies, len(data)):
             return
-        if is_last := content.is_eof() and _is_last(message):
+        if ends_here := content.is_eof() and is_last(message):
             self._discards_input = True
             self._has_more_input = not is_one and _is_more(self._text)
-        if is_one or is_last:
+        if is_one or ends_here:
             # The next bytes begin with a head, or are discarded.
             self._parser = None
             self._text = b""
@@ -421,7 +426,7 @@ class RequestReader:
             self._discards_input = is_upgraded
             if is_body_open and content.is_eof():  # a request has ended
                 goes_on = len(waiting) + len(messages) < MAX_WAITING and not (
-                    messages and _is_last(messages[-1][0])
+                    messages and is_last(messages[-1][0])
                 )
             else:
                 goes_on = fed_again < self._parser_pauses
@@ -770,11 +775,6 @@ class RequestReader:
     def _stop_header_timeout(self) -> None:
         if self._owner is not None:
             self._connections.header_timeouts.remove(self._owner)
-
-
-def _is_last(message: RawRequestMessage) -> bool:
-    """Return whether bytes after this request must not be parsed as a request."""
-    return message.should_close or ends_connection(message)
 
 
 def _is_all_of(data: bytes, content: Content) -> bool:

@@ -13,9 +13,9 @@ import termios
 from collections.abc import Iterable, Iterator, Sequence
 
 from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.wire.client_address import UNKNOWN
 from holdfast.http_api.wire.connection_registry import Connections
 from holdfast.http_api.wire.reply import Bytes
+from holdfast.http_api.wire.request import UNKNOWN
 from holdfast.http_api.wire.transfer_watch import TransferWatch
 
 #: At most this many bytes of a reply are written in one loop iteration (about a millisecond).

@@ -24,7 +24,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from holdfast.http_api.access.grants import EVERYTHING
-from holdfast.http_api.access.token_changes import create_token, revoke_tokens
+from holdfast.http_api.access.token_file import create_token, revoke_tokens
 from holdfast.http_api.access.token_file import TokenFile
 file = TokenFile(Path(sys.argv[1]))
 while True:

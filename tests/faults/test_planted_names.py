@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.http_api.access.grants import EVERYTHING
-from holdfast.http_api.access.token_changes import create_token
-from holdfast.http_api.access.token_file import TokenFile
+from holdfast.http_api.access.token_file import TokenFile, create_token
 from holdfast.running_broker import RunningBroker
 from tests.support.planted_names import KINDS, OWNER, Root, Scene
 

@@ -23,11 +23,10 @@ from holdfast.broker import Broker
 from holdfast.client import AsyncClient, Client, errors
 from holdfast.commitlog.config import CommitLogConfig
 from holdfast.config import Config
-from holdfast.http_api.access.binding import RemoteWithoutAccess
 from holdfast.http_api.access.config import AccessConfig
 from holdfast.http_api.access.grants import parse_grants
-from holdfast.http_api.access.token_changes import create_token, revoke_tokens
-from holdfast.http_api.access.token_file import TokenFile
+from holdfast.http_api.access.service import RemoteWithoutAccess
+from holdfast.http_api.access.token_file import TokenFile, create_token, revoke_tokens
 from holdfast.http_api.config import HttpConfig
 from holdfast.running_broker import BrokerDidNotStart, RunningBroker
 from holdfast.testing import TEST_ARGUMENTS

@@ -13,7 +13,6 @@ from aiohttp.web_protocol import RequestHandler
 from holdfast.http_api.app import App
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.wire.aiohttp_parser import MAX_LINE_BYTES, LineTooLong
-from holdfast.http_api.wire.framing import ends_connection
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.reply import Reply, problem_reply
 from holdfast.http_api.wire.request import Peer, Request
@@ -66,9 +65,8 @@ class _Response(web.StreamResponse):
 
     async def prepare(self, request: web.BaseRequest) -> None:
         self._asked = request
-        asked = _as_ours(request)
-        closes = self._reply.closes or not request.content.is_eof() or ends_connection(asked)
-        self._keeps_alive = request.keep_alive and not closes
+        is_kept_alive = request.keep_alive and _as_ours(request).is_kept_alive
+        self._keeps_alive = is_kept_alive and not self._reply.closes and request.content.is_eof()
 
     async def write_eof(self, data: bytes = b"") -> None:
         asked, self._asked = self._asked, None

@@ -60,7 +60,6 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
         "wire": ("config",),
         "access": ("wire",),
         "limits": ("access", "wire", "config"),
-        "metrics": (),
         "routing": ("access", "limits", "metrics", "wire", "config"),
         "schemas": ("routing",),
         "endpoints": ("access", "limits", "metrics", "routing", "schemas", "wire", "config"),

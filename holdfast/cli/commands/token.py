@@ -115,8 +115,7 @@ def create(
 ) -> None:
     """Create a token and print it once. The broker stores only its hash."""
     from holdfast.acting_user import act_as_owner
-    from holdfast.http_api.access.token_changes import CertificateTaken, create_token
-    from holdfast.http_api.access.token_file import TokenFile
+    from holdfast.http_api.access.token_file import CertificateTaken, TokenFile, create_token
 
     if certificate and out is not None:
         raise click.UsageError("--out is for a token, and --certificate makes none.")
@@ -192,8 +191,7 @@ def list_tokens(data_dir: Path) -> None:
 def revoke(data_dir: Path, token_ids: tuple[str, ...]) -> None:
     """Revoke tokens by their ids. The broker refuses them within a second."""
     from holdfast.acting_user import act_as_owner
-    from holdfast.http_api.access.token_changes import UnknownToken, revoke_tokens
-    from holdfast.http_api.access.token_file import TokenFile
+    from holdfast.http_api.access.token_file import TokenFile, UnknownToken, revoke_tokens
 
     user = _user()
     file = TokenFile(act_as_owner(_existing(data_dir)))

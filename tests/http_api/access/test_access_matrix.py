@@ -15,8 +15,7 @@ from holdfast.commitlog.format.message_id import format_message_id
 from holdfast.groups.service_types import GroupSpec, TopicSpec
 from holdfast.http_api.access.grants import VERBS, Exposure
 from holdfast.http_api.routes import ROUTES
-from holdfast.http_api.routing.route import Route
-from holdfast.http_api.routing.router import Router
+from holdfast.http_api.routing.router import Route, Router
 from tests.support.api_server import Answer, Api
 from tests.support.tokens import access_of, bearer, make_token
 

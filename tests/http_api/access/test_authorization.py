@@ -78,7 +78,7 @@ async def test_only_the_owner_of_a_token_is_told_that_it_expired(api: Api) -> No
     assert "expired" in (await api.get("/v1/topics", **bearer(text))).json()["detail"]
     name, _, secret = text.partition(".")
     wrong = await api.get("/v1/topics", **bearer(f"{name}.{secret.swapcase()}"))
-    assert wrong.json()["detail"].startswith("there is no such token")
+    assert wrong.json()["detail"].startswith("the broker does not know this token")
 
 
 async def test_a_refusal_says_what_is_missing_and_not_whether_it_exists(api: Api) -> None:

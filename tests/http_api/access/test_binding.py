@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.http_api.access.binding import RemoteWithoutAccess, is_remote
 from holdfast.http_api.access.config import AccessConfig
-from holdfast.http_api.access.loopback import is_loopback
-from holdfast.http_api.access.service import AccessService
+from holdfast.http_api.access.hosts import is_loopback
+from holdfast.http_api.access.service import AccessService, RemoteWithoutAccess, is_remote
 
 
 @pytest.mark.parametrize(

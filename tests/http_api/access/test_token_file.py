@@ -9,13 +9,15 @@ import pytest
 from holdfast.commitlog.disk.data_dir import DataDir, NotADataDir
 from holdfast.http_api.access import token_file
 from holdfast.http_api.access.grants import EVERYTHING
-from holdfast.http_api.access.token_changes import (
+from holdfast.http_api.access.token_file import (
     CertificateTaken,
+    TokenFile,
+    TokensLocked,
+    TokensUnreadable,
     UnknownToken,
     create_token,
     revoke_tokens,
 )
-from holdfast.http_api.access.token_file import TokenFile, TokensLocked, TokensUnreadable
 from holdfast.http_api.access.tokens import Token, Tokens
 
 

@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.http_api.access.grants import EVERYTHING
-from holdfast.http_api.access.token_changes import create_token, revoke_tokens
-from holdfast.http_api.access.token_file import TokenFile, TokensRead
+from holdfast.http_api.access.token_file import TokenFile, TokensRead, create_token, revoke_tokens
 from holdfast.http_api.access.tokens import Tokens
 from holdfast.http_api.access.watcher import TokenWatcher
 

@@ -16,7 +16,7 @@ from holdfast.http_api.access.token_format import (
     decode_tokens,
     encode_tokens,
 )
-from holdfast.http_api.limits.publish_rate import PublishRate, Rates
+from holdfast.http_api.limits.token_buckets import PublishRate, Rates
 from tests.support.api_server import Answer, Api, running_api
 from tests.support.tokens import access_of, bearer, make_token
 
@@ -33,13 +33,13 @@ def refused_for(refusal: tuple[str, float] | None, name: str, seconds: float) ->
 def test_a_second_holds_as_many_messages_as_the_limit(messages: int, is_refused: bool) -> None:
     rate = PublishRate()
     assert rate.ask("a", TEN, 0.0) is None
-    rate.published("a", TEN, messages, 1, 0.0)
+    rate.charge("a", TEN, messages, 1, 0.0)
     assert (rate.ask("a", TEN, 0.0) is not None) is is_refused
 
 
 def test_what_is_too_much_is_paid_off_before_the_next() -> None:
     rate = PublishRate()
-    rate.published("a", TEN, 30, 1, 0.0)
+    rate.charge("a", TEN, 30, 1, 0.0)
     refused_for(rate.ask("a", TEN, 0.0), "publish_messages_per_s", 2.1)
     refused_for(rate.ask("a", TEN, 2.0), "publish_messages_per_s", 0.1)
     assert rate.ask("a", TEN, 2.1 + 1e-9) is None
@@ -47,25 +47,25 @@ def test_what_is_too_much_is_paid_off_before_the_next() -> None:
 
 def test_bytes_count_by_themselves() -> None:
     rate, rates = PublishRate(), Rates(0, 1000)
-    rate.published("a", rates, 10**6, 1000, 0.0)
+    rate.charge("a", rates, 10**6, 1000, 0.0)
     refused_for(rate.ask("a", rates, 0.0), "publish_bytes_per_s", 0.001)
     assert rate.ask("a", rates, 0.002) is None
 
 
 def test_clients_do_not_share_and_those_who_are_quiet_are_forgotten() -> None:
     rate = PublishRate(max_clients=2)
-    rate.published("a", TEN, 20, 1, 0.0)
+    rate.charge("a", TEN, 20, 1, 0.0)
     assert rate.ask("b", TEN, 0.0) is None
     assert rate.ask("a", TEN, 5.0) is None
     assert len(rate) == 0
     for client in ("a", "b", "c"):
-        rate.published(client, TEN, 20, 1, 5.0)
+        rate.charge(client, TEN, 20, 1, 5.0)
     assert len(rate) == 2
 
 
 def test_a_clock_that_goes_back_gives_nothing() -> None:
     rate = PublishRate()
-    rate.published("a", TEN, 20, 1, 10.0)
+    rate.charge("a", TEN, 20, 1, 10.0)
     assert rate.ask("a", TEN, 5.0) is not None
     assert rate.ask("a", TEN, 5.5) is not None
 

@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.http_api.access.authorization import Access
 from holdfast.http_api.access.hosts import AllowedHosts
-from holdfast.http_api.limits.token_bucket import RateLimit, retry_after_s
+from holdfast.http_api.limits.token_buckets import RateLimit, retry_after_s
 from tests.support.api_server import running_api
 from tests.support.raw_http import RawConnection, raw_connection
 from tests.support.tokens import access_of, make_token
@@ -33,13 +33,13 @@ def test_clients_do_not_pay_for_each_other() -> None:
 def test_bytes_may_leave_a_debt_that_the_next_request_waits_for(moved: int, is_over: bool) -> None:
     limit = RateLimit(0, 1000)
     assert limit.ask("one", 0.0) is None
-    limit.moved("one", moved, 0.0)
+    limit.charge("one", moved, 0.0)
     assert (limit.ask("one", 0.0) is not None) is is_over
 
 
 def test_a_debt_is_worked_off_at_the_rate() -> None:
     limit = RateLimit(0, 1000)
-    limit.moved("one", 5000, 0.0)
+    limit.charge("one", 5000, 0.0)
     refusal = limit.ask("one", 1.0)
     assert refusal is not None
     assert refusal[0] == "max_bytes_per_s_per_client"
@@ -51,14 +51,14 @@ def test_a_debt_is_worked_off_at_the_rate() -> None:
 def test_nobody_saves_more_than_a_second_s_worth() -> None:
     limit = RateLimit(2, 100)
     limit.ask("one", 0.0)
-    limit.moved("one", 150, 0.0)
+    limit.charge("one", 150, 0.0)
     assert [limit.ask("one", 1000.0) for _ in range(3)][:2] == [None, None]
     assert limit.ask("one", 1000.0) is not None
 
 
 def test_without_limits_all_is_allowed() -> None:
     limit = RateLimit(0, 0)
-    limit.moved("one", 10**12, 0.0)
+    limit.charge("one", 10**12, 0.0)
     assert [limit.ask("one", 0.0) for _ in range(1000)] == [None] * 1000
 
 
@@ -83,7 +83,7 @@ def test_no_more_clients_are_remembered_than_the_bound(clients: int) -> None:
     limit = RateLimit(1, 1, max_clients=10)
     for number in range(clients):
         assert limit.ask(f"client-{number}", 0.0) is None
-        limit.moved(f"client-{number}", 10**6, 0.0)
+        limit.charge(f"client-{number}", 10**6, 0.0)
     assert len(limit) == min(clients, 10)
 
 

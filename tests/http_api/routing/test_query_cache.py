@@ -2,7 +2,7 @@ import pytest
 
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.endpoints.pull import PollParams, PullParams
-from holdfast.http_api.routing.query_cache import Queries
+from holdfast.http_api.routing.params import Queries
 from holdfast.http_api.wire.problems import Problem
 
 CONFIG = HttpConfig(max_pull_messages=10, default_pull_messages=5)

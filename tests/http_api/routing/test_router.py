@@ -1,8 +1,7 @@
 import pytest
 
 from holdfast.http_api.routes import ROUTES
-from holdfast.http_api.routing.route import Route
-from holdfast.http_api.routing.router import Router
+from holdfast.http_api.routing.router import Route, Router
 from holdfast.http_api.wire.problems import Problem
 
 ROUTER = Router(ROUTES)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.http_api.routing import call
-from holdfast.http_api.routing.value_count import lists_more_than
+from holdfast.http_api.routing.codecs import lists_more_than
 from tests.support.api_server import running_api
 from tests.support.calls_a_turn import calls_a_turn
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from holdfast.http_api.wire.arriving_bytes import LIMIT, SHARE, ArrivingBytes
+from holdfast.http_api.wire.body_reader import LIMIT, SHARE, ArrivingBytes
 
 
 class Room(ArrivingBytes):
@@ -34,7 +34,7 @@ def test_a_client_has_no_more_than_its_share(size: int, refused: str | None) -> 
     room = Room(limit_bytes=1000, share_bytes=60)
     assert room.arrive("first", "greedy", 30) is None
     assert room.arrive("second", "greedy", size) == refused
-    assert room.of_client("greedy") == (30 if refused else 30 + size)
+    assert room.bytes_of["greedy"] == (30 if refused else 30 + size)
     assert room.arrive("other", "modest", 60) is None
 
 
@@ -57,7 +57,7 @@ def test_who_is_alone_may_hold_more_than_the_limit_and_the_share() -> None:
 def test_what_has_arrived_does_not_give_way() -> None:
     room = Room()
     room.arrive("at work", "greedy", 90)
-    room.settle("at work")
+    room.mark_arrived("at work")
     assert room.arrive("modest", "modest", 20) == LIMIT
     assert room.gone == []
     room.release("at work")
@@ -69,7 +69,7 @@ def test_a_refused_holder_keeps_what_it_had() -> None:
     room.arrive("one", "client", 20)
     room.arrive("two", "client", 20)
     assert room.arrive("two", "client", 31) == SHARE
-    assert (room.of_client("client"), len(room)) == (40, 2)
+    assert (room.bytes_of["client"], len(room)) == (40, 2)
 
 
 def test_what_is_counted_is_what_is_held_over_random_steps() -> None:
@@ -85,7 +85,7 @@ def test_what_is_counted_is_what_is_held_over_random_steps() -> None:
             room.release(holder)
             held.pop(holder, None)
         elif what == 1:
-            room.settle(holder)
+            room.mark_arrived(holder)
         else:
             size = chance.randrange(80)
             refused = room.arrive(holder, client, size)
@@ -98,12 +98,10 @@ def test_what_is_counted_is_what_is_held_over_random_steps() -> None:
         for number in range(5):
             each = f"client {number}"
             own = [size for whose, size in held.values() if whose == each]
-            assert room.of_client(each) == sum(own)
+            assert room.bytes_of.get(each, 0) == sum(own)
             assert sum(own) <= 120 or len(own) == 1
         assert room.total_bytes <= 300 or len(held) == 1
     for holder in held:
         room.release(holder)
     assert room.total_bytes == 0
-    assert not room._arriving
-    assert not room._arriving_bytes_of
-    assert not room._bytes_of
+    assert (room.arriving, room.bytes_of) == ({}, {})

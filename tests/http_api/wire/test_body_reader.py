@@ -160,7 +160,7 @@ async def test_a_bomb_that_lies_about_its_size_is_no_larger_than_it_says(
     bomb = zlib.compress(bytes(10_000), 9, 31)[:-4] + said.to_bytes(4, "little")
     answer = await api.ask("POST", PATH, bomb, Content_Encoding="gzip")
     assert (answer.status, answer.problem) == (400, "malformed-encoding")
-    assert "longer than it says" in answer.json()["detail"]
+    assert "longer than the size that it declares" in answer.json()["detail"]
     assert stored(api) == []
 
 

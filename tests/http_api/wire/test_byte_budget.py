@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from holdfast.http_api.wire.byte_budget import ClientByteBudget
+from holdfast.http_api.wire.connection_registry import ClientByteBudget
 
 
 @pytest.mark.parametrize(("size", "gone"), [(39, []), (40, []), (41, ["greedy-1"])])
@@ -38,7 +38,7 @@ def test_what_is_given_up_is_forgotten() -> None:
     share.discard("one")
     share.discard("never-there")
     assert (share.total_bytes, len(share)) == (0, 0)
-    assert (share._clients, share._bytes_of, share._client_of) == ({}, {}, {})
+    assert share.bytes_of == {}
 
 
 def test_it_stays_within_its_limit_whatever_happens() -> None:

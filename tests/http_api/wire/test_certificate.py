@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.http_api.wire.certificate import certificate_expires_s
+from holdfast.http_api.wire.tls import certificate_expires_s
 from tests.support.certificates import Certificates
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.http_api.wire.client_address import client_of
+from holdfast.http_api.wire.request import client_of
 
 
 @pytest.mark.parametrize(

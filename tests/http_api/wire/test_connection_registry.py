@@ -27,5 +27,5 @@ def test_who_leaves_makes_room_and_is_forgotten() -> None:
     assert admission.enter("one") is None
     assert admission.enter("one") == "too-many-client-connections"
     admission.leave("one")
-    assert (admission.count, admission.of_client("one"), admission._by_client) == (0, 0, {})
+    assert (admission.count, admission.by_client) == (0, {})
     assert admission.enter("one") is None

@@ -13,7 +13,7 @@ import pytest
 from holdfast.http_api.wire.aiohttp_parser import MAX_HEADERS
 from holdfast.http_api.wire.connection import Connection
 from holdfast.http_api.wire.connection_registry import RECEIVE_BUFFER_BYTES
-from holdfast.http_api.wire.head_size import unfinished_head_memory
+from holdfast.http_api.wire.heads import unfinished_head_memory
 from holdfast.http_api.wire.request_reader import UNCOUNTED_BYTES, PauseReason
 from tests.support.api_server import Api, running_api
 from tests.support.raw_http import RawConnection, raw_connection

@@ -1,8 +1,9 @@
 import pytest
 from multidict import CIMultiDict
 
-from holdfast.http_api.wire.headers import MAX_FIELD_BYTES, list_header, single_header
+from holdfast.http_api.wire.aiohttp_parser import MAX_FIELD_BYTES
 from holdfast.http_api.wire.problems import Problem
+from holdfast.http_api.wire.request import list_header, single_header
 from tests.support.api_server import Api
 from tests.support.raw_http import raw_connection
 

@@ -243,7 +243,7 @@ async def test_a_body_that_gives_way(head: bytes) -> None:
         with client(api) as one:
             one.sendall(POST + head + b"x" * 1000)
             await until(lambda: api.context.http.connections.arriving.total_bytes)
-            (holders,) = api.context.http.connections.arriving._arriving.values()
+            (holders,) = api.context.http.connections.arriving.arriving.values()
             (give_way,) = holders.values()
             give_way()
             del holders, give_way

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.http_api.wire.next_head import head_begins
+from holdfast.http_api.wire.heads import head_begins
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\n"

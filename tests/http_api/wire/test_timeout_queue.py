@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.http_api.wire.timeout_queue import TimeoutQueue
+from holdfast.http_api.wire.connection_registry import TimeoutQueue
 
 
 class _Clock:

@@ -15,8 +15,7 @@ import pytest
 from holdfast.http_api.access.grants import AUTHENTICATED
 from holdfast.http_api.access.tokens import Tokens
 from holdfast.http_api.routing.call import Call, NoParams
-from holdfast.http_api.routing.route import Route
-from holdfast.http_api.routing.router import Router
+from holdfast.http_api.routing.router import Route, Router
 from holdfast.http_api.wire.reply import Reply
 from tests.support.api_server import Api, running_api
 from tests.support.certificates import Certificates

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.http_api.access.grants import parse_grants
-from holdfast.http_api.access.token_changes import create_token
-from holdfast.http_api.access.token_file import TokenFile
+from holdfast.http_api.access.token_file import TokenFile, create_token
 from holdfast.spark.bound import bind
 from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.errors import BrokerRefused, InvalidOption

@@ -11,8 +11,7 @@ from holdfast.groups.service_types import GroupServiceStats
 from holdfast.http_api.app import BrokerStatus
 from holdfast.http_api.endpoints import state_metrics
 from holdfast.http_api.endpoints.state_metrics import group_metrics
-from holdfast.http_api.metrics import counters
-from holdfast.http_api.metrics.counters import Metrics
+from holdfast.http_api.metrics import MAX_SERIES, OTHER, Durations, Metrics
 from tests.support.api_server import Api
 from tests.support.calls_a_turn import calls_a_turn
 
@@ -108,9 +107,9 @@ async def test_every_name_is_in_base_units_and_ours(api: Api) -> None:
 def test_topics_beyond_the_limit_share_a_label() -> None:
     registry = CollectorRegistry()
     counted = Metrics(registry)
-    for number in range(counters.MAX_SERIES + 50):
+    for number in range(MAX_SERIES + 50):
         counted.topic(f"topic-{number}").messages_in += 1
-    assert registry.get_sample_value("holdfast_messages_in_total", {"topic": counters.OTHER}) == 50
+    assert registry.get_sample_value("holdfast_messages_in_total", {"topic": OTHER}) == 50
     counted.forget_topic("topic-0")
     assert registry.get_sample_value("holdfast_messages_in_total", {"topic": "topic-0"}) is None
 
@@ -198,9 +197,26 @@ async def test_ages_of_many_groups_are_looked_for_some_groups_a_turn_of_the_loop
 
 
 async def test_long_families_are_made_in_turns_of_the_loop_of_their_own(api: Api) -> None:
-    for number in range(counters.MAX_SERIES):
+    for number in range(MAX_SERIES):
         api.context.http.metrics.topic(f"t{number}").messages_in += 1
     with calls_a_turn(CounterMetricFamily, "add_metric") as added:
         await scrape(api)
-    assert added.total >= 4 * counters.MAX_SERIES
-    assert added.most < 2 * counters.MAX_SERIES
+    assert added.total >= 4 * MAX_SERIES
+    assert added.most < 2 * MAX_SERIES
+
+
+def test_a_bucket_counts_durations_up_to_its_bound() -> None:
+    durations = Durations()
+    for seconds in (0.0, 0.0005, 0.0006, 10.0, 11.0):
+        durations.observe(seconds)
+    counts = dict(durations.buckets())
+    assert counts["0.0005"] == 2
+    assert counts["0.001"] == 3
+    assert counts["5.0"] == 3
+    assert counts["10.0"] == 4
+    assert counts["+Inf"] == 5
+    assert durations.sum_s == 21.0011
+
+
+def test_without_durations_every_bucket_is_empty() -> None:
+    assert {count for _, count in Durations().buckets()} == {0}

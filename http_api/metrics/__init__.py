@@ -1,1 +1,0 @@
-"""The counters and histograms of the API, for Prometheus."""
