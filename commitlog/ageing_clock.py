@@ -9,6 +9,7 @@ is corrected within minutes.
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 _logger = logging.getLogger(__name__)
@@ -19,6 +20,11 @@ JUMP_STANDS_S = 86_400.0
 START_STANDS_S = 600.0
 #: A difference of at most this size is a normal clock adjustment, not a jump.
 _TOLERANCE_US = 1_000_000
+
+
+def wall_clock_us() -> int:
+    """Return the wall clock in microseconds since 1970."""
+    return time.time_ns() // 1000
 
 
 class AgeingClock:

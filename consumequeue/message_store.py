@@ -6,31 +6,34 @@ the results to the loop with one call per commit. MessageStore makes the parts a
 hands them out.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 
 from holdfast.commitlog.append.appender import Appender
 from holdfast.commitlog.segments.commit_log import CommitLog
-from holdfast.consumequeue.admission import PublishAdmission
 from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
 from holdfast.consumequeue.damage.damage_book import DamageBook
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue
 from holdfast.consumequeue.index.index import Index
 from holdfast.consumequeue.maintenance.read_lease_service import ReadLease, ReadLeaseService
 from holdfast.consumequeue.maintenance.read_leases import LeaseLimits
-from holdfast.consumequeue.publishing import Publisher, StoredBatch
-from holdfast.consumequeue.reading.fetched import Fetched
+from holdfast.consumequeue.publishing import (
+    ArrivalListener,
+    PublishAdmission,
+    Publisher,
+    StoredBatch,
+    TopicRoom,
+)
+from holdfast.consumequeue.reading.fetched import Fetched, MessageFilter
 from holdfast.consumequeue.reading.lookups import Lookups
 from holdfast.consumequeue.reading.queue_reading import QueueReader
-from holdfast.consumequeue.reading.reader import MessageFilter
 from holdfast.consumequeue.reading.splits import Split
 from holdfast.consumequeue.state.changes import StateChanges
 from holdfast.consumequeue.state.group_offsets import GroupOffsets
 from holdfast.consumequeue.state.records import StoredOffsets
 from holdfast.consumequeue.state.store import StateStore
 from holdfast.consumequeue.state.topic_changes import TopicChanges
-from holdfast.consumequeue.state.topic_room import TopicRoom
 from holdfast.consumequeue.state.topic_table import TopicTable
 from holdfast.consumequeue.topics import QueueKey, QueueState, Topic
 
@@ -71,6 +74,7 @@ class MessageStore:
         table: TopicTable,
         config: TopicsConfig,
         admission: PublishAdmission,
+        arrival_listeners: Sequence[ArrivalListener],
         executor: ThreadPoolExecutor,
         queue_config: ConsumeQueueConfig,
         sync_timeout_ms: int,
@@ -95,7 +99,9 @@ class MessageStore:
         )
 
         self.admission = admission
-        self.publishing = Publisher(table, appender, admission, timeout_ms=sync_timeout_ms)
+        self.publishing = Publisher(
+            table, config, appender, admission, arrival_listeners, timeout_ms=sync_timeout_ms
+        )
         self.topic_room = TopicRoom(
             lambda topic: sum(
                 cq.bytes

@@ -1,22 +1,43 @@
-"""Publishing: hand batches to the appender, and reply once the requested durability is reached.
+"""Publishing: admit batches, hand them to the appender, and reply once they are durable enough.
 
 All publishes of one event loop iteration go to the appender together, so that they can share a
-batch and a write. A publish that is alone does not wait for others.
+batch and a write. A publish that is alone does not wait for others. Everything here belongs to the
+event loop, except `Publisher.deliver_pass`.
+
+A publish counts as in flight until the appender has completed it, even if its client has timed out
+or disconnected, because it is in memory until then. Alarms and limits refuse only publishes:
+reading, storing offsets, retention and the broker's own records continue.
 """
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from holdfast.commitlog.append.appender import Appender, AppendRequest
-from holdfast.commitlog.errors import LogError, SyncTimeout
+from holdfast.commitlog.errors import LogError, LogOverloaded, SyncTimeout
 from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_check import MessageLimits
 from holdfast.commitlog.format.batch_encoding import Rows
-from holdfast.consumequeue.admission import PublishAdmission
-from holdfast.consumequeue.errors import UnknownTopic
-from holdfast.consumequeue.state.changes import complete_future
+from holdfast.consumequeue.config import TopicsConfig
+from holdfast.consumequeue.errors import TopicFull, UnknownQueue, UnknownTopic
 from holdfast.consumequeue.state.topic_table import TopicTable
-from holdfast.consumequeue.topics import Topic, check_queue
+from holdfast.consumequeue.topics import QueueKey, Topic
+
+_logger = logging.getLogger(__name__)
+
+#: A topic with at most this many queues is measured at every publish, which takes a few
+#: microseconds. A topic with more queues is measured at most once per _MEASURED_S seconds; between
+#: measurements, each publish adds its size as the client sent it.
+_QUICK_QUEUES = 64
+_MEASURED_S = 1.0
+
+PublishAlarm = Callable[[], LogError | None]
+"""Returns the error that refuses all publishes now, or None."""
+
+ArrivalListener = Callable[[dict[QueueKey, int]], None]
+"""Called on the event loop with the new max offsets of queues."""
 
 
 @dataclass(slots=True)
@@ -33,27 +54,41 @@ class StoredBatch:
 
 
 class Publisher:
-    """Publishes to the log. Call every method on the event loop."""
+    """Publishes to the log. `timeout_ms` is how long a publish waits for the disk. After each pass
+    of reput, every listener in `arrival_listeners` is called."""
 
     def __init__(
         self,
         table: TopicTable,
+        config: TopicsConfig,
         appender: Appender,
-        admission: PublishAdmission,
+        admission: "PublishAdmission",
+        arrival_listeners: Sequence[ArrivalListener],
         *,
         timeout_ms: int,
     ) -> None:
-        """`timeout_ms` is how long a publish waits for the disk."""
-        self._timeout_ms = timeout_ms
+        self.timeout_ms = timeout_ms
         self._table = table
+        self._config = config
         self._appender = appender
         self._admission = admission
+        self._arrival_listeners = arrival_listeners
         self._loop = asyncio.get_running_loop()
         self._is_waking = False
         #: The publishes that wait, oldest first, each with its deadline. While any publish waits,
         #: one timer is set.
         self._waiting: dict[asyncio.Future[None], float] = {}
         self._timer: asyncio.TimerHandle | None = None
+
+    def limits(self, topic: Topic) -> MessageLimits:
+        """Return the size limits of a message of this topic."""
+        config = self._config
+        return MessageLimits(
+            topic.config.max_message_bytes,
+            config.max_key_bytes,
+            config.max_tag_bytes,
+            config.max_properties_bytes,
+        )
 
     async def publish(
         self,
@@ -82,22 +117,17 @@ class Publisher:
         if self._table.by_id(topic.topic_id) is None:
             raise UnknownTopic(topic.name)
         for batch in batches:
-            check_queue(topic, batch.queue_id)
+            if not 0 <= batch.queue_id < topic.queue_count:
+                raise UnknownQueue(topic.name, batch.queue_id, topic.queue_count)
         durable = (durability or topic.config.durability) == "fsync"
         future: asyncio.Future[None] = self._loop.create_future()
         request = AppendRequest(
             topic.topic_id, batches, durable, context=future, client=client, refusal=refusal
         )
-        self._admission.enter(request.size)
-        try:
-            self._appender.submit(request, wake=False)
-        except LogError:
-            self._admission.leave(request.size)
-            raise
-        if not self._is_waking:
-            self._is_waking = True
-            self._loop.call_soon(self._wake)
-        self._wait_for(future)
+        self._submit(request)
+        self._waiting[future] = self._loop.time() + self.timeout_ms / 1000
+        if self._timer is None:
+            self._timer = self._loop.call_later(self.timeout_ms / 1000, self._expire)
         try:
             await future
         finally:
@@ -114,14 +144,21 @@ class Publisher:
             for result in request.results
         ]
 
+    def _submit(self, request: AppendRequest) -> None:
+        """Hand a request to the appender, which is woken once per event loop iteration."""
+        self._admission.enter(request.size)
+        try:
+            self._appender.submit(request, wake=False)
+        except LogError:
+            self._admission.in_flight_bytes -= request.size
+            raise
+        if not self._is_waking:
+            self._is_waking = True
+            self._loop.call_soon(self._wake)
+
     def _wake(self) -> None:
         self._is_waking = False
         self._appender.wake()
-
-    def _wait_for(self, future: asyncio.Future[None]) -> None:
-        self._waiting[future] = self._loop.time() + self._timeout_ms / 1000
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._timeout_ms / 1000, self._expire)
 
     def _expire(self) -> None:
         """Fail the publishes that waited too long. They still count as in flight."""
@@ -132,11 +169,114 @@ class Publisher:
                 self._timer = self._loop.call_at(until_s, self._expire)
                 return
             del self._waiting[future]
-            complete_future(future, SyncTimeout(self._timeout_ms))
+            if not future.done():
+                future.set_exception(SyncTimeout(self.timeout_ms))
 
-    def finish(self, requests: list[AppendRequest]) -> None:
-        """Complete the publishes of these requests, which are stored or have failed."""
-        for request in requests:
-            if isinstance(request.context, asyncio.Future):
-                self._admission.leave(request.size)
-                complete_future(request.context, request.error)
+    def deliver_pass(self, advanced: dict[QueueKey, int], finished: list[AppendRequest]) -> None:
+        """Deliver the results of a reput pass (the new max offsets of queues, and the finished
+        requests) to the event loop, with one call of the loop. Any thread may call this."""
+        try:
+            self._loop.call_soon_threadsafe(self._complete_pass, advanced, finished)
+        except RuntimeError:
+            _logger.warning("%d publishes completed after the event loop ended", len(finished))
+
+    def _complete_pass(self, advanced: dict[QueueKey, int], finished: list[AppendRequest]) -> None:
+        """Call the listeners, then complete the publishes of the finished requests."""
+        try:
+            if advanced:
+                for listener in self._arrival_listeners:
+                    listener(advanced)
+        finally:
+            for request in finished:
+                future = request.context
+                if not isinstance(future, asyncio.Future):
+                    continue
+                self._admission.in_flight_bytes -= request.size
+                if future.done():
+                    continue
+                if request.error is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(request.error)
+
+
+class PublishAdmission:
+    """Admits publishes: none while an alarm is raised, and only a limited number of bytes at once.
+
+    Subtract the size of every admitted publish from `in_flight_bytes` when it is complete.
+    """
+
+    def __init__(self, max_in_flight_bytes: int, alarms: Mapping[str, PublishAlarm]) -> None:
+        self._limit = max_in_flight_bytes
+        self._alarms = alarms
+        self.in_flight_bytes = 0
+
+    def enter(self, size: int) -> None:
+        """Admit a publish of `size` bytes. If no other publish is in flight, admit any size.
+
+        Raises the LogError of a raised alarm, or LogOverloaded above the limit.
+        """
+        self.check()
+        if self.in_flight_bytes and self.in_flight_bytes + size > self._limit:
+            raise LogOverloaded(self.in_flight_bytes, self._limit, "max_in_flight_bytes")
+        self.in_flight_bytes += size
+
+    def check(self) -> None:
+        """Raise the LogError of an alarm that is raised, if any."""
+        for alarm in self._alarms.values():
+            error = alarm()
+            if error is not None:
+                raise copy(error)  # `error` itself would keep the frames of every caller
+
+
+@dataclass(slots=True)
+class _Usage:
+    """The stored bytes of a topic at `measured_s`, and the bytes of publishes in progress."""
+
+    measured_s: float = float("-inf")
+    stored: int = 0
+    arriving: int = 0
+
+
+class TopicRoom:
+    """Admits publishes to topics with a `max_bytes`. Call `leave` once for every admitted publish.
+    Topics without a limit are not tracked.
+
+    Retention deletes the oldest messages to keep a topic within `retention_bytes`; `max_bytes`
+    instead makes the broker refuse new messages. Publishes in progress count too.
+    """
+
+    def __init__(self, stored_bytes: Callable[[Topic], int], now_s: Callable[[], float]) -> None:
+        """`stored_bytes` measures a topic; `now_s` is a monotonic clock."""
+        self._stored_bytes = stored_bytes
+        self._now_s = now_s
+        self._usages: dict[int, _Usage] = {}
+
+    def enter(self, topic: Topic, size: int) -> int:
+        """Admit `size` bytes. Return the bytes that count: 0 if the topic has no limit, otherwise
+        `size`. Raises TopicFull if the topic would exceed its limit."""
+        limit = topic.config.max_bytes
+        if limit is None:
+            return 0
+        usage = self._usages.get(topic.topic_id)
+        if usage is None:
+            usage = self._usages[topic.topic_id] = _Usage()
+        now_s = self._now_s()
+        if topic.queue_count <= _QUICK_QUEUES or now_s - usage.measured_s >= _MEASURED_S:
+            usage.stored, usage.measured_s = self._stored_bytes(topic), now_s
+        if usage.stored + usage.arriving + size > limit:
+            raise TopicFull(topic.name, usage.stored, limit)
+        usage.arriving += size
+        return size
+
+    def leave(self, topic: Topic, counted: int) -> None:
+        """End an admitted publish, which is stored or has failed. `counted` is the result of
+        `enter`."""
+        usage = self._usages.get(topic.topic_id) if counted else None
+        if usage is not None:
+            usage.arriving -= counted
+            usage.stored += counted
+
+    def forget(self, topic_id: int) -> None:
+        """Forget a topic that was deleted."""
+        self._usages.pop(topic_id, None)

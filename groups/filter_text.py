@@ -2,7 +2,7 @@
 
 import re
 
-from holdfast.consumequeue.reading.reader import MessageFilter
+from holdfast.consumequeue.reading.fetched import MessageFilter
 from holdfast.holdservice.filters import MAX_FILTER_BYTES, parse_filter
 
 #: Words separated by commas or `||`. An SQL92 condition never has this form.

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -15,16 +16,18 @@ import lmdb
 from prometheus_client import CollectorRegistry
 
 from holdfast import __version__
+from holdfast.commitlog.ageing_clock import wall_clock_us
 from holdfast.config import Config, changed_keys
 from holdfast.consumequeue.damage.damage_book import Fault
 from holdfast.consumequeue.errors import StateUnavailable
+from holdfast.consumequeue.publishing import ArrivalListener
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.service import GroupService
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 from holdfast.http_api.access.service import AccessService
 from holdfast.http_api.app import ApiContext, BrokerStatus, HttpContext, make_app
 from holdfast.http_api.server import Server, start_server
-from holdfast.storage.storage import Storage, StorageEvents, now_us
+from holdfast.storage.storage import Storage, StorageEvents
 from holdfast.storage.storage_metrics import StorageCollector
 
 _logger = logging.getLogger(__name__)
@@ -46,6 +49,7 @@ class Broker:
         self._groups: GroupService | None = None
         self._server: Server | None = None
         self._access: AccessService | None = None
+        self._arrival_listeners: list[ArrivalListener] = []
         self.failed: asyncio.Future[Exception] | None = None
         """A future that `start` creates. It completes with the error when a part has failed and
         only a restart of the broker helps."""
@@ -97,9 +101,9 @@ class Broker:
         storage = self._storage = Storage(
             self._config,
             StorageEvents(
-                on_arrival=self._arrived,
                 on_failure=lambda error: self._from_thread(self._fail, error),
-                on_sync=collector.observe_sync,
+                arrival_listeners=self._arrival_listeners,
+                on_sync=collector.syncs.observe,
                 on_trim=self._trimmed,
             ),
         )
@@ -149,6 +153,7 @@ class Broker:
             scan=store.reading.scan_hot,
             observe_scan=http.metrics.scan_seconds.observe,
         )
+        self._arrival_listeners.append(hold.message_arriving)
         store.topic_deleted = self._topic_deleted
         groups = self._groups = GroupService(
             store,
@@ -156,10 +161,11 @@ class Broker:
             self._config.groups,
             places=hold,
             ageing_us=storage.ageing.now_us,
-            wall_us=now_us,
-            passed_s=lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+            wall_us=wall_clock_us,
+            passed_s=partial(time.clock_gettime, time.CLOCK_BOOTTIME),
             may_subscribe=http.access.may_subscribe,
         )
+        self._arrival_listeners.append(groups.registry.queues_changed)
         store.check_new_queues = groups.registry.check_new_queues
         store.topic_created = groups.changes.topic_created
         await groups.start()
@@ -197,6 +203,7 @@ class Broker:
         if self._groups is not None:
             await self._groups.stop()
             self._groups = None
+        self._arrival_listeners.clear()
         if self._storage is not None:
             await self._storage.close()
         if self._access is not None:
@@ -231,12 +238,6 @@ class Broker:
             self.failed.get_loop().call_soon_threadsafe(function, argument)  # type: ignore[arg-type]
         except RuntimeError:
             _logger.warning("%r came after the event loop had ended", function)
-
-    def _arrived(self, advanced: dict[QueueKey, int]) -> None:
-        if self._hold is not None:
-            self._hold.message_arriving(advanced)
-        if self._groups is not None:
-            self._groups.registry.queues_changed(advanced)
 
     def _trimmed(self, begins: Mapping[QueueKey, int]) -> None:
         if self._groups is not None:

@@ -239,6 +239,12 @@ class CommitLog:
             return None
         return segments[index]
 
+    def segment_start(self, physical_offset: int) -> int:
+        """Return the start of the segment that contains this physical offset, 0 if there is
+        none."""
+        segment = self.segment_at(physical_offset)
+        return 0 if segment is None else segment.start_offset
+
     def segment_after(self, physical_offset: int) -> Segment | None:
         """Return the first segment that starts after this physical offset, None if there is
         none."""

@@ -30,9 +30,8 @@ from holdfast.commitlog.format.checksum import crc32c
 from holdfast.consumequeue.errors import IndexCorrupt
 from holdfast.consumequeue.index.check import check_apart, find_damage
 from holdfast.consumequeue.index.consume_queue import CqUnit
-from holdfast.consumequeue.index.entry_columns import EntryColumns
+from holdfast.consumequeue.index.entry_columns import EntryColumns, Units, encode_units
 from holdfast.consumequeue.index.seal import break_seal, seal
-from holdfast.consumequeue.index.unit_table import Units, encode_units
 from holdfast.consumequeue.lmdb_env.env import CORRUPT, open_env, verify_file
 from holdfast.consumequeue.lmdb_env.live_env import LiveEnv
 from holdfast.consumequeue.topics import QueueKey

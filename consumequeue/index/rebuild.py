@@ -25,8 +25,8 @@ from holdfast.commitlog.format.header_table import (
     keyed_message_count,
 )
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue
+from holdfast.consumequeue.index.entry_columns import UNIT_DTYPE, Units, unit_at
 from holdfast.consumequeue.index.index import Index, ReputPosition
-from holdfast.consumequeue.index.unit_table import UNIT_DTYPE, Units, unit_at
 from holdfast.consumequeue.topics import QueueKey
 
 _logger = logging.getLogger(__name__)

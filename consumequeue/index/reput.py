@@ -4,10 +4,10 @@ An entry becomes visible when its block is as durable as its topic requires, and
 earlier entry of its queue. Visible entries can be read from memory at once. Reput also completes
 publishes, so that a client can read from an offset as soon as the client knows the offset.
 
-The appender and the sync thread put reports into an inbox. To process the inbox is a pass: show the
-new entries, then notify. Passes run one at a time; the thread that holds `_pass_lock` runs the pass
-and may change the in-memory queues. The reput thread runs passes, and when a commit is due it
-writes the visible and synced entries to LMDB (committer.py).
+The appender and the sync thread put reports into an inbox. A pass processes the inbox: it makes the
+new entries visible, then it notifies. Passes run one at a time. The thread that holds `_pass_lock`
+runs the pass and may change the in-memory queues. The reput thread runs passes, and when a commit
+is due it writes the visible and synced entries to LMDB (`IndexCommitter`).
 
 The eager tail is a pass that runs early, in the thread that reports. It makes the same
 notifications as the reput thread, but they wait neither for another thread to wake up nor for LMDB.
@@ -21,14 +21,19 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple
 
+import lmdb
+
 from holdfast.commitlog.append.appender import AppendRequest
-from holdfast.commitlog.append.producer_sequences import ProducerSequences
+from holdfast.commitlog.append.producer_sequences import (
+    ProducerKey,
+    ProducerSequences,
+    ProducerState,
+)
 from holdfast.commitlog.format.batch_header import BatchHeader
 from holdfast.commitlog.segments.segment import keyed_messages
-from holdfast.consumequeue.index.committer import COMMIT_GROUP, IndexCommitter, Uncommitted
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue, CqUnit
 from holdfast.consumequeue.index.index import Index, ReputPosition
 from holdfast.consumequeue.topics import QueueKey
@@ -37,6 +42,8 @@ _logger = logging.getLogger(__name__)
 
 #: Recovery commits the entries each time that this many have been added.
 _RECOVERY_GROUP = 50_000
+#: One transaction takes at most this many entries; a backlog needs several transactions.
+COMMIT_GROUP = 50_000
 #: One pass handles at most this many reports, then notifies.
 _PASS_SIZE = 64
 #: A thread that reports runs at most this many passes; the reput thread does the rest.
@@ -54,54 +61,48 @@ class _Finished(NamedTuple):
 _Report = list[BatchHeader] | int | _Finished
 
 
-@dataclass(slots=True)
-class _Pass:
-    """The results of one pass, for `on_pass`."""
+class Uncommitted(NamedTuple):
+    """A block that is indexed in memory."""
 
-    advanced: dict[QueueKey, int] = field(default_factory=dict)
-    finished: list[AppendRequest] = field(default_factory=list)
+    key: QueueKey | None
+    """None if the block's topic was deleted. Then only the position advances."""
+    unit: CqUnit
+    header: BatchHeader
+    position: ReputPosition
+    """The position after this block."""
 
 
+@dataclass(eq=False)
 class ReputService:
     """Owns the in-memory queues and the index to which they are committed.
 
     It is the ReputInbox of the appender thread, which alone calls `put_headers`, and of the sync
     thread, which alone calls `put_durable_offset`.
 
-    `on_pass` is called after a pass, in the thread that ran the pass, with the new max offset of
-    each queue that got visible entries, and with the finished requests. `needs_durable` returns
-    whether the entries of a topic id wait for the sync; it returns None if there is no such topic.
-    `segment_start` returns the start of the segment that holds a physical offset. `sequences` must
-    be as the index has stored them. `on_failure` is called when a pass or a commit fails for
-    another reason than LMDB.
+    `sequences` must be as the index has stored them. `needs_durable` returns whether the entries of
+    a topic id wait for the sync; it returns None if there is no such topic. `segment_start` returns
+    the start of the segment that holds a physical offset. `on_pass` is called after a pass, in the
+    thread that ran the pass, with the new max offset of each queue that got visible entries, and
+    with the finished requests; set it before `start`. `on_failure` is called when a pass or a
+    commit fails for another reason than LMDB.
     """
 
-    def __init__(
-        self,
-        index: Index,
-        *,
-        queues: dict[QueueKey, ConsumeQueue],
-        sequences: ProducerSequences,
-        needs_durable: Callable[[int], bool | None],
-        segment_start: Callable[[int], int],
-        on_pass: Callable[[dict[QueueKey, int], list[AppendRequest]], None],
-        on_failure: Callable[[Exception], None],
-        commit_interval_s: float,
-        tail_entries: int,
-        eager_tail: bool,
-        monotonic: Callable[[], float],
-    ) -> None:
-        self.queues = queues
-        self.committer = IndexCommitter(index, sequences)
+    index: Index
+    _: KW_ONLY
+    queues: dict[QueueKey, ConsumeQueue]
+    sequences: ProducerSequences
+    needs_durable: Callable[[int], bool | None]
+    segment_start: Callable[[int], int]
+    on_pass: Callable[[dict[QueueKey, int], list[AppendRequest]], None] = lambda new, finished: None
+    on_failure: Callable[[Exception], None]
+    commit_interval_s: float
+    tail_entries: int
+    eager_tail: bool
+    monotonic: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self.committer = IndexCommitter(self.index, self.sequences)
         self._durable_offset = 0
-        self._needs_durable = needs_durable
-        self._segment_start = segment_start
-        self._on_pass = on_pass
-        self._on_failure = on_failure
-        self._commit_interval_s = commit_interval_s
-        self._tail_entries = tail_entries
-        self._eager_tail = eager_tail
-        self._monotonic = monotonic
         self._inbox: deque[_Report] = deque()
         #: Held during a pass, never while waiting for anything.
         self._pass_lock = threading.Lock()
@@ -112,7 +113,7 @@ class ReputService:
         self._is_stopped = False
         self._has_failed = False
         self._pending: deque[tuple[QueueKey, ConsumeQueue, CqUnit]] = deque()
-        self._position = index.position()
+        self._position = self.index.position()
         self._next_commit_s = 0.0
         # Each counter has one writer: the thread that reports blocks, and the one that commits.
         self._appended_blocks = self._appended_messages = 0
@@ -134,7 +135,7 @@ class ReputService:
         """Commit the entries that recovery found and start the thread."""
         self._durable_offset = durable_offset
         self._drop_committed(self.committer.try_commit(durable_offset))
-        self._schedule_commit(self._commit_interval_s)
+        self._schedule_commit(self.commit_interval_s)
         self._thread.start()
 
     def stop(self) -> None:
@@ -160,7 +161,7 @@ class ReputService:
     def flush(self) -> None:
         """Have the inbox processed: with the eager tail in this thread, unless another thread is
         running a pass, otherwise by the reput thread."""
-        if self._eager_tail:
+        if self.eager_tail:
             for _ in range(_EAGER_PASSES):
                 if not self._inbox or not self._pass_lock.acquire(blocking=False):
                     return  # The thread that runs a pass checks the inbox after its pass.
@@ -201,7 +202,7 @@ class ReputService:
             if self._inbox:
                 self._pass_lock.acquire()
                 self._make_pass()
-            if self._monotonic() >= self._next_commit_s:
+            if self.monotonic() >= self._next_commit_s:
                 self._commit()
         self._is_stopped = True  # From now on, `flush` processes the inbox in its own thread.
         self._drain()
@@ -214,7 +215,7 @@ class ReputService:
         # A thread that reports after this check finds `_is_asleep` set.
         if not self._inbox and not self._is_stopping:
             with contextlib.suppress(queue.Empty):
-                self._wakeups.get(timeout=max(self._next_commit_s - self._monotonic(), 0))
+                self._wakeups.get(timeout=max(self._next_commit_s - self.monotonic(), 0))
         self._is_asleep = False
         return not self._is_stopping
 
@@ -227,7 +228,7 @@ class ReputService:
         """Commit the oldest durable entries; return whether there were any. Passes of other threads
         may run meanwhile. After a failure of a pass nothing is committed."""
         if self._has_failed:
-            self._schedule_commit(self._commit_interval_s)
+            self._schedule_commit(self.commit_interval_s)
             return False
         try:
             group = self.committer.try_commit(self._durable_offset)
@@ -236,14 +237,14 @@ class ReputService:
             return False
         with self._pass_lock:
             self._drop_committed(group)
-        pause_s = 0.0 if len(group) == COMMIT_GROUP else self._commit_interval_s
+        pause_s = 0.0 if len(group) == COMMIT_GROUP else self.commit_interval_s
         if self.committer.failure is not None:  # retries are costly
             pause_s = max(pause_s, _FAILED_COMMIT_PAUSE_S)
         self._schedule_commit(pause_s)
         return bool(group)
 
     def _schedule_commit(self, pause_s: float) -> None:
-        self._next_commit_s = self._monotonic() + pause_s
+        self._next_commit_s = self.monotonic() + pause_s
 
     def _drop_committed(self, group: Sequence[Uncommitted]) -> None:
         """Count these committed entries, and drop them from the queues: LMDB has them."""
@@ -253,13 +254,13 @@ class ReputService:
         for key, end in ends.items():
             cq = self.queues.get(key)
             if cq is not None:
-                cq.trim_entries(end, self._tail_entries)
+                cq.trim_entries(end, self.tail_entries)
 
     def _fail(self, error: Exception) -> None:
         """Report an error. From now on passes only complete requests, and nothing is committed."""
         _logger.exception("reput failed")
         self._has_failed = True
-        self._on_failure(error)
+        self.on_failure(error)
 
     # -- passes ----------------------------------------------------------------------------
 
@@ -273,36 +274,39 @@ class ReputService:
             self._pass_lock.release()
 
     def _process_inbox(self) -> None:
-        done = _Pass()
+        advanced: dict[QueueKey, int] = {}
+        finished: list[AppendRequest] = []
         try:
             for _ in range(_PASS_SIZE):
                 if not self._inbox:
                     break
-                self._process(self._inbox.popleft(), done)
+                report = self._inbox.popleft()
+                if isinstance(report, _Finished):
+                    finished += report.requests
+                elif not self._has_failed:
+                    self._process(report, advanced)
         finally:
-            if done.advanced or done.finished:
-                self._on_pass(done.advanced, done.finished)
+            if advanced or finished:
+                self.on_pass(advanced, finished)
 
-    def _process(self, report: _Report, done: _Pass) -> None:
-        if isinstance(report, _Finished):
-            done.finished += report.requests
-        elif self._has_failed:
-            return
-        elif isinstance(report, int):
-            self._show_durable(report, done.advanced)
+    def _process(self, report: list[BatchHeader] | int, advanced: dict[QueueKey, int]) -> None:
+        if isinstance(report, int):
+            self._show_durable(report, advanced)
             # Only now may entries up to here be committed: entries in LMDB must be visible.
             self._durable_offset = max(self._durable_offset, report)
         else:
             for header in report:
-                self._index_block(header, done.advanced)
+                self._index_block(header, advanced)
 
     def _index_block(
         self, header: BatchHeader, advanced: dict[QueueKey, int], *, visible: bool = False
     ) -> None:
         """Add a block to its queue. Make it visible, unless it must wait for the sync."""
-        needs_durable = self._needs_durable(header.topic_id)
+        needs_durable = self.needs_durable(header.topic_id)
         key = (header.topic_id, header.queue_id) if needs_durable is not None else None
-        cq = self._queue(key) if key is not None else None
+        cq = self.queues.get(key) if key is not None else None
+        if cq is None and key is not None:
+            cq = self.queues[key] = ConsumeQueue(None, 0, 0)
         before = cq.indexed if cq is not None else None
         unit = CqUnit(
             header.base_offset,
@@ -314,7 +318,7 @@ class ReputService:
             before.end_queue_bytes if before is not None else 0,
         )
         self._position = self._position_after(header)
-        self.committer.add(Uncommitted(key, unit, header, self._position))
+        self.committer.uncommitted.append(Uncommitted(key, unit, header, self._position))
         if cq is None or key is None:
             return
         cq.indexed = unit
@@ -326,15 +330,9 @@ class ReputService:
             cq.pending += 1
             self._pending.append((key, cq, unit))
 
-    def _queue(self, key: QueueKey) -> ConsumeQueue:
-        found = self.queues.get(key)
-        if found is None:
-            found = self.queues[key] = ConsumeQueue(None, 0, 0)
-        return found
-
     def _position_after(self, header: BatchHeader) -> ReputPosition:
         before = self._position
-        segment = self._segment_start(header.physical_offset)
+        segment = self.segment_start(header.physical_offset)
         is_same = segment == before.segment_start
         return ReputPosition(
             header.end_physical_offset,
@@ -350,3 +348,74 @@ class ReputService:
             cq.pending -= 1
             cq.show(unit)
             advanced[key] = cq.max_offset
+
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class IndexCommitter:
+    """Writes the entries of reput to LMDB, but only entries whose blocks are synced.
+
+    One thread at a time may append to `uncommitted`, in log order. One thread at a time may call
+    `commit` and `try_commit`; it owns `sequences`, so that each commit stores the producers'
+    sequence numbers as they were at the committed position. These two threads may differ.
+    """
+
+    index: Index
+    sequences: ProducerSequences
+    uncommitted: deque[Uncommitted] = field(default_factory=deque)
+    failure: str | None = None
+    """Why the last commit failed, or None if it succeeded."""
+
+    def try_commit(self, durable_offset: int) -> Sequence[Uncommitted]:
+        """Commit as `commit` does. If LMDB fails (the disk is full, for example), log the error and
+        return no entries; they stay in memory for the next try."""
+        try:
+            group = self.commit(durable_offset)
+        except lmdb.Error as error:
+            if str(error) != self.failure:
+                self.failure = str(error)
+                _logger.error("the index could not be committed and is behind the log: %s", error)
+            return []
+        if self.failure is not None and group:
+            self.failure = None
+            _logger.warning("the index can be committed again")
+        return group
+
+    def commit(self, durable_offset: int) -> Sequence[Uncommitted]:
+        """Write the oldest entries that are durable to LMDB, at most COMMIT_GROUP; return them.
+
+        Raises lmdb.Error; then the entries stay in memory.
+        """
+        group: list[Uncommitted] = []
+        waiting = self.uncommitted
+        # Access by position: a pass appends meanwhile, and iterating over a changing deque raises.
+        for at in range(min(len(waiting), COMMIT_GROUP)):
+            entry = waiting[at]
+            if entry.unit.end_physical_offset > durable_offset:
+                break
+            group.append(entry)
+        if group:
+            self.index.commit(
+                [(entry.key, entry.unit) for entry in group if entry.key is not None],
+                group[-1].position,
+                self._record_producers(group),
+            )
+            for _ in group:
+                waiting.popleft()
+        return group
+
+    def _record_producers(
+        self, group: Sequence[Uncommitted]
+    ) -> list[tuple[ProducerKey, ProducerState | None]]:
+        """Update the producers' sequence numbers; return the changed producers. Safe to repeat."""
+        sequences = self.sequences
+        changed: set[ProducerKey] = set()
+        for entry in group:
+            sequences.record(entry.header)
+            changed.update(
+                (publish.producer_id, publish.topic_id) for publish in entry.header.idempotent
+            )
+        changed.update(sequences.expire(group[-1].unit.store_timestamp_us))
+        return [(key, sequences.state(key)) for key in changed]

@@ -8,7 +8,7 @@ the event loop. Its position is only in memory, so after a restart it begins wit
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from time import monotonic
 from typing import cast
 
@@ -53,33 +53,25 @@ class ScrubProgress:
     """The current position in the log."""
 
 
+@dataclass(eq=False)
 class Scrub:
-    """The scrub of one log. `tell` runs a function on the event loop. `is_busy` returns whether
-    the disk has other work. `reseal` starts the rebuild of a segment's footer."""
+    """The scrub of one log. `run_on_loop` runs a function on the event loop. `is_busy` returns
+    whether the disk has other work. `reseal` starts the rebuild of a segment's footer."""
 
-    def __init__(
-        self,
-        log: CommitLog,
-        index: Index,
-        queues: Mapping[QueueKey, ConsumeQueue],
-        book: DamageBook,
-        *,
-        bytes_per_s: int,
-        tell: Callable[[Callable[[], None]], None],
-        is_busy: Callable[[], bool],
-        reseal: Callable[[Segment], None],
-        pass_pause_s: float = PASS_PAUSE_S,
-    ) -> None:
+    log: CommitLog
+    index: Index
+    queues: Mapping[QueueKey, ConsumeQueue]
+    book: DamageBook
+    _: KW_ONLY
+    bytes_per_s: int
+    run_on_loop: Callable[[Callable[[], None]], None]
+    is_busy: Callable[[], bool]
+    reseal: Callable[[Segment], None]
+    pass_pause_s: float = PASS_PAUSE_S
+
+    def __post_init__(self) -> None:
         self.progress = ScrubProgress()
-        self._log = log
-        self._index = index
-        self._queues = queues
-        self._book = book
-        self._pace = ScrubPace(bytes_per_s) if bytes_per_s else None
-        self._tell = tell
-        self._is_busy = is_busy
-        self._reseal = reseal
-        self._pass_pause_s = pass_pause_s
+        self._pace = ScrubPace(self.bytes_per_s) if self.bytes_per_s else None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-scrub", daemon=True)
 
@@ -99,7 +91,7 @@ class Scrub:
             while not self._stopping.is_set():
                 self._make_pass()
                 self.progress.passes += 1
-                self._stopping.wait(self._pass_pause_s)
+                self._stopping.wait(self.pass_pause_s)
         except ScrubStopped:
             pass
         except Exception:
@@ -108,7 +100,7 @@ class Scrub:
     def _make_pass(self) -> None:
         at: int | None = None
         while True:
-            sealed = {each.start_offset: each for each in self._log.segments if each.sealed}
+            sealed = {each.start_offset: each for each in self.log.segments if each.sealed}
             at = next_start(list(sealed), at)
             if at is None:
                 return
@@ -147,16 +139,16 @@ class Scrub:
             else:
                 self.progress.physical_offset = found.header.end_physical_offset
                 is_indexed = is_indexed and self._agrees(found)
-        if self._log.footer(segment) is None and self._is_kept(segment):
+        if self.log.footer(segment) is None and self._is_kept(segment):
             _logger.warning("the footer of %s is damaged: it is written again", segment.path.name)
-            self._tell(lambda: self._book.counts.update(["footer"]))
-            self._reseal(segment)
+            self.run_on_loop(lambda: self.book.counts.update(["footer"]))
+            self.reseal(segment)
 
     def _read(self, size: int, position: int, file: File) -> bytes:
         """Wait until the pace allows a read, then read a chunk. If the chunk was not in the page
         cache before, drop it from there again, so that the data of readers stays cached."""
         assert self._pace is not None
-        while pause_s := self._pace.pause_s(monotonic(), is_busy=self._is_busy()):
+        while pause_s := self._pace.pause_s(monotonic(), is_busy=self.is_busy()):
             if self._stopping.wait(pause_s):
                 raise ScrubStopped
         if self._stopping.is_set():
@@ -170,13 +162,13 @@ class Scrub:
         return data
 
     def _is_kept(self, segment: Segment) -> bool:
-        return segment in self._log.segments
+        return segment in self.log.segments
 
     # -- the index -------------------------------------------------------------------------
 
     def _is_indexed(self, segment: Segment) -> bool:
         try:
-            return self._index.position().segment_start >= segment.end_offset
+            return self.index.position().segment_start >= segment.end_offset
         except IndexCorrupt:
             return False
 
@@ -186,16 +178,16 @@ class Scrub:
         True."""
         header = batch.header
         key = (header.topic_id, header.queue_id)
-        cq = self._queues.get(key)
-        if cq is None or header.end_offset <= cq.min_offset or self._index.is_condemned:
+        cq = self.queues.get(key)
+        if cq is None or header.end_offset <= cq.min_offset or self.index.is_condemned:
             return True
         try:
-            unit = next(self._index.units(key, header.base_offset), None)
+            unit = next(self.index.units(key, header.base_offset), None)
         except IndexCorrupt:
             return False  # the index is condemned now
         if unit is not None and unit.physical_offset == header.physical_offset:
             return True
-        if header.end_offset <= cq.min_offset or key not in self._queues:
+        if header.end_offset <= cq.min_offset or key not in self.queues:
             return True  # retention deleted the block meanwhile
         is_given_again = unit is not None and (
             unit.physical_offset > header.physical_offset and unit.base_offset <= header.base_offset
@@ -213,31 +205,31 @@ class Scrub:
             header.queue_id,
             header.topic_id,
         )
-        self._index.condemn()
-        self._tell(lambda: self._book.counts.update(["damaged-index"]))
+        self.index.condemn()
+        self.run_on_loop(lambda: self.book.counts.update(["damaged-index"]))
 
     # -- reporting damage ------------------------------------------------------------------
 
     def _note(self, segment: Segment, damage: Damage) -> None:
         if not self._is_kept(segment):
             return
-        found = pieces(self._log, segment, damage)
+        found = pieces(self.log, segment, damage)
 
         def note() -> None:
             for each in found:
-                note_damage(each, self._book)
+                note_damage(each, self.book)
 
-        self._tell(note)
+        self.run_on_loop(note)
 
     def _note_file(self, segment: Segment, reason: str, detail: str) -> None:
         if self._is_kept(segment):
             fault = Fault(reason, f"{segment.path.name}: {detail}")
-            self._tell(lambda: self._book.note_file(fault))
+            self.run_on_loop(lambda: self.book.note_file(fault))
 
     def _note_hole(self, segment: Segment, start: int) -> None:
         """Record the messages that a segment lost because its file was truncated while in use."""
         try:
-            lost = lost_between(self._index, dict(self._queues), start, segment.end_offset)
+            lost = lost_between(self.index, dict(self.queues), start, segment.end_offset)
             found = list(lost)
         except IndexCorrupt:
             found = []
@@ -245,10 +237,10 @@ class Scrub:
 
         def note() -> None:
             for key, lost_start, lost_end in found:
-                self._book.record_lost(key, lost_start, lost_end, "truncated-segment")
+                self.book.record_lost(key, lost_start, lost_end, "truncated-segment")
 
         if self._is_kept(segment):
-            self._tell(note)
+            self.run_on_loop(note)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,15 @@ from holdfast.consumequeue.index.queue_lookup import (
     units_from,
 )
 from holdfast.consumequeue.lost_ranges import LostRanges
-from holdfast.consumequeue.reading.fetched import BatchSlice, Fetched, Piece, RunSlice
-from holdfast.consumequeue.reading.poll_shares import Shares
-from holdfast.consumequeue.reading.reader import Wanted, collect
+from holdfast.consumequeue.reading.fetched import (
+    BatchSlice,
+    Fetched,
+    Piece,
+    RunSlice,
+    Shares,
+    Wanted,
+)
+from holdfast.consumequeue.reading.reader import collect
 from holdfast.consumequeue.topics import QueueKey
 
 #: After this many short reads, other threads may run. The reads take about a millisecond together.

@@ -1,7 +1,12 @@
-"""The messages that a pull found: rows of single batches, and runs of whole batches that were read
-together. Pure."""
+"""What a read wants, how the queues of a poll share its limits, and what a read delivers. Pure.
 
-from collections.abc import Iterator, Sequence
+The queues of a poll are read one after another. Each queue may use an equal share of the limits
+that are left, so that a full queue leaves room for the next queues. The next queues also get the
+part of its share that a queue does not use. The offsets of the poll determine which queue is first,
+so for a reader that continues after each reply, the first queue changes from poll to poll.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -12,6 +17,36 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_header import BatchHeader, Buffer
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.consumequeue.lost_ranges import LostRanges
+
+#: Knuth's multiplier for hashing: it spreads numbers that are close or differ by round numbers.
+_SPREAD = 2654435761
+#: One pull skips at most this many lost ranges, because a response header must hold them.
+MAX_SKIPPED_RANGES = 64
+
+
+class MessageFilter(Protocol):
+    """Selects the messages that a pull wants."""
+
+    def may_match(self, tag_summary: int) -> bool:
+        """Return False if no message of a batch with this summary can match."""
+
+    def cost_us(self, messages: int, text_bytes: int) -> float:
+        """Return about how many microseconds it takes to match `messages` messages whose keys,
+        tags and property values have `text_bytes` bytes together."""
+
+    def matching_rows(self, batch: Batch, start_row: int, end_row: int) -> Sequence[int]:
+        """Return the rows from `start_row` to before `end_row` that match, ascending."""
+
+
+class Wanted(NamedTuple):
+    """What one read may deliver: at most `max_messages` messages with at most `max_bytes` of text
+    (bodies, keys, tags and properties), and only messages that match `filter`. With `skip_corrupt`
+    the read continues after damage."""
+
+    max_messages: int
+    max_bytes: int
+    filter: MessageFilter | None = None
+    skip_corrupt: bool = False
 
 
 class Piece(Protocol):
@@ -155,6 +190,57 @@ class Fetched(NamedTuple):
     def block_bytes(self) -> int:
         """Bytes of the blocks that hold the messages."""
         return sum(len(piece.blocks) for piece in self.pieces)
+
+
+def reading_order(offsets: Mapping[int, int], *, whole_batches: bool) -> list[int]:
+    """Return the queues in the order in which a poll at these offsets reads them."""
+    queues = list(offsets)
+    start = sum(offsets.values())
+    if whole_batches:
+        # With whole batches, a poll may read only a few queues and increase the sum of the offsets
+        # by a round number. Without the multiplier, the next poll would start with the same queues.
+        start = start * _SPREAD >> 12
+    first = start % len(queues)
+    return queues[first:] + queues[:first]
+
+
+class Shares:
+    """What is left of the limits of one poll. For each queue, call `next_share`, then `subtract`.
+
+    With `whole_batches` a batch counts in full even if the limits cut it, because it is sent whole.
+    """
+
+    def __init__(self, queues: int, wanted: Wanted, *, whole_batches: bool) -> None:
+        self._wanted = wanted
+        self._whole_batches = whole_batches
+        self._queues_left = queues
+        self._messages_left = wanted.max_messages
+        self._bytes_left = wanted.max_bytes
+        self._skips_left = MAX_SKIPPED_RANGES
+
+    def next_share(self) -> Wanted | None:
+        """Return what the next queue may deliver, or None if a limit is used up."""
+        if self._messages_left <= 0 or self._bytes_left <= 0 or self._skips_left <= 0:
+            return None
+        return Wanted(
+            -(-self._messages_left // self._queues_left),
+            -(-self._bytes_left // self._queues_left),
+            self._wanted.filter,
+            self._wanted.skip_corrupt,
+        )
+
+    def subtract(self, fetched: Fetched | None) -> None:
+        """Subtract what this queue delivered (None if its read failed); continue with the next."""
+        self._queues_left -= 1
+        if fetched is None or not self._queues_left:
+            return
+        self._skips_left -= len(fetched.skipped)
+        if self._whole_batches:
+            self._messages_left -= sum(piece.stored_messages for piece in fetched.pieces)
+            self._bytes_left -= fetched.block_bytes
+        else:
+            self._messages_left -= fetched.message_count
+            self._bytes_left -= fetched.text_bytes
 
 
 _TEXT_FIELDS = (

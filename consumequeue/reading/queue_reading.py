@@ -2,6 +2,7 @@
 in a reader thread."""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -22,15 +23,17 @@ from holdfast.consumequeue.errors import (
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue, CqUnit
 from holdfast.consumequeue.index.index import Index
 from holdfast.consumequeue.lost_ranges import LostRange, overlaps
-from holdfast.consumequeue.reading.block_cache import BlockCache
 from holdfast.consumequeue.reading.disk_reader import DiskReader, Place
-from holdfast.consumequeue.reading.fetched import Fetched
-from holdfast.consumequeue.reading.poll_shares import Shares, reading_order
-from holdfast.consumequeue.reading.reader import (
+from holdfast.consumequeue.reading.fetched import (
+    Fetched,
     MessageFilter,
+    Shares,
+    Wanted,
+    reading_order,
+)
+from holdfast.consumequeue.reading.reader import (
     NeedsDisk,
     ReadBlock,
-    Wanted,
     collect,
     filter_cost_us,
     first_match,
@@ -444,3 +447,42 @@ class QueueReader:
         return QueueCorrupt(
             topic.name, queue, offset, following, cq.min_offset, cq.max_offset, error.reason
         )
+
+
+#: A decoded batch needs about this much memory in addition to its block.
+OBJECTS_BYTES = 1600
+
+
+def room_of(batch: Batch) -> int:
+    """Return about how many bytes of memory a decoded batch takes."""
+    return batch.header.total_size + OBJECTS_BYTES
+
+
+class BlockCache:
+    """The most recently used batches by physical offset, up to `max_bytes`."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._batches: OrderedDict[int, Batch] = OrderedDict()
+
+    def get(self, physical_offset: int) -> Batch | None:
+        """Return a batch, or None if it is not in the cache."""
+        batch = self._batches.get(physical_offset)
+        if batch is not None:
+            self._batches.move_to_end(physical_offset)
+        return batch
+
+    def __contains__(self, physical_offset: int) -> bool:
+        return physical_offset in self._batches
+
+    def put(self, batch: Batch) -> None:
+        """Add a verified batch, and drop the least recently used ones above the limit."""
+        size = room_of(batch)
+        if size > self._max_bytes or batch.header.physical_offset in self._batches:
+            return
+        self._batches[batch.header.physical_offset] = batch
+        self._bytes += size
+        while self._bytes > self._max_bytes:
+            _, oldest = self._batches.popitem(last=False)
+            self._bytes -= room_of(oldest)

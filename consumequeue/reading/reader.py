@@ -7,7 +7,6 @@ message.
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,14 +14,19 @@ from holdfast.commitlog.errors import MISSING_SEGMENT, CorruptRecord
 from holdfast.commitlog.format.batch import Batch
 from holdfast.consumequeue.index.consume_queue import CqUnit
 from holdfast.consumequeue.lost_ranges import LostRange, LostRanges, is_accepted, with_lost
-from holdfast.consumequeue.reading.fetched import BatchSlice, Fetched, Piece, message_sizes
+from holdfast.consumequeue.reading.fetched import (
+    MAX_SKIPPED_RANGES,
+    BatchSlice,
+    Fetched,
+    MessageFilter,
+    Piece,
+    message_sizes,
+)
 from holdfast.consumequeue.topics import QueueKey
 
 #: A filtered pull ends after reading this many bytes of blocks; the next pull continues at its
 #: `next_offset`.
 MAX_SCAN_BYTES = 16 * 1024 * 1024
-#: One pull skips at most this many lost ranges, because a response header must hold them.
-MAX_SKIPPED_RANGES = 64
 #: A filtered pull ends after about this time, because other requests wait.
 MAX_SCAN_US = 20_000
 #: A filter runs for about this time before it lets other threads run.
@@ -30,35 +34,6 @@ STEP_US = 500
 #: If a batch cannot match because of its tag summary, only its index entry is read. Then the batch
 #: counts as this many bytes.
 SKIPPED_BATCH_BYTES = 128
-
-
-class MessageFilter(Protocol):
-    """Selects the messages that a pull wants."""
-
-    def may_match(self, tag_summary: int) -> bool:
-        """Return False if no message of a batch with this summary can match."""
-
-    def cost_us(self, messages: int, text_bytes: int) -> float:
-        """Return about how many microseconds it takes to match `messages` messages whose keys,
-        tags and property values have `text_bytes` bytes together."""
-
-    def matching_rows(self, batch: Batch, start_row: int, end_row: int) -> Sequence[int]:
-        """Return the rows from `start_row` to before `end_row` that match, ascending."""
-
-
-class Wanted(NamedTuple):
-    """What one read may deliver: at most `max_messages` messages with at most `max_bytes` of text
-    (bodies, keys, tags and properties), and only messages that match `filter`. With `skip_corrupt`
-    the read continues after damage."""
-
-    max_messages: int
-    max_bytes: int
-    filter: MessageFilter | None = None
-    skip_corrupt: bool = False
-
-    def bounded(self, max_messages: int, max_bytes: int) -> "Wanted":
-        """Return a copy with other limits."""
-        return Wanted(max_messages, max_bytes, self.filter, self.skip_corrupt)
 
 
 class NeedsDisk(Exception):

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from holdfast.commitlog.format.batch_check import MessageLimits
 from holdfast.commitlog.format.priority import MAX_LEVELS
 from holdfast.consumequeue.config import TopicsConfig
 from holdfast.consumequeue.errors import InvalidTopicChange, LimitReached, TopicConflict
@@ -47,15 +46,6 @@ class TopicChanges:
         self._created = created
         self._deleted = deleted
         self._lock = asyncio.Lock()
-
-    def limits(self, topic: Topic) -> MessageLimits:
-        """Return the size limits of a message of this topic."""
-        return MessageLimits(
-            topic.config.max_message_bytes,
-            self._config.max_key_bytes,
-            self._config.max_tag_bytes,
-            self._config.max_properties_bytes,
-        )
 
     async def create(
         self,

@@ -15,7 +15,7 @@ from holdfast.consumequeue.state.records import (
     decode_topic,
     parse_key,
 )
-from holdfast.consumequeue.topics import Topic, check_name
+from holdfast.consumequeue.topics import STATE_TOPIC_ID, Topic, check_name
 
 
 class TopicTable:
@@ -60,6 +60,14 @@ class TopicTable:
     def by_id(self, topic_id: int) -> Topic | None:
         """Return a topic by its id, or None if there is none."""
         return self._by_id.get(topic_id)
+
+    def needs_durable(self, topic_id: int) -> bool | None:
+        """Return whether the messages of a topic become visible only once they are synced. Return
+        None if there is no such topic."""
+        topic = self._by_id.get(topic_id)
+        if topic is None:
+            return False if topic_id == STATE_TOPIC_ID else None
+        return topic.config.durability == "fsync"
 
     def all(self) -> list[Topic]:
         """Return every topic, sorted by name."""

@@ -18,8 +18,7 @@ from holdfast.commitlog.errors import UNREADABLE
 from holdfast.commitlog.format.batch import Batch, key_hash
 from holdfast.consumequeue.errors import OffsetBeyondEnd, OffsetTrimmed, StoreError, UnknownTopic
 from holdfast.consumequeue.lost_ranges import LostRanges, overlaps
-from holdfast.consumequeue.reading.fetched import BatchSlice, Fetched, message_sizes
-from holdfast.consumequeue.reading.reader import MessageFilter
+from holdfast.consumequeue.reading.fetched import BatchSlice, Fetched, MessageFilter, message_sizes
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.cursor.heads import Head, Heads
 from holdfast.groups.serving.recent_batches import RecentBatches

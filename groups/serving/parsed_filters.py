@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from weakref import WeakValueDictionary
 
-from holdfast.consumequeue.reading.reader import MessageFilter
+from holdfast.consumequeue.reading.fetched import MessageFilter
 from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.groups.filter_text import filter_of
 

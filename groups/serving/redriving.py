@@ -180,7 +180,7 @@ class Redriver:
             topic, origin = opened
             rows = self._rows(group_server, each, topic, origin)
             try:
-                check_batch(as_batch(rows), self._store.topics.limits(topic))
+                check_batch(as_batch(rows), self._store.publishing.limits(topic))
             except LimitExceeded as error:
                 run.fail(_id_of(each), error)
                 break  # later letters of the same key must not overtake this letter

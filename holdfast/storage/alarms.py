@@ -9,14 +9,16 @@ import contextlib
 import ctypes
 import logging
 import resource
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from holdfast.commitlog.disk.disk import free_bytes
 from holdfast.commitlog.errors import DiskFull, DiskLow, IndexBehind, LogError, MemoryLow
-from holdfast.consumequeue.admission import PublishAlarm
+from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.consumequeue.index.reput import ReputService
+from holdfast.consumequeue.publishing import PublishAlarm
 from holdfast.machine_memory import machine_bytes
 
 _logger = logging.getLogger(__name__)
@@ -29,44 +31,37 @@ _SHARE = 0.8
 DISK, MEMORY, INDEX = "disk", "memory", "index"
 
 
+@dataclass(eq=False, kw_only=True)
 class Alarms:
     """Measures disks and memory while it runs. `raised` returns the error of each raised alarm.
 
     Call `start`, `stop` and the alarms on the event loop. If `min_free_bytes` is 0, there is no
     limit. If `max_memory_bytes` is 0, the limit is a share of the memory that the process may use.
+    More than `max_uncommitted_entries` entries of `reput` that are not in LMDB raise an alarm. If
+    `log` has no segment for the next publish, the measuring thread lets it try again.
     """
 
-    def __init__(
-        self,
-        *,
-        directories: Sequence[Path],
-        min_free_bytes: int,
-        max_memory_bytes: int,
-        index_behind: PublishAlarm,
-        no_segment: PublishAlarm = lambda: None,
-        make_segment: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`no_segment` returns the error if the log could not create a segment that a publish
-        needed, else None. `make_segment` tries again to create the segment; it is not called on
-        the event loop."""
-        self._no_segment = no_segment
-        self._make_segment = make_segment
-        self._directories = directories
-        self._min_free_bytes = min_free_bytes
-        self._max_memory_bytes = max_memory_bytes
-        self._raised: dict[str, LogError] = {}
+    directories: Sequence[Path]
+    min_free_bytes: int
+    max_memory_bytes: int
+    log: CommitLog
+    reput: ReputService
+    max_uncommitted_entries: int
+
+    def __post_init__(self) -> None:
+        self._measured: dict[str, LogError] = {}
         self._task: asyncio.Task[None] | None = None
         self._is_index_behind = False
         self.by_name: Mapping[str, PublishAlarm] = {
             # Every publish calls these.
-            DISK: self._disk,
-            MEMORY: partial(self._raised.get, MEMORY),
-            INDEX: index_behind,
+            DISK: self._disk_error,
+            MEMORY: partial(self._measured.get, MEMORY),
+            INDEX: self._index_error,
         }
 
     async def start(self) -> None:
         """Measure once, then every INTERVAL_S."""
-        await self._look()
+        await self._update()
         self._task = asyncio.create_task(self._run(), name="alarms")
 
     async def stop(self) -> None:
@@ -76,59 +71,60 @@ class Alarms:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def _disk(self) -> LogError | None:
-        """Return the error if a disk has less room than the limit, or if it had no room for a
-        segment that a publish needed: then every publish would fail."""
-        refusal = self._no_segment()
-        return refusal if isinstance(refusal, DiskFull | DiskLow) else self._raised.get(DISK)
-
     def raised(self) -> dict[str, LogError]:
         """Return the raised alarms by name."""
         found = {name: alarm() for name, alarm in self.by_name.items()}
         return {name: error for name, error in found.items() if error is not None}
 
+    def _disk_error(self) -> LogError | None:
+        """Return the error if a disk has less room than the limit, or if it had no room for a
+        segment that a publish needed: then every publish would fail."""
+        refusal = self.log.refusal
+        return refusal if isinstance(refusal, DiskFull | DiskLow) else self._measured.get(DISK)
+
+    def _index_error(self) -> LogError | None:
+        entries = self.reput.uncommitted_count
+        if entries <= self.max_uncommitted_entries:
+            return None
+        return IndexBehind(entries, self.max_uncommitted_entries, self.reput.committer.failure)
+
     async def _run(self) -> None:
-        is_blind = False
+        has_failed = False
         while True:
             await asyncio.sleep(INTERVAL_S)
             try:
-                await self._look()
-                is_blind = False
+                await self._update()
+                has_failed = False
             except (OSError, RuntimeError) as error:  # no file descriptor or thread was available
-                if not is_blind:
+                if not has_failed:
                     _logger.warning("disks and memory cannot be checked now: %s", error)
-                is_blind = True
+                has_failed = True
 
-    async def _look(self) -> None:
+    async def _update(self) -> None:
+        """Measure, then log which alarms were raised or ended. Publishes query the index's alarm,
+        too, but do not log."""
         found = await asyncio.to_thread(self._measure)
-        self._log_index()
-        for name in found.keys() - self._raised.keys():
-            _logger.warning("publishing is refused: %s", found[name])
-        for name in self._raised.keys() - found.keys():
-            _logger.warning("the %s alarm is over, publishing continues", name)
-        self._raised.clear()
-        self._raised.update(found)
-
-    def _log_index(self) -> None:
-        """Log when the index's alarm is raised or ends. Publishes query this alarm, too, but do
-        not log."""
-        behind = self.by_name[INDEX]()
-        if behind is not None and not self._is_index_behind:
-            _logger.warning("publishing is refused: %s", behind)
-        if behind is None and self._is_index_behind:
-            _logger.warning("the %s alarm is over, publishing continues", INDEX)
+        behind = self._index_error()
+        raised = {**found, **({INDEX: behind} if behind is not None else {})}
+        before = {*self._measured, *([INDEX] if self._is_index_behind else [])}
+        for name in raised.keys() - before:
+            _logger.warning("publishing is refused: %s", raised[name])
+        for name in before - raised.keys():
+            _logger.warning("the %s alarm has ended, publishing continues", name)
         self._is_index_behind = behind is not None
+        self._measured.clear()
+        self._measured.update(found)
 
     def _measure(self) -> dict[str, LogError]:
-        self._make_segment()
+        self.log.retry_refused()
         found: dict[str, LogError] = {}
-        low = disk_low(free_by_directory(self._directories), self._min_free_bytes)
+        low = disk_low(free_by_directory(self.directories), self.min_free_bytes)
         if low is not None:
             found[DISK] = low
-        used, limit = memory_use(self._max_memory_bytes)
+        used, limit = memory_use(self.max_memory_bytes)
         if used > limit:
-            give_memory_back()
-            used, limit = memory_use(self._max_memory_bytes)
+            trim_memory()
+            used, limit = memory_use(self.max_memory_bytes)
         if used > limit:
             found[MEMORY] = MemoryLow(used, limit)
         return found
@@ -155,18 +151,6 @@ def disk_low(free: Mapping[Path, int], min_free_bytes: int) -> DiskLow | None:
     return DiskLow(str(directory), free[directory], min_free_bytes)
 
 
-def index_backlog(reput: ReputService, max_entries: int) -> Callable[[], IndexBehind | None]:
-    """Return an alarm that is raised while more than `max_entries` entries are uncommitted."""
-
-    def alarm() -> IndexBehind | None:
-        entries = reput.uncommitted_count
-        if entries <= max_entries:
-            return None
-        return IndexBehind(entries, max_entries, reput.committer.failure)
-
-    return alarm
-
-
 # -- memory --------------------------------------------------------------------------------
 
 
@@ -177,7 +161,11 @@ def memory_use(max_memory_bytes: int) -> tuple[int, int]:
     reclaim. If the process's address space is limited, the limit returned is at most half of the
     address space that mapped files leave, because allocators reserve more than they use.
     """
-    sizes = _own_sizes()
+    sizes = {}  # the sizes that the kernel reports for this process, in bytes
+    for line in Path("/proc/self/status").read_text("ascii", "replace").splitlines():
+        name, _, value = line.partition(":")
+        if value.endswith(" kB"):
+            sizes[name] = int(value.split()[0]) * 1024
     limit = max_memory_bytes or int(machine_bytes() * _SHARE)
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if space != resource.RLIM_INFINITY:
@@ -186,18 +174,8 @@ def memory_use(max_memory_bytes: int) -> tuple[int, int]:
     return sizes.get("RssAnon", 0), limit
 
 
-def give_memory_back() -> None:
-    """Make the allocator return freed memory to the kernel. By itself it keeps much of this
-    memory, which then still counts as used."""
+def trim_memory() -> None:
+    """Make the allocator return freed memory to the kernel. Otherwise the allocator keeps much of
+    this memory, and it still counts as used."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _own_sizes() -> dict[str, int]:
-    """Return the sizes that the kernel reports for this process, in bytes."""
-    sizes = {}
-    for line in Path("/proc/self/status").read_text("ascii", "replace").splitlines():
-        name, _, value = line.partition(":")
-        if value.endswith(" kB"):
-            sizes[name] = int(value.split()[0]) * 1024
-    return sizes

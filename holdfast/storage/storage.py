@@ -9,9 +9,10 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
-from holdfast.commitlog.ageing_clock import AgeingClock
+from holdfast.commitlog.ageing_clock import AgeingClock, wall_clock_us
 from holdfast.commitlog.append.appender import Appender, AppendRequest
 from holdfast.commitlog.append.syncer import Syncer
 from holdfast.commitlog.disk.data_dir import DataDir
@@ -21,29 +22,26 @@ from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.commitlog.segments.segment import Segment
 from holdfast.commitlog.segments.segment_keeper import SegmentKeeper
 from holdfast.config import Config
-from holdfast.consumequeue.admission import PublishAdmission
-from holdfast.consumequeue.damage.damage_book import DamageBook, Fault
-from holdfast.consumequeue.damage.damage_keeper import DamageKeeper
-from holdfast.consumequeue.index.reput import ReputService
+from holdfast.consumequeue.damage.damage_book import DamageKeeper, Fault
 from holdfast.consumequeue.lmdb_env.reader_watch import ReaderWatch
 from holdfast.consumequeue.maintenance.retention_service import RetentionService
 from holdfast.consumequeue.maintenance.scrub import Scrub
 from holdfast.consumequeue.message_store import MessageStore
+from holdfast.consumequeue.publishing import PublishAdmission
 from holdfast.consumequeue.state.journal import encode_snapshot
 from holdfast.consumequeue.thread_calls import call_in_thread
-from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey
+from holdfast.consumequeue.topics import STATE_TOPIC_ID
 from holdfast.groups.storage.open import OpenedGroups
 from holdfast.groups.storage.progress_page import kernel_boot_id
-from holdfast.storage.alarms import DISK, Alarms, index_backlog
+from holdfast.storage.alarms import DISK, Alarms
 from holdfast.storage.storage_opening import (
     OpenDataDir,
     RecoveryProgress,
     StorageEvents,
     StorageOpening,
-    now_us,
 )
 
-__all__ = ["RecoveryProgress", "Storage", "StorageEvents", "now_us"]
+__all__ = ["Storage", "StorageEvents"]
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -61,7 +59,7 @@ class Storage:
         events: StorageEvents,
         *,
         disk: Disk | None = None,
-        now_us: Callable[[], int] = now_us,
+        now_us: Callable[[], int] = wall_clock_us,
         boot_id: bytes | None = None,
     ) -> None:
         """By default, `disk`, `now_us` (the wall clock) and `boot_id` (changes when the machine
@@ -71,7 +69,8 @@ class Storage:
         self._disk = disk if disk is not None else LinuxDisk()
         self._now_us = now_us
         self._boot_id = kernel_boot_id() if boot_id is None else boot_id
-        self._ageing = AgeingClock(now_us, lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
+        self.ageing = AgeingClock(now_us, partial(time.clock_gettime, time.CLOCK_BOOTTIME))
+        """The clock that measures ages, such as those of messages for retention."""
         self._executor = ThreadPoolExecutor(_READER_THREADS, "holdfast-reader")
         self.progress = RecoveryProgress()
         self.read_only: str | None = None
@@ -94,100 +93,20 @@ class Storage:
             self._data_dir,
             self._config,
             self._disk,
-            self._events,
-            self._on_reput_pass,
+            self._events.on_failure,
             self.progress,
             now_us=self._now_us,
-            ageing=self._ageing,
+            ageing_us=self.ageing.now_us,
             boot_id=self._boot_id,
         )
         self._loop = asyncio.get_running_loop()
         # If this task is cancelled, it must not wait for recovery. The caller then calls `close`,
         # which sets `is_cancelled`; this ends the recovery.
-        opening_it = self._loop.run_in_executor(self._executor, opening.open)
-        opened = self._opened = await opening_it
-        config = self._config
-        self.syncer = Syncer(
-            opened.log,
-            durable_offset=opened.recovered.written_offset,
-            flush_interval_s=config.commitlog.flush_interval_ms / 1000,
-            inbox=opened.reput,
-            on_failure=self._on_sync_failure,
-            observe=self._events.on_sync,
-            monotonic=time.monotonic,
-        )
-        self.keeper = SegmentKeeper(opened.log)
-        data_dir = self._data_dir
-        self.alarms = Alarms(
-            directories=[data_dir.commitlog, data_dir.consumequeue, data_dir.state],
-            min_free_bytes=config.commitlog.min_free_bytes,
-            max_memory_bytes=config.max_memory_bytes,
-            index_behind=index_backlog(opened.reput, config.consumequeue.max_uncommitted_entries),
-            no_segment=lambda: opened.log.refusal,
-            make_segment=opened.log.retry_refused,
-        )
-        self.admission = PublishAdmission(config.commitlog.max_in_flight_bytes, self.alarms.by_name)
-        self.appender = Appender(
-            opened.log,
-            opened.sequences,
-            self.syncer,
-            next_offsets={key: cq.max_offset for key, cq in opened.queues.items()},
-            last_timestamp_us=opened.last_timestamp_us,
-            max_waiting_bytes=config.commitlog.max_waiting_bytes,
-            now_us=self._now_us,
-            inbox=opened.reput,
-            on_roll=self._on_roll,
-            on_failure=self._on_append_failure,
-        )
-        self.store = MessageStore(
-            log=opened.log,
-            appender=self.appender,
-            index=opened.index,
-            queues=opened.queues,
-            state=opened.state,
-            table=opened.table,
-            config=config.topics,
-            admission=self.admission,
-            executor=self._executor,
-            queue_config=config.consumequeue,
-            sync_timeout_ms=config.commitlog.sync_timeout_ms,
-            damage=opened.damage,
-            now_ms=lambda: self._now_us() // 1000,
-        )
-        self.retention = RetentionService(
-            log=opened.log,
-            index=opened.index,
-            queues=opened.queues,
-            table=opened.table,
-            keep_unknown_topics=opened.may_lack_topics,
-            commit_state=self.store.state.commit,
-            read_leases=self.store.read_leases,
-            is_disk_low=lambda: self.alarms.by_name[DISK]() is not None,
-            in_thread=self._in_thread,
-            max_total_bytes=config.commitlog.max_total_bytes,
-            interval_s=config.commitlog.retention_interval_ms / 1000,
-            now_us=self._ageing.now_us,
-            on_trim=self._events.on_trim,
-        )
-        self._ageing.start(opened.last_timestamp_us)
-        self.scrub = Scrub(
-            opened.log,
-            opened.index,
-            opened.queues,
-            opened.damage,
-            bytes_per_s=config.commitlog.scrub_bytes_per_s,
-            tell=self._on_loop,
-            is_busy=lambda: self.appender.waiting_bytes > 0,
-            reseal=self._reseal,
-        )
-        self.readers = ReaderWatch(
-            {
-                "index": opened.index.env,
-                "state": opened.state.env,
-                "groups": opened.groups.store.env,
-            },
-            self._in_thread,
-        )
+        opened = self._opened = await self._loop.run_in_executor(self._executor, opening.open)
+        self._create_log_threads(opened, self._data_dir)
+        self._create_store(opened)
+        self._create_maintenance(opened)
+        self.ageing.start(opened.last_timestamp_us)
         opened.state.start()
         opened.groups.store.start()
         opened.reput.start(opened.recovered.written_offset)
@@ -202,6 +121,95 @@ class Storage:
         # After a crash, the log may lack the last changes of the state.
         self._append_snapshot()
         return self.store
+
+    def _create_log_threads(self, opened: OpenDataDir, data_dir: DataDir) -> None:
+        config = self._config.commitlog
+        self.syncer = Syncer(
+            opened.log,
+            durable_offset=opened.recovered.written_offset,
+            flush_interval_s=config.flush_interval_ms / 1000,
+            inbox=opened.reput,
+            on_failure=self._on_sync_failure,
+            observe=self._events.on_sync,
+            monotonic=time.monotonic,
+        )
+        self.keeper = SegmentKeeper(opened.log)
+        self.alarms = Alarms(
+            directories=[data_dir.commitlog, data_dir.consumequeue, data_dir.state],
+            min_free_bytes=config.min_free_bytes,
+            max_memory_bytes=self._config.max_memory_bytes,
+            log=opened.log,
+            reput=opened.reput,
+            max_uncommitted_entries=self._config.consumequeue.max_uncommitted_entries,
+        )
+        self.admission = PublishAdmission(config.max_in_flight_bytes, self.alarms.by_name)
+        self.appender = Appender(
+            opened.log,
+            opened.sequences,
+            self.syncer,
+            next_offsets={key: cq.max_offset for key, cq in opened.queues.items()},
+            last_timestamp_us=opened.last_timestamp_us,
+            max_waiting_bytes=config.max_waiting_bytes,
+            now_us=self._now_us,
+            inbox=opened.reput,
+            on_roll=self._on_roll,
+            on_failure=self._on_append_failure,
+        )
+
+    def _create_store(self, opened: OpenDataDir) -> None:
+        self.store = MessageStore(
+            log=opened.log,
+            appender=self.appender,
+            index=opened.index,
+            queues=opened.queues,
+            state=opened.state,
+            table=opened.table,
+            config=self._config.topics,
+            admission=self.admission,
+            arrival_listeners=self._events.arrival_listeners,
+            executor=self._executor,
+            queue_config=self._config.consumequeue,
+            sync_timeout_ms=self._config.commitlog.sync_timeout_ms,
+            damage=opened.damage,
+            now_ms=lambda: self._now_us() // 1000,
+        )
+        opened.reput.on_pass = self.store.publishing.deliver_pass
+
+    def _create_maintenance(self, opened: OpenDataDir) -> None:
+        config = self._config.commitlog
+        self.retention = RetentionService(
+            log=opened.log,
+            index=opened.index,
+            queues=opened.queues,
+            table=opened.table,
+            keep_unknown_topics=opened.may_lack_topics,
+            commit_state=self.store.state.commit,
+            read_leases=self.store.read_leases,
+            is_disk_low=lambda: self.alarms.by_name[DISK]() is not None,
+            in_thread=self._in_thread,
+            max_total_bytes=config.max_total_bytes,
+            interval_s=config.retention_interval_ms / 1000,
+            now_us=self.ageing.now_us,
+            on_trim=self._events.on_trim,
+        )
+        self.scrub = Scrub(
+            opened.log,
+            opened.index,
+            opened.queues,
+            opened.damage,
+            bytes_per_s=config.scrub_bytes_per_s,
+            run_on_loop=self.run_on_loop,
+            is_busy=lambda: self.appender.waiting_bytes > 0,
+            reseal=self.reseal,
+        )
+        self.readers = ReaderWatch(
+            {
+                "index": opened.index.env,
+                "state": opened.state.env,
+                "groups": opened.groups.store.env,
+            },
+            self._in_thread,
+        )
 
     async def close(self) -> None:
         """Finish accepted publishes and close everything; may be called twice."""
@@ -231,28 +239,21 @@ class Storage:
         opened.closing.close()
 
     @property
-    def log(self) -> CommitLog:
-        """The commit log; only while open."""
+    def opened(self) -> OpenDataDir:
+        """The data directory; only while open."""
         assert self._opened is not None
-        return self._opened.log
+        return self._opened
 
     @property
-    def reput(self) -> ReputService:
-        """The reput service; only while open."""
-        assert self._opened is not None
-        return self._opened.reput
+    def log(self) -> CommitLog:
+        """The commit log; only while open."""
+        return self.opened.log
 
     @property
     def groups(self) -> OpenedGroups:
         """The opened state of groups with leases; only while open. Before `close`, the group
         service must have stopped and committed its changes."""
-        assert self._opened is not None
-        return self._opened.groups
-
-    @property
-    def ageing(self) -> AgeingClock:
-        """The clock that measures ages, such as those of messages for retention."""
-        return self._ageing
+        return self.opened.groups
 
     @property
     def degraded(self) -> list[Fault]:
@@ -279,12 +280,6 @@ class Storage:
         return faults
 
     @property
-    def damage(self) -> DamageBook:
-        """The known damage; only while open."""
-        assert self._opened is not None
-        return self._opened.damage
-
-    @property
     def raised_alarms(self) -> dict[str, str]:
         """The alarms that stop publishing now, by name. They end by themselves."""
         if self._opened is None:
@@ -294,32 +289,19 @@ class Storage:
     def _in_thread(self, function: Callable[[], _T]) -> Awaitable[_T]:
         return call_in_thread(function, executor=self._executor)
 
-    def _on_loop(self, function: Callable[[], None]) -> None:
+    def run_on_loop(self, function: Callable[[], None]) -> None:
+        """Call a function on the event loop, later. Any thread may call this."""
         try:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:
             _logger.warning("a result of the scrub came after the event loop had ended")
 
-    def _reseal(self, segment: Segment) -> None:
+    def reseal(self, segment: Segment) -> None:
+        """Write the footer of a sealed segment again, in the keeper's thread."""
         segment.sealed = False
         self.keeper.submit(lambda: self.log.seal(segment))
 
     # -- callbacks, in the storage's threads -----------------------------------------------
-
-    def _on_reput_pass(self, advanced: dict[QueueKey, int], finished: list[AppendRequest]) -> None:
-        """Pass the results of reput (the new ends of queues, and finished requests) to the event
-        loop with one call."""
-        try:
-            self._loop.call_soon_threadsafe(self._deliver_pass, advanced, finished)
-        except RuntimeError:
-            _logger.warning("%d publishes ended after the event loop", len(finished))
-
-    def _deliver_pass(self, advanced: dict[QueueKey, int], finished: list[AppendRequest]) -> None:
-        try:
-            if advanced:
-                self._events.on_arrival(advanced)
-        finally:
-            self.store.publishing.finish(finished)
 
     def _on_sync_failure(self, error: Exception) -> None:
         self.read_only = f"a sync of the log failed: {error}"
@@ -341,8 +323,7 @@ class Storage:
 
     def _append_snapshot(self) -> None:
         """Append a snapshot of the whole state to the log, before the waiting publishes."""
-        assert self._opened is not None
-        records = dict(self._opened.state.records)
+        records = dict(self.opened.state.records)
         size = sum(len(key) + len(value) for key, value in records.items())
         if size > self._config.commitlog.segment_bytes // 4:
             _logger.warning("the state (%d bytes) is too large to be repeated in the log", size)

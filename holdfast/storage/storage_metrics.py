@@ -20,20 +20,16 @@ class StorageCollector(Collector):
 
     def __init__(self) -> None:
         self.storage: Storage | None = None
-        self._syncs = Histogram(
+        self.syncs = Histogram(
             "holdfast_fsync_seconds",
             "Time of a sync of the log.",
             buckets=_SYNC_BUCKETS,
             registry=None,
         )
 
-    def observe_sync(self, seconds: float) -> None:
-        """Record the duration of a sync (called in the sync thread)."""
-        self._syncs.observe(seconds)
-
     def collect(self) -> Iterator[Metric]:
         """Yield every metric of the storage."""
-        yield from self._syncs.collect()
+        yield from self.syncs.collect()
         storage = self.storage
         if storage is None:
             return
@@ -54,17 +50,17 @@ class StorageCollector(Collector):
         yield _gauge(
             "holdfast_index_behind_bytes",
             "Bytes of the log that no queue has yet.",
-            max(log.written_offset - storage.reput.reput_offset, 0),
+            max(log.written_offset - storage.opened.reput.reput_offset, 0),
         )
         yield _gauge(
             "holdfast_index_uncommitted_entries",
             "Index entries that are in memory only.",
-            storage.reput.uncommitted_count,
+            storage.opened.reput.uncommitted_count,
         )
         yield _gauge(
             "holdfast_reput_behind_messages",
             "Appended messages that the reput thread has not written to the index yet.",
-            storage.reput.behind_messages,
+            storage.opened.reput.behind_messages,
         )
         yield _gauge(
             "holdfast_append_waiting_bytes",
@@ -112,7 +108,7 @@ def _damage(storage: "Storage") -> Iterator[Metric]:
     found = CounterMetricFamily(
         "holdfast_corrupt_records", "Damaged places found, each once.", labels=["reason"]
     )
-    for reason, count in sorted(storage.damage.counts.items()):
+    for reason, count in sorted(storage.opened.damage.counts.items()):
         found.add_metric([reason], count)
     yield found
     progress = storage.scrub.progress

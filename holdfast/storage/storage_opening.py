@@ -12,13 +12,11 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 import lmdb
 
-from holdfast.commitlog.ageing_clock import AgeingClock
-from holdfast.commitlog.append.appender import AppendRequest
 from holdfast.commitlog.append.producer_sequences import ProducerLimits, ProducerSequences
 from holdfast.commitlog.disk.data_dir import DataDir
 from holdfast.commitlog.disk.disk import Disk, free_bytes, sync_directory
@@ -40,6 +38,7 @@ from holdfast.consumequeue.maintenance.damage_at_start import (
     note_lost_end,
     recheck,
 )
+from holdfast.consumequeue.publishing import ArrivalListener
 from holdfast.consumequeue.state.journal import state_in_log
 from holdfast.consumequeue.state.offsets_beyond_end import offsets_beyond_end
 from holdfast.consumequeue.state.records import INCOMPLETE, encode_offsets, offsets_key
@@ -49,11 +48,6 @@ from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey
 from holdfast.groups.storage.open import OpenedGroups, open_groups
 
 _logger = logging.getLogger(__name__)
-
-
-def now_us() -> int:
-    """Return the wall clock in microseconds since 1970."""
-    return time.time_ns() // 1000
 
 
 class OpeningCancelled(Exception):
@@ -68,18 +62,19 @@ class RecoveryProgress:
     done_bytes: int = 0
     total_bytes: int = 0
     is_cancelled: bool = False
-    """Set to True when the result is no longer needed. Opening then raises OpeningCancelled."""
+    """Set this to True when the result is no longer needed. Opening then raises
+    OpeningCancelled."""
 
 
 @dataclass(slots=True)
 class StorageEvents:
-    """Callbacks of the storage. `on_arrival` and `on_trim` are called on the event loop,
+    """Callbacks of the storage. The listeners and `on_trim` are called on the event loop,
     `on_failure` and `on_sync` in the storage's threads."""
 
-    on_arrival: Callable[[dict[QueueKey, int]], None]
-    """Called with the new max offsets of queues."""
     on_failure: Callable[[Exception], None]
     """Called with an error after which only a restart of the broker helps."""
+    arrival_listeners: list[ArrivalListener] = field(default_factory=list)
+    """Called with the new max offsets of queues. The list may change while the storage is open."""
     on_sync: Callable[[float], None] = lambda seconds: None
     """Called with the duration of each sync of the log, in seconds."""
     on_trim: Callable[[Mapping[QueueKey, int]], None] = lambda begins: None
@@ -102,7 +97,7 @@ class OpenDataDir:
     """The known damage."""
     groups: OpenedGroups
     """The opened state of groups with leases."""
-    closing: ExitStack
+    closing: ExitStack = field(default_factory=ExitStack)
     """Closes the files. Use it after the threads have ended."""
 
     @property
@@ -130,31 +125,20 @@ class OpenDataDir:
         return INCOMPLETE in self.state.records or bool(self.state.damaged)
 
 
+@dataclass(eq=False)
 class StorageOpening:
-    """Opens one locked data directory."""
+    """Opens one locked data directory. `now_us` is the wall clock. `ageing_us` is the clock that
+    measures ages. `boot_id` changes when the machine boots."""
 
-    def __init__(
-        self,
-        data_dir: DataDir,
-        config: Config,
-        disk: Disk,
-        events: StorageEvents,
-        on_pass: Callable[[dict[QueueKey, int], list[AppendRequest]], None],
-        progress: RecoveryProgress,
-        *,
-        now_us: Callable[[], int],
-        ageing: AgeingClock,
-        boot_id: bytes,
-    ) -> None:
-        self._now_us = now_us
-        self._boot_id = boot_id
-        self._ageing = ageing
-        self._data_dir = data_dir
-        self._config = config
-        self._disk = disk
-        self._events = events
-        self._on_pass = on_pass
-        self._progress = progress
+    data_dir: DataDir
+    config: Config
+    disk: Disk
+    on_failure: Callable[[Exception], None]
+    progress: RecoveryProgress
+    _: KW_ONLY
+    now_us: Callable[[], int]
+    ageing_us: Callable[[], int]
+    boot_id: bytes
 
     def open(self) -> OpenDataDir:
         """Open and recover. If the disk is full, release the reserve and try again.
@@ -164,7 +148,7 @@ class StorageOpening:
         except (OSError, lmdb.DiskError) as error:
             if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            self._data_dir.release_reserve()
+            self.data_dir.release_reserve()
             return self._open_with_sound_index()
 
     def _open_with_sound_index(self) -> OpenDataDir:
@@ -172,16 +156,16 @@ class StorageOpening:
             return self._open()
         except IndexCorrupt as error:
             _logger.warning("the index is damaged (%s): it is rebuilt from the log", error)
-            _delete_index(self._data_dir.consumequeue)
+            _delete_index(self.data_dir.consumequeue)
             return self._open()
 
     def _open(self) -> OpenDataDir:
         """Open everything. Raise IndexCorrupt when damage of the index is found."""
         with ExitStack() as closing:
-            self._progress.step = "opening the log"
+            self.progress.step = "opening the log"
             log = self._open_log()
             closing.callback(log.close)
-            self._progress.step = "opening the state"
+            self.progress.step = "opening the state"
             state = self._open_state()
             closing.callback(state.stop)
             book = DamageBook()
@@ -191,10 +175,10 @@ class StorageOpening:
             ]
             book.files += [Fault("damaged-state", lost) for lost in _complete(state, log)]
             book.load(state.records)
-            self._progress.step = "opening the index"
-            was_in_order = was_closed_in_order(self._data_dir.consumequeue)
+            self.progress.step = "opening the index"
+            was_in_order = was_closed_in_order(self.data_dir.consumequeue)
             started_s = time.monotonic()
-            index = Index(self._data_dir.consumequeue, self._config.consumequeue.map_size_bytes)
+            index = Index(self.data_dir.consumequeue, self.config.consumequeue.map_size_bytes)
             closing.callback(index.close)
             indexed_ends: dict[QueueKey, int] = {}
             if not _belongs(index.position(), log):
@@ -211,26 +195,26 @@ class StorageOpening:
 
     def _open_log(self) -> CommitLog:
         log = CommitLog(
-            self._data_dir.commitlog,
-            self._config.commitlog,
-            self._disk,
-            now_us=self._now_us,
-            disk_full=self._data_dir.release_reserve,
-            has_reserve=self._data_dir.has_reserve,
-            free_bytes=lambda: free_bytes(self._data_dir.commitlog),
+            self.data_dir.commitlog,
+            self.config.commitlog,
+            self.disk,
+            now_us=self.now_us,
+            disk_full=self.data_dir.release_reserve,
+            has_reserve=self.data_dir.has_reserve,
+            free_bytes=lambda: free_bytes(self.data_dir.commitlog),
         )
         log.open()
         return log
 
     def _open_state(self) -> StateStore:
         """Open the state. If it is damaged as a whole, move it aside and start a new state."""
-        directory = self._data_dir.state
-        map_size_bytes = self._config.consumequeue.state_map_size_bytes
-        disk_full = self._data_dir.release_reserve
+        directory = self.data_dir.state
+        map_size_bytes = self.config.consumequeue.state_map_size_bytes
+        disk_full = self.data_dir.release_reserve
         try:
             return StateStore(directory, map_size_bytes, disk_full=disk_full)
         except StateCorrupt as error:
-            aside = directory.with_name(f"{directory.name}.corrupt-{self._now_us()}")
+            aside = directory.with_name(f"{directory.name}.corrupt-{self.now_us()}")
             set_aside(directory, aside)
             _logger.error("the state is damaged (%s), it is kept as %s", error, aside.name)
             return StateStore(directory, map_size_bytes, disk_full=disk_full)
@@ -244,60 +228,14 @@ class StorageOpening:
         book: DamageBook,
     ) -> OpenDataDir:
         """Scan the log from the position up to which the index is complete, and bring index, state
-        and groups up to date. If this returns, the caller must close the files."""
+        and groups up to date. The caller must close the files of the result."""
         table = TopicTable(state.records)
         queues = _load_queues(index, table)
-        indexed_sequences = self._sequences_of(index)
-
-        def segment_start(offset: int) -> int:
-            return getattr(log.segment_at(offset), "start_offset", 0)
-
-        def note_gap(key: QueueKey, start: int, end: int) -> None:
-            """Record lost messages: their block is unrecognizable, or its segment is missing."""
-            if table.by_id(key[0]) is not None:
-                book.record_lost(key, start, end, "missing-block")
-
-        needs_durable = _durability_of(table)
-        rebuild = IndexRebuild(
-            index,
-            queues,
-            indexed_sequences,
-            is_known=lambda topic_id: needs_durable(topic_id) is not None,
-            segment_start=segment_start,
-            note_gap=note_gap,
-        )
-
-        self._progress.step = "recovering the log"
-        position = index.position()
-        recovered = recover(
-            log,
-            from_offset=max(position.physical_offset, log.min_offset),
-            from_counts=(position.segment_start, position.block_count, position.key_count),
-            on_blocks=rebuild.add,
-            progress=self._set_progress,
-        )
-        self._progress.step = "indexing the log"
-        rebuild.end()
-        reput = ReputService(
-            index,
-            queues=queues,
-            sequences=indexed_sequences,
-            needs_durable=needs_durable,
-            segment_start=segment_start,
-            on_pass=self._on_pass,
-            on_failure=self._events.on_failure,
-            commit_interval_s=self._config.consumequeue.commit_interval_ms / 1000,
-            tail_entries=self._config.consumequeue.tail_entries,
-            eager_tail=self._config.consumequeue.eager_tail,
-            monotonic=time.monotonic,
-        )
-        sequences = self._sequences_of(index)
-        for header in rebuild.rest():
-            sequences.record(header)
-            reput.index_recovered(header)
+        scanned_from = index.position().physical_offset
+        sequences, reput, recovered = self._index_log(log, index, table, queues, book)
         book.files += [
             Fault(
-                "damaged-file", f"{path.name}: behind a hole at the end of the log, left as it is"
+                "damaged-file", f"{path.name}: it follows a hole at the end of the log, and is kept"
             )
             for path in recovered.left_out
         ]
@@ -308,44 +246,89 @@ class StorageOpening:
         _note_lost_ends(queues, table, indexed_ends, book)
         keep_ends(queues, book)
         note_holes(log, index, queues, book)
-        note_lost_end(log, index, queues, position.physical_offset, book)
+        note_lost_end(log, index, queues, scanned_from, book)
         recheck(log, index, queues, book)
         _set_offsets_back(state, table, queues)
-        self._progress.step = "restoring groups"
+        self.progress.step = "restoring groups"
         groups = self._open_groups(state, table, queues)
         book.files += [Fault("damaged-groups", each) for each in groups.faults]
         return OpenDataDir(
-            log,
-            state,
-            table,
+            log, state, table, index, queues, sequences, reput, recovered, book, groups
+        )
+
+    def _index_log(
+        self,
+        log: CommitLog,
+        index: Index,
+        table: TopicTable,
+        queues: dict[QueueKey, ConsumeQueue],
+        book: DamageBook,
+    ) -> tuple[ProducerSequences, ReputService, RecoveryResult]:
+        """Scan the log and index its blocks. Return the producers' sequences after these blocks,
+        the reput service, and what the scan found."""
+        indexed_sequences = self._sequences_of(index)
+
+        def note_gap(key: QueueKey, start: int, end: int) -> None:
+            """Record lost messages: their block is unrecognizable, or its segment is missing."""
+            if table.by_id(key[0]) is not None:
+                book.record_lost(key, start, end, "missing-block")
+
+        rebuild = IndexRebuild(
             index,
             queues,
-            sequences,
-            reput,
-            recovered,
-            book,
-            groups,
-            ExitStack(),
+            indexed_sequences,
+            is_known=lambda topic_id: table.needs_durable(topic_id) is not None,
+            segment_start=log.segment_start,
+            note_gap=note_gap,
         )
+        self.progress.step = "recovering the log"
+        position = index.position()
+        recovered = recover(
+            log,
+            from_offset=max(position.physical_offset, log.min_offset),
+            from_counts=(position.segment_start, position.block_count, position.key_count),
+            on_blocks=rebuild.add,
+            progress=self._set_progress,
+        )
+        self.progress.step = "indexing the log"
+        rebuild.end()
+        config = self.config.consumequeue
+        reput = ReputService(
+            index,
+            queues=queues,
+            sequences=indexed_sequences,
+            needs_durable=table.needs_durable,
+            segment_start=log.segment_start,
+            on_failure=self.on_failure,
+            commit_interval_s=config.commit_interval_ms / 1000,
+            tail_entries=config.tail_entries,
+            eager_tail=config.eager_tail,
+            monotonic=time.monotonic,
+        )
+        sequences = self._sequences_of(index)
+        for header in rebuild.rest():
+            sequences.record(header)
+            reput.index_recovered(header)
+        return sequences, reput, recovered
 
     def _open_groups(
         self, state: StateStore, table: TopicTable, queues: dict[QueueKey, ConsumeQueue]
     ) -> OpenedGroups:
-        self._data_dir.renew()
+        self.data_dir.renew()
         return open_groups(
-            self._data_dir.state,
-            self._config.groups,
+            self.data_dir.state,
+            self.config.groups,
             records=state.records,
             topics=table,
             queues=queues,
-            boot_id=self._boot_id,
-            now_ms=self._now_us() // 1000,
-            disk_full=self._data_dir.release_reserve,
+            boot_id=self.boot_id,
+            now_ms=self.now_us() // 1000,
+            disk_full=self.data_dir.release_reserve,
         )
 
     def _sequences_of(self, index: Index) -> ProducerSequences:
         """Return the producers' sequences in the state that the index has stored."""
-        config = self._config.commitlog
+        config = self.config.commitlog
         sequences = ProducerSequences(
             expiry_us=config.producer_expiry_ms * 1000,
             limits=ProducerLimits(
@@ -354,17 +337,17 @@ class StorageOpening:
                 config.max_producers_per_client,
                 config.max_broker_producers,
             ),
-            not_after_us=self._ageing.now_us,
+            not_after_us=self.ageing_us,
         )
         for key, producer in index.producers():
             sequences.restore(key, producer)
         return sequences
 
     def _set_progress(self, done: int, total: int) -> None:
-        if self._progress.is_cancelled:
+        if self.progress.is_cancelled:
             raise OpeningCancelled
-        self._progress.done_bytes = done
-        self._progress.total_bytes = total
+        self.progress.done_bytes = done
+        self.progress.total_bytes = total
 
 
 def _log_recovered(opened: OpenDataDir, was_in_order: bool | None, seconds: float) -> None:
@@ -463,16 +446,6 @@ def _set_offsets_back(
         table.put_offsets(group, topic_id, stored)
     if set_back:
         state.restore({offsets_key(*key): encode_offsets(new) for key, new in set_back.items()})
-
-
-def _durability_of(table: TopicTable) -> Callable[[int], bool | None]:
-    def needs_durable(topic_id: int) -> bool | None:
-        if topic_id == STATE_TOPIC_ID:
-            return False
-        topic = table.by_id(topic_id)
-        return None if topic is None else topic.config.durability == "fsync"
-
-    return needs_durable
 
 
 def _load_queues(index: Index, table: TopicTable) -> dict[QueueKey, ConsumeQueue]:

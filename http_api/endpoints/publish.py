@@ -402,7 +402,7 @@ async def _create_topic(call: Call[PublishParams], name: str) -> Topic:
 
 def _limits(context: ApiContext, topic: Topic | None) -> MessageLimits:
     if topic is not None:
-        return context.store.topics.limits(topic)
+        return context.store.publishing.limits(topic)
     config = context.topics_config
     return MessageLimits(
         config.default_max_message_bytes,

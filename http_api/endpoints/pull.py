@@ -1,6 +1,6 @@
 """Pulling: read one queue (pull) or several queues of a topic (poll) by offset.
 
-`held_read` reads and waits for both. `consumequeue.reading.poll_shares` describes how the queues of
+`held_read` reads and waits for both. `consumequeue.reading.fetched` describes how the queues of
 a poll share its limits.
 """
 

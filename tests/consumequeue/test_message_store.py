@@ -317,7 +317,7 @@ async def test_publishing_to_a_topic_that_is_gone_is_refused(
 
 async def test_limits_of_messages_come_from_topic_and_configuration(store: MessageStore) -> None:
     topic, _ = await store.topics.create("t", fields={"max_message_bytes": 10})
-    limits = store.topics.limits(topic)
+    limits = store.publishing.limits(topic)
     assert (limits.max_message_bytes, limits.max_key_bytes) == (10, 4096)
 
 
@@ -1027,7 +1027,7 @@ async def test_a_queue_of_many_that_cannot_be_read_says_why_and_the_others_are_r
     topic, _ = await store.topics.create("many", queues=5)
     for queue in range(4):
         await store.publishing.publish(topic, [batch(f"in {queue}", queue)])
-    queues = [storage.reput.queues[topic.topic_id, queue] for queue in range(4)]
+    queues = [storage.opened.reput.queues[topic.topic_id, queue] for queue in range(4)]
     assert queues[1].newest is not None
     at = queues[1].newest.physical_offset
     segment = storage.log.segment_at(at)

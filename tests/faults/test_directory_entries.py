@@ -33,7 +33,7 @@ async def test_every_name_is_synced_before_a_publish_is_acknowledged(
     monkeypatch.setattr(os, "fsync", watched)
     data_dir = tmp_path / "made" / "on the way" / "data"
     config = Config(data_dir=data_dir, commitlog=CommitLogConfig(segment_bytes=2**20))
-    storage = Storage(config, StorageEvents(lambda advanced: None, lambda error: None))
+    storage = Storage(config, StorageEvents(lambda error: None))
     storage.lock()
     try:
         store = await storage.open()

@@ -33,9 +33,8 @@ from holdfast.commitlog.format.segment_format import (
 from holdfast.commitlog.segments import commit_log, log_scan, recovery
 from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.commitlog.segments.segment import Segment
-from holdfast.consumequeue.index.committer import IndexCommitter
 from holdfast.consumequeue.index.index import Index
-from holdfast.consumequeue.index.reput import ReputService
+from holdfast.consumequeue.index.reput import IndexCommitter, ReputService
 from holdfast.consumequeue.lmdb_env import env
 from holdfast.groups.cursor import rows
 from holdfast.groups.cursor.cursor import Cursor

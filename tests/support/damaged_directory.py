@@ -126,7 +126,7 @@ async def examine(data_dir: Path, truth: Truth) -> str:
 
 async def _opened(data_dir: Path) -> Storage:
     failures: list[Exception] = []
-    storage = Storage(config_of(data_dir), StorageEvents(lambda advanced: None, failures.append))
+    storage = Storage(config_of(data_dir), StorageEvents(failures.append))
     try:
         storage.lock()
         await storage.open()

@@ -45,10 +45,10 @@ from holdfast.consumequeue.message_store import (
     StoredBatch,
     StoredOffsets,
 )
-from holdfast.consumequeue.reading.poll_shares import Shares, reading_order
+from holdfast.consumequeue.publishing import TopicRoom
+from holdfast.consumequeue.reading.fetched import Shares, Wanted, reading_order
 from holdfast.consumequeue.reading.queue_reading import Unreadable
-from holdfast.consumequeue.reading.reader import Wanted, collect, first_match
-from holdfast.consumequeue.state.topic_room import TopicRoom
+from holdfast.consumequeue.reading.reader import collect, first_match
 from holdfast.consumequeue.topics import Topic, TopicConfig, check_name
 
 

@@ -45,7 +45,9 @@ class GroupBroker:
         self.storage = Storage(
             config,
             StorageEvents(
-                on_arrival=self._arrived, on_failure=self.failures.append, on_trim=self._trimmed
+                arrival_listeners=[self._arrived],
+                on_failure=self.failures.append,
+                on_trim=self._trimmed,
             ),
             now_us=self._now_us,
             boot_id=boot_id,

@@ -217,7 +217,7 @@ class SimulatedGroups(SimulatedReading):
 
     def _events(self) -> StorageEvents:
         return StorageEvents(
-            on_arrival=self._arrived, on_failure=lambda error: None, on_trim=self._trimmed
+            arrival_listeners=[self._arrived], on_failure=lambda error: None, on_trim=self._trimmed
         )
 
     def _arrived(self, advanced: dict[QueueKey, int]) -> None:

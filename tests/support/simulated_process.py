@@ -143,10 +143,10 @@ class SimulatedProcess:
 
     def _keep_lmdb(self) -> None:
         """Copy LMDB in its committed state, because threads that are ending may still change it."""
-        opened = self.storage._opened
+        opened = self.storage.opened
         assert opened is not None
         shutil.rmtree(self._kept_lmdb, ignore_errors=True)
-        for name, env in (("consumequeue", opened.index._env), ("state", opened.state._env)):
+        for name, env in (("consumequeue", opened.index.env), ("state", opened.state.env)):
             (self._kept_lmdb / name).mkdir(parents=True)
             env.copy(self._kept_lmdb / name)
 
@@ -167,8 +167,7 @@ class SimulatedProcess:
     @property
     def recovered_blocks(self) -> int:
         """The number of blocks that the last opening found and that the index did not have."""
-        assert self.storage._opened is not None
-        return self.storage._opened.recovered.blocks
+        return self.storage.opened.recovered.blocks
 
     async def alarms_over(self) -> None:
         """Wait until publishing is allowed again, or the process is dead, or the disk is full.
@@ -206,8 +205,8 @@ class SimulatedProcess:
         """Whether all written data is synced and visible, or the process is dead."""
         return self.is_dead or (
             self.storage.syncer.durable_offset == self.storage.log.written_offset
-            and self.storage.reput.reput_offset >= self._end_of_blocks()
-            and all(cq.pending == 0 for cq in self.storage.reput.queues.values())
+            and self.storage.opened.reput.reput_offset >= self._end_of_blocks()
+            and all(cq.pending == 0 for cq in self.storage.opened.reput.queues.values())
         )
 
     def _end_of_blocks(self) -> int:
@@ -241,7 +240,7 @@ class SimulatedProcess:
         )
 
     def _events(self) -> StorageEvents:
-        return StorageEvents(on_arrival=lambda advanced: None, on_failure=lambda error: None)
+        return StorageEvents(on_failure=lambda error: None)
 
     def fork(self) -> random.Random:
         """Return a new random source, for one draw of `rng`.

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from holdfast.commitlog.ageing_clock import wall_clock_us
 from holdfast.commitlog.append.appender import AppendRequest
 from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.format.batch import Batch
@@ -50,11 +51,15 @@ def small_config(data_dir: Path, *, eager_tail: bool = True, **commitlog: Any) -
 
 @asynccontextmanager
 async def open_storage(
-    config: Config, *, arrived: Callable[[dict[QueueKey, int]], None] = lambda advanced: None
+    config: Config,
+    *,
+    arrived: Callable[[dict[QueueKey, int]], None] = lambda advanced: None,
+    now_us: Callable[[], int] = wall_clock_us,
 ) -> AsyncIterator[Storage]:
     """Open the storage; close it at the end. The test fails if a part of the storage fails."""
     failures: list[Exception] = []
-    storage = Storage(config, StorageEvents(on_arrival=arrived, on_failure=failures.append))
+    events = StorageEvents(failures.append, [arrived])
+    storage = Storage(config, events, now_us=now_us)
     storage.lock()
     try:
         await storage.open()
@@ -127,9 +132,9 @@ async def settled(storage: Storage) -> None:
     await until(
         lambda: (
             storage.syncer.durable_offset == storage.log.written_offset
-            and storage.reput.reput_offset == storage.log.written_offset
-            and storage.reput.uncommitted_count == 0
-            and all(cq.pending == 0 for cq in list(storage.reput.queues.values()))
+            and storage.opened.reput.reput_offset == storage.log.written_offset
+            and storage.opened.reput.uncommitted_count == 0
+            and all(cq.pending == 0 for cq in list(storage.opened.reput.queues.values()))
         )
     )
 

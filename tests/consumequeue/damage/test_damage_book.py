@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.consumequeue.damage.damage_book import MAX_FAULTS, MAX_RANGES, DamageBook, Fault
-from holdfast.consumequeue.damage.damage_keeper import DamageKeeper
+from holdfast.consumequeue.damage.damage_book import (
+    MAX_FAULTS,
+    MAX_RANGES,
+    DamageBook,
+    DamageKeeper,
+    Fault,
+)
 from holdfast.consumequeue.errors import StateUnavailable
 from holdfast.consumequeue.lost_ranges import LostRange
 from holdfast.consumequeue.state.records import DAMAGE, lost_key
@@ -111,11 +116,11 @@ async def test_a_topic_that_is_deleted_leaves_nothing_of_its_losses(tmp_path: Pa
         topic, _ = await storage.store.topics.create("t", queues=1)
         await storage.store.publishing.publish(topic, [batch("x")])
         await settled(storage)
-        storage.damage.record_lost((topic.topic_id, 0), 0, 1, "payload-crc")
+        storage.opened.damage.record_lost((topic.topic_id, 0), 0, 1, "payload-crc")
     async with open_storage(small_config(tmp_path)) as storage:
         # The messages can be read again, so they are not lost.
         assert storage.degraded == []
-        storage.damage.record_lost((topic.topic_id, 0), 0, 1, "payload-crc")
+        storage.opened.damage.record_lost((topic.topic_id, 0), 0, 1, "payload-crc")
         assert len(storage.degraded) == 1
         await storage.store.topics.delete("t")
         assert storage.degraded == []

@@ -17,7 +17,6 @@ import pytest
 from holdfast.commitlog.append.appender import AppendRequest
 from holdfast.commitlog.append.producer_sequences import ProducerLimits, ProducerSequences
 from holdfast.commitlog.format.batch_header import BatchFlag, BatchHeader
-from holdfast.consumequeue.index import committer as committer_module
 from holdfast.consumequeue.index import reput as reput_module
 from holdfast.consumequeue.index.index import Index, ReputPosition
 from holdfast.consumequeue.index.reput import ReputService
@@ -394,7 +393,7 @@ def test_what_is_written_while_the_index_is_committed_ends_no_thread(tmp_path: P
         reput.append([log.write() for _ in range(3)])
         reput.indexed(log)
         committer = reput.service.committer
-        committer._uncommitted = _Appended(committer._uncommitted)
+        committer.uncommitted = _Appended(committer.uncommitted)
         assert [entry.unit.base_offset for entry in committer.commit(2 * SIZE)] == [0, 1]
 
 
@@ -577,7 +576,6 @@ def test_what_waits_for_the_reput_thread_is_counted(
 def test_a_backlog_is_committed_without_a_pause(
     tmp_path: Path, eager_tail: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(committer_module, "COMMIT_GROUP", 2)
     monkeypatch.setattr(reput_module, "COMMIT_GROUP", 2)
     log = Log()
     with running(tmp_path, eager_tail=eager_tail, commit_interval_s=1.0) as reput:

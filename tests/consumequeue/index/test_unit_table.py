@@ -1,8 +1,8 @@
 import numpy as np
 
 from holdfast.consumequeue.index.consume_queue import CqUnit
+from holdfast.consumequeue.index.entry_columns import UNIT_DTYPE, encode_units, unit_at
 from holdfast.consumequeue.index.index import _encode_unit
-from holdfast.consumequeue.index.unit_table import UNIT_DTYPE, encode_units, unit_at
 
 KEY = (2**32 - 1, 7)
 UNIT = CqUnit(

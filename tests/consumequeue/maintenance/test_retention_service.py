@@ -104,9 +104,8 @@ async def test_a_deleted_topic_gives_its_room_back(tmp_path: Path) -> None:
         topic = await filled_topic(storage)
         await storage.store.topics.delete("t")
         assert await storage.retention.run_once() == 3
-        assert [key for key in storage.reput.queues if key[0] == topic.topic_id] == []
-        assert storage._opened is not None
-        assert storage._opened.index.queues() == [(0, 0)]
+        assert [key for key in storage.opened.reput.queues if key[0] == topic.topic_id] == []
+        assert storage.opened.index.queues() == [(0, 0)]
 
 
 async def test_the_limit_of_the_log_takes_the_oldest_whoever_needs_them(tmp_path: Path) -> None:
@@ -270,8 +269,7 @@ async def test_a_begin_that_moves_while_its_topic_is_deleted_is_not_kept(
 
         monkeypatch.setattr(storage.retention, "_commit_state", deleted_meanwhile)
         await storage.retention.run_once()
-        assert storage._opened is not None
-        assert kept_key(topic.topic_id) not in storage._opened.state.records
+        assert kept_key(topic.topic_id) not in storage.opened.state.records
 
 
 async def test_topics_that_may_have_been_lost_keep_their_segments(tmp_path: Path) -> None:

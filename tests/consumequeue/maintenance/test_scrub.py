@@ -25,17 +25,16 @@ async def sealed_log(path: Path) -> AsyncIterator[Storage]:
 
 
 def scrub_of(storage: Storage, *, bytes_per_s: int = 1 << 40) -> Scrub:
-    assert storage._opened is not None
-    opened = storage._opened
+    opened = storage.opened
     return Scrub(
         opened.log,
         opened.index,
         opened.queues,
         opened.damage,
         bytes_per_s=bytes_per_s,
-        tell=storage._on_loop,
+        run_on_loop=storage.run_on_loop,
         is_busy=lambda: False,
-        reseal=storage._reseal,
+        reseal=storage.reseal,
         pass_pause_s=3600.0,
     )
 
@@ -47,7 +46,7 @@ async def one_pass(storage: Storage) -> Scrub:
     await until(lambda: scrub.progress.passes)
     scrub.stop()
     told: list[bool] = []
-    storage._on_loop(lambda: told.append(True))
+    storage.run_on_loop(lambda: told.append(True))
     await until(lambda: told)
     return scrub
 
@@ -71,7 +70,7 @@ async def test_a_sound_log_is_gone_over_and_left_as_it_is(tmp_path: Path) -> Non
         before = [each.path.read_bytes() for each in storage.log.segments]
         scrub = await one_pass(storage)
         assert storage.degraded == []
-        assert storage.damage.counts == {}
+        assert storage.opened.damage.counts == {}
         assert scrub.progress.bytes >= 3 * (MIB - 200_000)
         assert [each.path.read_bytes() for each in storage.log.segments] == before
 
@@ -105,9 +104,9 @@ async def test_a_flipped_bit_is_found_with_its_queue_and_offsets(
         (fault,) = storage.degraded
         assert f"from offset {base} to {end}" in fault.detail
         assert fault.reason == ("header-crc" if where == "header" else "payload-crc")
-        assert storage.damage.counts == {fault.reason: 1}
+        assert storage.opened.damage.counts == {fault.reason: 1}
         await one_pass(storage)
-        assert storage.damage.counts == {fault.reason: 1}
+        assert storage.opened.damage.counts == {fault.reason: 1}
         assert segment.path.read_bytes() == image
     async with open_storage(small_config(tmp_path)) as storage:
         assert storage.degraded == [fault]
@@ -155,14 +154,13 @@ async def test_a_damaged_footer_is_written_again(tmp_path: Path) -> None:
         await one_pass(storage)
         await until(lambda: segment.path.read_bytes() == image)
         assert storage.degraded == []
-        assert storage.damage.counts == {"footer": 1}
+        assert storage.opened.damage.counts == {"footer": 1}
 
 
 async def test_an_index_that_lacks_a_block_is_rebuilt_at_the_next_start(tmp_path: Path) -> None:
     async with sealed_log(tmp_path) as storage:
-        assert storage._opened is not None
-        index = storage._opened.index
-        with index._env.transaction(b"entries", write=True) as txn, txn.cursor() as cursor:
+        index = storage.opened.index
+        with index.env.transaction(b"entries", write=True) as txn, txn.cursor() as cursor:
             assert cursor.set_range(bytes.fromhex("00000001000000000000000000000005"))
             assert cursor.delete()
         await one_pass(storage)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
-from holdfast.consumequeue.reading.block_cache import BlockCache, room_of
+from holdfast.consumequeue.reading.queue_reading import BlockCache, room_of
 from tests.support.batches import stamped
 
 

@@ -16,9 +16,7 @@ from holdfast.consumequeue.index.consume_queue import ConsumeQueue, CqUnit
 from holdfast.consumequeue.index.index import Index, ReputPosition
 from holdfast.consumequeue.reading import disk_reader
 from holdfast.consumequeue.reading.disk_reader import DiskReader, Place
-from holdfast.consumequeue.reading.fetched import Fetched, RunSlice
-from holdfast.consumequeue.reading.poll_shares import Shares
-from holdfast.consumequeue.reading.reader import Wanted
+from holdfast.consumequeue.reading.fetched import Fetched, RunSlice, Shares, Wanted
 from tests.support.small_log import SmallLog, flip_bit
 
 KEY = (1, 0)

@@ -116,7 +116,7 @@ async def test_a_damaged_batch_is_passed_over_and_said(tmp_path: Path) -> None:
         await storage.store.lookups.search_key(topic, "k", 100, skipped=skipped)
         assert skipped == [(0, LostRange(1, 2, "payload-crc"))]
         assert [fault.reason for fault in storage.degraded] == ["payload-crc"]
-        assert storage.damage.counts == {"payload-crc": 1}
+        assert storage.opened.damage.counts == {"payload-crc": 1}
 
 
 async def test_a_segment_without_a_footer_is_searched_by_its_batches(tmp_path: Path) -> None:

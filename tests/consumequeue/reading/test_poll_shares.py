@@ -2,9 +2,7 @@
 
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
-from holdfast.consumequeue.reading.fetched import BatchSlice, Fetched
-from holdfast.consumequeue.reading.poll_shares import Shares, reading_order
-from holdfast.consumequeue.reading.reader import Wanted
+from holdfast.consumequeue.reading.fetched import BatchSlice, Fetched, Shares, Wanted, reading_order
 
 
 def found(messages: int, of: int) -> Fetched:

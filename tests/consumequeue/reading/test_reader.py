@@ -13,9 +13,8 @@ from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.consumequeue.index.consume_queue import CqUnit
 from holdfast.consumequeue.lost_ranges import LostRange
 from holdfast.consumequeue.reading import reader
-from holdfast.consumequeue.reading.fetched import Fetched, message_sizes
+from holdfast.consumequeue.reading.fetched import MAX_SKIPPED_RANGES, Fetched, message_sizes
 from holdfast.consumequeue.reading.reader import (
-    MAX_SKIPPED_RANGES,
     SKIPPED_BATCH_BYTES,
     NeedsDisk,
     collect,

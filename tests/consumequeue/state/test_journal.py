@@ -75,14 +75,12 @@ async def test_the_log_has_the_newest_value_of_every_record(tmp_path: Path) -> N
             NEXT_TOPIC_ID,
             offsets_key("g", kept.topic_id),
         }
-        assert storage._opened is not None
-        assert records == storage._opened.state.records
+        assert records == storage.opened.state.records
 
 
 async def test_every_segment_begins_with_all_records(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         topic, _ = await storage.store.topics.create("t", queues=1)
-        assert storage._opened is not None
         for _ in range(3):
             await fill_segment(storage, topic)
             await storage.store.publishing.publish(topic, [batch("after the snapshot")])
@@ -90,7 +88,7 @@ async def test_every_segment_begins_with_all_records(tmp_path: Path) -> None:
             await settled(storage)
             only_last = type("Log", (), {"segments": (last,)})()
             records, _ = state_in_log(only_last)
-            assert records == storage._opened.state.records
+            assert records == storage.opened.state.records
 
 
 @pytest.mark.parametrize(("body", "is_whole"), [(b"below", False), (b"above", True)])
@@ -136,10 +134,9 @@ async def test_a_deletion_that_was_never_noted_shows_in_the_next_snapshot(tmp_pa
         await storage.store.topics.create("kept", queues=1)
         await storage.store.topics.create("gone", queues=1)
         await settled(storage)
-        assert storage._opened is not None
         # A crash right after the deletion was stored: the log contains nothing about it.
         done = threading.Event()
-        storage._opened.state.commit({topic_key("gone"): None}, lambda error: done.set())
+        storage.opened.state.commit({topic_key("gone"): None}, lambda error: done.set())
         await asyncio.to_thread(done.wait)
         assert topic_key("gone") in state_in_log(storage.log)[0]
     async with open_storage(small_config(tmp_path)) as storage:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.consumequeue.errors import TopicFull
-from holdfast.consumequeue.state.topic_room import TopicRoom
+from holdfast.consumequeue.publishing import TopicRoom
 from holdfast.consumequeue.topics import Topic, TopicConfig
 
 LIMIT = 1000

@@ -3,13 +3,13 @@ import errno
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from holdfast.commitlog.errors import DiskFull, DiskLow, LogError, MemoryLow, NoSegment
 from holdfast.storage import alarms
-from holdfast.storage.alarms import Alarms, disk_low, index_backlog, memory_use
+from holdfast.storage.alarms import Alarms, disk_low, memory_use
 from holdfast.storage.storage import Storage, StorageEvents
 from tests.support.stored import small_config, until
 
@@ -29,18 +29,25 @@ def test_no_least_room_and_no_disk_that_answers_stop_nothing() -> None:
     assert disk_low({}, 100) is None
 
 
+def _alarms(uncommitted: int = 0, refusal: LogError | None = None, **limits: int) -> Alarms:
+    """Return the alarms of a log that created no segment because of `refusal`."""
+    committer = SimpleNamespace(failure="no room")
+    reput: Any = SimpleNamespace(uncommitted_count=uncommitted, committer=committer)
+    log: Any = SimpleNamespace(refusal=refusal, retried=0)
+
+    def retry_refused() -> None:
+        log.retried += 1
+
+    log.retry_refused = retry_refused
+    given = {"min_free_bytes": 0, "max_memory_bytes": 0, "max_uncommitted_entries": 10, **limits}
+    return Alarms(directories=[Path("/")], log=log, reput=reput, **given)
+
+
 @pytest.mark.parametrize(("entries", "is_raised"), [(9, False), (10, False), (11, True)])
 def test_an_index_that_too_much_waits_for_stops_publishing(entries: int, is_raised: bool) -> None:
-    committer = SimpleNamespace(failure="no room")
-    reput = SimpleNamespace(uncommitted_count=entries, committer=committer)
-    found = index_backlog(cast(Any, reput), 10)()
+    found = _alarms(entries).raised().get("index")
     assert (found is not None) is is_raised
     assert found is None or "no room" in str(found)
-
-
-def _alarms(**limits: int) -> Alarms:
-    given: dict[str, Any] = {"min_free_bytes": 0, "max_memory_bytes": 0, **limits}
-    return Alarms(directories=[Path("/")], index_behind=lambda: None, **given)
 
 
 @pytest.mark.parametrize(("used", "is_raised"), [(99, False), (100, False), (101, True)])
@@ -111,7 +118,7 @@ async def test_a_storage_in_alarm_refuses_publishers_alone(
     monkeypatch.setattr(alarms, "free_bytes", lambda directory: 10)
     storage = Storage(
         small_config(tmp_path / "data", min_free_bytes=11),
-        StorageEvents(on_arrival=lambda advanced: None, on_failure=lambda error: None),
+        StorageEvents(on_failure=lambda error: None),
     )
     storage.lock()
     store = await storage.open()
@@ -135,23 +142,15 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 async def test_what_refuses_a_segment_is_the_alarm_that_refuses_publishers() -> None:
-    refusal: list[LogError | None] = [None]
-    made: list[None] = []
-    alarms = Alarms(
-        directories=[],
-        min_free_bytes=0,
-        max_memory_bytes=1 << 60,
-        index_behind=lambda: None,
-        no_segment=lambda: refusal[0],
-        make_segment=lambda: made.append(None),
-    )
+    alarms = _alarms(max_memory_bytes=1 << 60)
+    log: Any = alarms.log
     await alarms.start()
     assert alarms.raised() == {}
     for error in (DiskLow("/d", 9, 2, 8), DiskFull(8)):
-        refusal[0] = error
+        log.refusal = error
         assert alarms.raised() == {"disk": error}
         assert alarms.by_name["disk"]() is error
-    refusal[0] = NoSegment("EMFILE")  # not about disk space: it has a fault of its own
+    log.refusal = NoSegment("EMFILE")  # not about disk space: it has a fault of its own
     assert alarms.raised() == {}
-    await until(lambda: len(made) > 1)
+    await until(lambda: log.retried > 1)
     await alarms.stop()

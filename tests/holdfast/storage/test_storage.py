@@ -196,9 +196,7 @@ async def test_a_start_that_is_cancelled_while_disks_are_measured_closes_in_orde
         is_measuring.set()
         await asyncio.Event().wait()
 
-    storage = Storage(
-        small_config(tmp_path), StorageEvents(on_arrival=lambda _: None, on_failure=lambda _: None)
-    )
+    storage = Storage(small_config(tmp_path), StorageEvents(on_failure=lambda _: None))
     storage.lock()
     with monkeypatch.context() as patched:
         patched.setattr(Alarms, "start", measure_for_ever)
@@ -261,10 +259,9 @@ async def test_a_segment_begins_with_the_state_also_when_publishers_have_filled_
         await asyncio.gather(*(publisher() for _ in range(30)))
         assert refused
         await settled(storage)
-        assert storage._opened is not None
         for segment in storage.log.segments[1:]:
             alone = type("Log", (), {"segments": (segment,)})()
-            assert state_in_log(alone)[0] == storage._opened.state.records
+            assert state_in_log(alone)[0] == storage.opened.state.records
 
 
 # -- a disk that fails ---------------------------------------------------------------------

@@ -88,7 +88,7 @@ class StorageMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.failures: list[Exception] = []
-        events = StorageEvents(on_arrival=lambda advanced: None, on_failure=self.failures.append)
+        events = StorageEvents(on_failure=self.failures.append)
         self.storage = Storage(small_config(self.directory), events)
         self.storage.lock()
         self.run(self.storage.open())

@@ -33,7 +33,7 @@ from tests.support.stored import (
     until,
 )
 
-EVENTS = StorageEvents(on_arrival=lambda advanced: None, on_failure=lambda error: None)
+EVENTS = StorageEvents(on_failure=lambda error: None)
 WANTED = [(n, str(n).encode()) for n in range(10)]
 
 
@@ -580,12 +580,9 @@ async def test_offsets_never_come_again_when_the_log_lost_its_end_after_a_trim(
     assert report.is_sound, report.findings
 
 
-async def test_store_timestamps_do_not_go_back_when_the_clock_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_store_timestamps_do_not_go_back_when_the_clock_does(tmp_path: Path) -> None:
     await fill(tmp_path)
-    monkeypatch.setattr("holdfast.storage.storage.now_us", lambda: 1_000_000)
-    async with open_storage(small_config(tmp_path)) as storage:
+    async with open_storage(small_config(tmp_path), now_us=lambda: 1_000_000) as storage:
         store, topic = storage.store, storage.store.table.get("t")
         before = store.reading.queue_state(topic, 0).newest_timestamp_us
         assert before is not None

@@ -46,8 +46,8 @@ async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
 def _wait_for(storage: Storage, timeout_ms: int) -> None:
     """Set the timeout of publishes from now on."""
     publishing: Publisher = storage.store.publishing
-    assert publishing._timeout_ms in (60_000, 50)
-    publishing._timeout_ms = timeout_ms
+    assert publishing.timeout_ms in (60_000, 50)
+    publishing.timeout_ms = timeout_ms
 
 
 async def test_a_publish_does_not_wait_for_ever_and_its_repetition_is_stored_once(
