@@ -95,55 +95,27 @@ __all__ = [
     "errors",
 ]
 
+#: The modules of the names in __all__. All other names are in `descriptions`.
 _MODULES = {
-    "AsyncClient": "async_client",
-    "Client": "sync_client",
-    "Message": "read.message",
-    "MessageBatch": "read.message",
-    "PublishResult": "read.message",
-    "PullResult": "read.message",
-    "StoredOffsets": "read.message",
-    "AsyncProducer": "produce.producers",
-    "Producer": "produce.producers",
-    "SendHandle": "produce.producers",
-    "BlockingSendHandle": "produce.producers",
-    "AsyncReader": "read.readers",
-    "Reader": "read.readers",
-    "AsyncConsumer": "consume.consumer",
-    "Consumer": "consume.consumer",
-    "Delivery": "consume.delivery",
-    "ReceivedMessage": "consume.delivery",
-    "ReceiveResult": "consume.delivery",
-    "Settling": "consume.delivery",
-    "AsyncOffsetConsumer": "read.readers",
-    "OffsetConsumer": "read.readers",
-    "BrokerInfo": "descriptions",
-    "Fairness": "descriptions",
-    "GroupConfig": "descriptions",
-    "GroupDescription": "descriptions",
-    "GroupMember": "descriptions",
-    "GroupQueue": "descriptions",
-    "GroupSummary": "descriptions",
-    "GroupTopic": "descriptions",
-    "OffsetsReset": "descriptions",
-    "QueueDescription": "descriptions",
-    "Served": "descriptions",
-    "Split": "descriptions",
-    "Subscription": "descriptions",
-    "TopicConfig": "descriptions",
-    "TopicDescription": "descriptions",
-    "TopicSummary": "descriptions",
-    "HoldfastError": "errors",
+    "async_client": ("AsyncClient",),
+    "sync_client": ("Client",),
+    "read.message": ("Message", "MessageBatch", "PublishResult", "PullResult", "StoredOffsets"),
+    "read.readers": ("AsyncReader", "Reader", "AsyncOffsetConsumer", "OffsetConsumer"),
+    "produce.producers": ("AsyncProducer", "Producer", "SendHandle", "BlockingSendHandle"),
+    "consume.consumer": ("AsyncConsumer", "Consumer"),
+    "consume.delivery": ("Delivery", "ReceivedMessage", "ReceiveResult", "Settling"),
+    "errors": ("HoldfastError",),
 }
+_MODULE_BY_NAME = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "errors":
         return import_module("holdfast.client.errors")
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"holdfast.client.{_MODULES[name]}"), name)
-    globals()[name] = value
+    module = import_module(f"holdfast.client.{_MODULE_BY_NAME.get(name, 'descriptions')}")
+    globals()[name] = value = getattr(module, name)
     return value
 
 

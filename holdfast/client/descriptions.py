@@ -7,7 +7,7 @@ fields that a newer broker adds.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, dataclass_transform
 
 from holdfast.client.errors import BadReply
 
@@ -20,11 +20,16 @@ Cost = Literal["count", "bytes", "time"]
 End = Literal["earliest", "latest"]
 
 
+@dataclass_transform(frozen_default=True, eq_default=False, kw_only_default=True)
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Description(Mapping[str, Any]):
-    """A reply of the broker. It is equal to any mapping with the same items."""
+    """A reply of the broker. It is equal to any mapping with the same items. Subclasses are frozen
+    dataclasses."""
 
     reply: Mapping[str, Any] = field(repr=False)
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, eq=False, kw_only=True)(cls)
 
     @classmethod
     def from_reply(cls: type[D], reply: Mapping[str, Any]) -> D:
@@ -74,7 +79,6 @@ def _convert_value(
 # -- topics --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class QueueDescription(Description):
     """A queue with its first offset and the offset that the next message gets (`max_offset`).
     `bytes` is the size of all its messages."""
@@ -86,7 +90,6 @@ class QueueDescription(Description):
     newest_timestamp_ms: int | None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class TopicConfig(Description):
     """A topic's settings; None means no limit."""
 
@@ -98,7 +101,6 @@ class TopicConfig(Description):
     priority_levels: int = 1
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class TopicSummary(Description):
     """A topic in a listing."""
 
@@ -109,14 +111,12 @@ class TopicSummary(Description):
     config: TopicConfig = field(metadata={"of": TopicConfig})
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class TopicDescription(TopicSummary):
     """A topic with its queues."""
 
     queues: tuple[QueueDescription, ...] = field(metadata={"of": QueueDescription})
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Split(Description):
     """One range of a plan for parallel readers: from start_offset (inclusive) to end_offset
     (exclusive)."""
@@ -130,7 +130,6 @@ class Split(Description):
 # -- groups --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Served(Description):
     """The deliveries since the broker started; `rate` is in messages per second."""
 
@@ -139,7 +138,6 @@ class Served(Description):
     rate: float
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class GroupQueue(Description):
     """A group's lag on a queue. Without a stored `offset`, the lag counts all stored messages.
     In a group that only stores offsets, the attributes after `lag_seconds` are None."""
@@ -162,7 +160,6 @@ class GroupQueue(Description):
     served: Served | None = field(default=None, metadata={"of": Served})
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class GroupTopic(Description):
     """A group's lag on a topic. In a group that only stores offsets, the attributes after `queues`
     are None."""
@@ -178,7 +175,6 @@ class GroupTopic(Description):
     standing: float | None = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class GroupMember(Description):
     """A member of a group that has not left and has not expired."""
 
@@ -188,7 +184,6 @@ class GroupMember(Description):
     active: bool
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Subscription(Description):
     """A group's subscription to a topic."""
 
@@ -196,7 +191,6 @@ class Subscription(Description):
     filter: str | None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Fairness(Description):
     """How a group shares deliveries among its topics."""
 
@@ -204,7 +198,6 @@ class Fairness(Description):
     cost: Cost
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class GroupConfig(Description):
     """A group's current settings."""
 
@@ -223,7 +216,6 @@ class GroupConfig(Description):
     member_ttl_ms: int
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class GroupSummary(Description):
     """A group in a listing. Without a `mode` it only stores offsets."""
 
@@ -233,7 +225,6 @@ class GroupSummary(Description):
     mode: Mode | None = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class GroupDescription(Description):
     """A group's lag. In a group that only stores offsets, the attributes after `topics` are None
     or empty. `dying` counts messages that are being moved to the dead-letter topic."""
@@ -251,7 +242,6 @@ class GroupDescription(Description):
     members: tuple[GroupMember, ...] = field(default=(), metadata={"of": GroupMember})
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class OffsetsReset(Description):
     """The offsets of the affected queues before and after a reset. `before` contains only queues
     that had a stored offset. The keys are queue numbers as text."""
@@ -266,7 +256,6 @@ class OffsetsReset(Description):
 # -- the broker ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class BrokerInfo(Description):
     """The broker's version and settings."""
 

@@ -1,43 +1,38 @@
 """The errors that a client raises, grouped by what the caller can do. Pure.
 
-"Retried first" means that the client retries and raises the error only if the retries fail.
+The client retries transient errors (marked *), and raises them only if the retries fail.
 
 HoldfastError
-  ConnectionFailed      no reply: refused, reset, timed out (after all retries)
-    CertificateNotTrusted    this client does not trust the broker's certificate; not retried
-  BadReply              a reply that the API does not define, such as a proxy's page
-  ClientClosed          the client was closed, perhaps during the call
-  ApiError              the broker refused; `type` is the stable code, `members` has the values
-    Unauthenticated     no token, or a token that is invalid or has expired         401
-    Forbidden           the token does not grant this                               403
-    UnknownTopic, UnknownQueue, UnknownGroup, UnknownMessage                        404
-    TopicConflict       the topic exists with a different setting                   409
-    TopicRecreated      the topic was deleted and created again                     409
-    OffsetTrimmed       retention has deleted the offset                            410
-    OffsetBeyondEnd     the offset is above max_offset                              416
-    OffsetsChanged      another consumer changed the group's offsets                412
-    ExclusiveHeld       the group is exclusive, and another member holds it         409
-    GroupBusy           the group's mode cannot change while messages are leased    409
-    RedriveRunning      another redrive of the group is running; retried first      409
-    MessageTooLarge     a message, key, tag or its properties exceed the limit      413
-    RecordCorrupt       the pull starts in a damaged range                          500
-    SequenceGap         the broker has not stored the producer's preceding batch    409
-    ProducerFenced      a newer producer with the same id has taken over            403
-    TooManyProducers    the limit of idempotent producers is reached                409
-    TooManyHeld, Overloaded, DiskFull, Unavailable    transient; retried first
-    SyncTimeout         the disk has not confirmed a publish in time; retried first,
-                        without storing it twice                                    503
+  ConnectionFailed*
+    CertificateNotTrusted
+  BadReply
+  ClientClosed
+  ApiError: the broker refused; `type` is the stable code, `members` has the values
+    401  Unauthenticated
+    403  Forbidden, ProducerFenced
+    404  UnknownTopic, UnknownQueue, UnknownGroup, UnknownMessage
+    409  TopicConflict, TopicRecreated, ExclusiveHeld, GroupBusy, RedriveRunning*, SequenceGap,
+         TooManyProducers
+    410  OffsetTrimmed
+    412  OffsetsChanged
+    413  MessageTooLarge
+    416  OffsetBeyondEnd
+    429  TooManyHeld*
+    500  RecordCorrupt
+    503  Overloaded*, Unavailable*, SyncTimeout*
+    507  DiskFull*
   ProducerError
-    ProducerBufferFull  the buffer is full (asyncio only): await drain() before send()
-    ProducerClosed      send() before the start or after close()
-    PublishFailed       messages were not stored, and no handle has reported it
-CorruptBatch            bytes that fail their checksum (holdfast.commitlog.errors)
+    ProducerBufferFull, ProducerClosed, PublishFailed
+CorruptBatch (holdfast.commitlog.errors)
 """
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from holdfast.commitlog.errors import CorruptBatch as CorruptBatch
+
+#: Problem types with their own class; any other type is a plain ApiError.
+_CLASS_BY_TYPE: dict[str, "type[ApiError]"] = {}
 
 
 class HoldfastError(Exception):
@@ -72,8 +67,8 @@ class CertificateNotTrusted(ConnectionFailed):
 
     def __str__(self) -> str:
         return (
-            f"the certificate of {self.url} is not trusted: {self.reason}; use the name that it is "
-            "for, or give the file of the authority that signed it (ca_file, --tls-ca-file)"
+            f"the certificate of {self.url} is not trusted: {self.reason}; use the name in the "
+            "certificate, or give the file of the authority that signed it (ca_file, --tls-ca-file)"
         )
 
 
@@ -106,6 +101,9 @@ class ApiError(HoldfastError):
     #: Whether the error is transient: the same request may succeed later.
     is_passing: ClassVar[bool] = False
 
+    def __init_subclass__(cls, types: tuple[str, ...]) -> None:
+        _CLASS_BY_TYPE.update(dict.fromkeys(types, cls))
+
     def __init__(
         self,
         status: int,
@@ -127,11 +125,11 @@ class ApiError(HoldfastError):
         return f"{self.detail or self.title or 'refused'} ({self.status} {self.type})"
 
 
-class Unauthenticated(ApiError):
+class Unauthenticated(ApiError, types=("unauthenticated",)):
     """The broker requires a token; it was missing, invalid or expired."""
 
 
-class Forbidden(ApiError):
+class Forbidden(ApiError, types=("forbidden",)):
     """The token is valid but does not grant this request."""
 
     @property
@@ -140,174 +138,139 @@ class Forbidden(ApiError):
         return str(self.members.get("verb", ""))
 
 
-class UnknownTopic(ApiError):
+class UnknownTopic(ApiError, types=("unknown-topic",)):
     """There is no such topic."""
 
 
-class UnknownQueue(ApiError):
+class UnknownQueue(ApiError, types=("unknown-queue",)):
     """The topic has no such queue."""
 
     @property
     def queue_count(self) -> int:
-        """How many queues the topic has."""
         return int(self.members["queue_count"])
 
 
-class UnknownGroup(ApiError):
+class UnknownGroup(ApiError, types=("unknown-group",)):
     """The broker stores nothing for this group."""
 
 
-class UnknownMessage(ApiError):
+class UnknownMessage(ApiError, types=("unknown-message",)):
     """No message with this id exists, or it was deleted."""
 
 
-class TopicConflict(ApiError):
+class TopicConflict(ApiError, types=("topic-conflict",)):
     """The topic exists, but its setting `field` has the value `existing`, not the `given` one."""
 
     @property
     def field(self) -> str:
-        """The setting that differs."""
         return str(self.members["field"])
 
     @property
     def given(self) -> Any:
-        """The value that was requested."""
         return self.members["given"]
 
     @property
     def existing(self) -> Any:
-        """The topic's value."""
         return self.members["existing"]
 
 
-class TopicRecreated(ApiError):
+class TopicRecreated(ApiError, types=("topic-recreated",)):
     """The topic was deleted and created again, so its old offsets now belong to other messages."""
 
 
-class OffsetTrimmed(ApiError):
-    """Retention has deleted the offset; `min_offset` is the first offset that exists."""
+class OffsetTrimmed(ApiError, types=("offset-trimmed",)):
+    """Retention has deleted the offset. `min_offset` is the first offset that exists;
+    `max_offset` is the offset that the next message will get."""
 
     @property
     def min_offset(self) -> int:
-        """The first offset that exists."""
         return int(self.members["min_offset"])
 
     @property
     def max_offset(self) -> int:
-        """The offset that the next message will get."""
         return int(self.members["max_offset"])
 
 
-class OffsetBeyondEnd(ApiError):
-    """The offset is above `max_offset`: it was never assigned, or was lost with a disk."""
+class OffsetBeyondEnd(ApiError, types=("offset-beyond-end",)):
+    """The offset is above `max_offset`, which is the offset that the next message will get: the
+    offset was never assigned, or its message was lost with a disk."""
 
     @property
     def max_offset(self) -> int:
-        """The offset that the next message will get."""
         return int(self.members["max_offset"])
 
 
-class OffsetsChanged(ApiError):
+class OffsetsChanged(ApiError, types=("offsets-changed",)):
     """A compare-and-swap failed: the group's offsets changed after they were read."""
 
 
-class ExclusiveHeld(ApiError):
+class ExclusiveHeld(ApiError, types=("group-exclusive",)):
     """The group is exclusive: another member receives all messages until that member leaves."""
 
 
-class GroupBusy(ApiError):
+class GroupBusy(ApiError, types=("group-busy",)):
     """Messages of the group are leased, so its mode cannot change now."""
 
 
-class RedriveRunning(ApiError):
+class RedriveRunning(ApiError, types=("redrive-running",)):
     """Another request is redriving the group's dead letters."""
 
     is_passing = True
 
 
-class MessageTooLarge(ApiError):
+class MessageTooLarge(ApiError, types=("message-too-large",)):
     """A message, or its key, tag or properties, exceeds the limit; nothing was stored."""
 
 
-class RecordCorrupt(ApiError):
+class RecordCorrupt(ApiError, types=("corrupt-record",)):
     """The pull starts in a damaged range of the log; `next_offset` is after that range."""
 
     @property
     def next_offset(self) -> int:
-        """The first offset after the damaged range."""
         return int(self.members["next_offset"])
 
 
-class SequenceGap(ApiError):
+class SequenceGap(ApiError, types=("sequence-gap",)):
     """The broker does not know the preceding batch of the same producer."""
 
 
-class ProducerFenced(ApiError):
+class ProducerFenced(ApiError, types=("producer-fenced",)):
     """A producer with the same id and a higher epoch has taken over."""
 
 
-class TooManyProducers(ApiError):
+class TooManyProducers(ApiError, types=("too-many-producers",)):
     """The broker's limit of idempotent producers is reached; it accepts no new one."""
 
 
-class TooManyHeld(ApiError):
+class TooManyHeld(ApiError, types=("too-many-held",)):
     """The broker's limit of held pulls is reached."""
 
     is_passing = True
 
 
-class Overloaded(ApiError):
+class Overloaded(ApiError, types=("overloaded",)):
     """The broker's write backlog is too large."""
 
     is_passing = True
 
 
-class DiskFull(ApiError):
+class DiskFull(ApiError, types=("disk-full",)):
     """The broker's disk is full; publishing resumes automatically once there is room."""
 
     is_passing = True
 
 
-class Unavailable(ApiError):
+class Unavailable(ApiError, types=("recovering", "draining")):
     """The broker is recovering or draining."""
 
     is_passing = True
 
 
-class SyncTimeout(ApiError):
+class SyncTimeout(ApiError, types=("sync-timeout",)):
     """The disk has not confirmed a publish in time: the messages may be stored or not."""
 
     is_passing = True
 
-
-#: Problem types with their own class; any other type is a plain ApiError.
-_CLASS_BY_TYPE: dict[str, type[ApiError]] = {
-    "unauthenticated": Unauthenticated,
-    "forbidden": Forbidden,
-    "unknown-topic": UnknownTopic,
-    "unknown-queue": UnknownQueue,
-    "unknown-group": UnknownGroup,
-    "unknown-message": UnknownMessage,
-    "topic-conflict": TopicConflict,
-    "topic-recreated": TopicRecreated,
-    "offset-trimmed": OffsetTrimmed,
-    "offset-beyond-end": OffsetBeyondEnd,
-    "offsets-changed": OffsetsChanged,
-    "group-exclusive": ExclusiveHeld,
-    "group-busy": GroupBusy,
-    "redrive-running": RedriveRunning,
-    "message-too-large": MessageTooLarge,
-    "corrupt-record": RecordCorrupt,
-    "sequence-gap": SequenceGap,
-    "producer-fenced": ProducerFenced,
-    "too-many-producers": TooManyProducers,
-    "too-many-held": TooManyHeld,
-    "overloaded": Overloaded,
-    "disk-full": DiskFull,
-    "sync-timeout": SyncTimeout,
-    "recovering": Unavailable,
-    "draining": Unavailable,
-}
 
 _OWN_MEMBERS = {"type", "status", "title", "detail", "instance"}
 
@@ -340,8 +303,8 @@ class ProducerBufferFull(ProducerError):
 
     def __str__(self) -> str:
         return (
-            f"{self.buffer_bytes} bytes wait for the broker, as many as may; "
-            "`await producer.drain()` between sends waits for room"
+            f"the buffer is full: {self.buffer_bytes} bytes wait for the broker; "
+            "call `await producer.drain()` between sends to wait for room"
         )
 
 

@@ -98,7 +98,7 @@ def _browse(
     expression: str | None,
 ) -> "Iterator[ReceivedMessage]":
     """Yield the messages that the group would receive, without leasing them."""
-    from holdfast.client.consume.options import make_member_name
+    from holdfast.client.consume.join import make_member_name
 
     browser = member or make_member_name()
     while True:

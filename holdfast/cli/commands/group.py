@@ -17,7 +17,7 @@ from holdfast.cli.output.terminal import is_terminal, write_json_line, write_row
 
 if TYPE_CHECKING:
     from holdfast.client import Client
-    from holdfast.client.consume.group_api import ResetTo
+    from holdfast.client.consume.group_requests import ResetTo
 
 
 @click.group()

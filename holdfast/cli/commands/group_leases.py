@@ -27,7 +27,7 @@ from holdfast.cli.output.terminal import is_terminal, write_json_line, write_row
 
 if TYPE_CHECKING:
     from holdfast.client import Client, Message
-    from holdfast.client.consume.group_api import ResetTo, SeekTo
+    from holdfast.client.consume.group_requests import ResetTo, SeekTo
 
 
 @group.command("create")
@@ -203,7 +203,11 @@ def redrive(client: "Client", name: str, count: int | None, dry_run: bool, form:
 
 def _letters(client: "Client", name: str) -> "Iterator[Message]":
     """Yield the dead letters that have not been put back yet."""
-    from holdfast.client.consume.redrive import dead_letter_filter, dead_letter_topic, redrive_group
+    from holdfast.client.consume.group_requests import (
+        dead_letter_filter,
+        dead_letter_topic,
+        redrive_group,
+    )
     from holdfast.client.errors import UnknownGroup
 
     topic = dead_letter_topic(name, client.describe_group(name))

@@ -13,8 +13,8 @@ from threading import get_ident
 from typing import Any, Self
 
 from holdfast.client.consume.delivery import Delivery
+from holdfast.client.consume.join import ConsumeOptions
 from holdfast.client.consume.membership import Membership
-from holdfast.client.consume.options import ConsumeOptions
 from holdfast.client.transport.loop_thread import LoopThread
 from holdfast.client.transport.requests import Transport
 

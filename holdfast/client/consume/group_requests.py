@@ -1,11 +1,15 @@
-"""The requests about groups with leases: settings, receiving, settling."""
+"""The requests about groups with leases: settings, receiving, settling, redriving."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from holdfast.client.consume.delivery import DeliveredMessage, Status, Verb
+from holdfast.client.descriptions import End
+from holdfast.client.errors import ApiError, HoldfastError
+from holdfast.client.timestamps import Time
 from holdfast.client.transport.requests import JSON, MSGPACK, Reply, Transport, check_name
 from holdfast.client.transport.retry import RetryPolicy
 
@@ -13,12 +17,20 @@ WeightedTopics = Mapping[str, int | Mapping[str, Any]]
 """Topics of a group, each with its weight or with {"weight": ..., "filter": ...}."""
 
 Topics = str | Sequence[str] | WeightedTopics
+ResetTo = End | Time
+SeekTo = ResetTo | Mapping[str, Mapping[int, int]]
+
+#: How long the broker may take for one redrive, in addition to the normal request timeout.
+_REDRIVE_WAIT_S = 20.0
+#: One redrive requests at most this many dead letters. The broker's own limit is higher, unless an
+#: operator has lowered it.
+_REDRIVE_LIMIT = 1_000
 
 T = TypeVar("T")
 
 
 class ReceiveReply(msgspec.Struct):
-    """The msgpack reply to a receive."""
+    """The msgpack reply to a receive request."""
 
     messages: list[DeliveredMessage]
     available: int = 0
@@ -99,8 +111,8 @@ async def receive(
     wait_ms: int,
     retry: RetryPolicy | None = None,
 ) -> ReceiveReply:
-    """Receive once. `fields` holds the JSON fields of the request. A request with an `attempt_id`
-    can be retried safely: if its reply was lost, the retry returns that reply."""
+    """Receive once. `fields` holds the JSON fields of the request. With an `attempt_id` it can be
+    retried safely: if a reply was lost, the retry returns the same reply."""
     is_repeatable = "attempt_id" in fields or bool(fields.get("browse"))
     reply = await transport.request(
         "POST",
@@ -145,3 +157,92 @@ async def leave(
     await send_json(
         transport, "POST", f"{group_path(group)}/leave", {"member": member}, retry=retry
     )
+
+
+class NoDeadLetters(HoldfastError):
+    """The group has no dead-letter topic, or only stores offsets."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(group)
+        self.group = group
+
+    def __str__(self) -> str:
+        return (
+            f"{self.group} has no dead-letter topic; give it one with "
+            f"`holdfast group create {self.group} --dead-letter-topic NAME`"
+        )
+
+
+class Redriven(NamedTuple):
+    """How many dead letters were republished, by topic. `stuck` is the number of dead letters that
+    stayed, because they do not record their original topic, or the group does not subscribe to it.
+    """
+
+    dead_letter_topic: str
+    topics: dict[str, int]
+    stuck: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.topics.values())
+
+
+class _RedriveReply(msgspec.Struct):
+    dead_letter_topic: str
+    topics: dict[str, int]
+    stuck: int
+    more: bool
+
+
+def redrive_group(group: str) -> str:
+    """Return the name of the group that records which letters were republished."""
+    return f"{group}.redrive"
+
+
+def dead_letter_filter(group: str) -> str:
+    """Return the filter that selects a group's dead letters."""
+    return f"`holdfast-dead-group` = '{group}'"
+
+
+def dead_letter_topic(group: str, described: Mapping[str, object]) -> str:
+    """Return the dead-letter topic from a group's description. Raises NoDeadLetters."""
+    config = described.get("config")
+    topic = config.get("dead_letter_topic") if isinstance(config, Mapping) else None
+    if not isinstance(topic, str):
+        raise NoDeadLetters(group)
+    return topic
+
+
+async def redrive(
+    transport: Transport, group: str, most: int | None, *, dry_run: bool = False
+) -> Redriven:
+    """Let the broker republish a group's dead letters, at most `most`, in the order of each key.
+    With `dry_run` only count them. If a dead letter cannot be republished, the redrive ends and
+    raises the error."""
+    check_name("group", redrive_group(group))
+    if most is not None and most < 1:
+        raise ValueError("max_messages is at least 1; leave it out to redrive all dead letters")
+    topics: Counter[str] = Counter()
+    while True:
+        reply = await _redrive_once(transport, group, most, topics.total(), dry_run=dry_run)
+        topics.update(reply.topics)
+        # A dry run is only one request: a second request would count the same letters again.
+        if dry_run or not reply.more or (most is not None and topics.total() >= most):
+            return Redriven(reply.dead_letter_topic, dict(topics), reply.stuck)
+
+
+async def _redrive_once(
+    transport: Transport, group: str, most: int | None, done: int, *, dry_run: bool
+) -> _RedriveReply:
+    body: dict[str, object] = {"dry_run": dry_run}
+    if most is not None:
+        body["limit"] = min(most - done, _REDRIVE_LIMIT)
+    try:
+        reply = await send_json(
+            transport, "POST", f"{group_path(group)}/redrive", body, wait_s=_REDRIVE_WAIT_S
+        )
+    except ApiError as error:
+        if error.type in ("no-dead-letters", "group-without-leases"):
+            raise NoDeadLetters(group) from error
+        raise
+    return reply.json(_RedriveReply)

@@ -1,16 +1,43 @@
-"""Joins a group: gets the settings that a member must know before it receives. If no group with
-leases exists, it is created."""
+"""How a consumer joins a group: its own options, and the group's settings that it must know."""
 
-from typing import Any
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import msgspec
 
 from holdfast.client.consume import group_requests
 from holdfast.client.consume.group_requests import encode_topics
-from holdfast.client.consume.options import ConsumeOptions
 from holdfast.client.errors import UnknownGroup
 from holdfast.client.transport.requests import Transport
 from holdfast.client.transport.retry import RetryPolicy
+
+SerialBy = Literal["key", "queue", "nothing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumeOptions:
+    """Options of a consumer; `AsyncClient.consume` documents each."""
+
+    group: str
+    topics: Sequence[str]
+    member: str
+    max_in_flight: int
+    concurrency: int
+    serial_by: SerialBy | None
+    start: str | None
+    follow: bool
+    wait_for_delayed: bool
+    filter: str | None
+    lease_ms: int | None
+    settled: bool
+    max_bytes: int
+    wait_ms: int
+    ack_batch: int
+    ack_interval_ms: float
 
 
 class _Fairness(msgspec.Struct):
@@ -38,8 +65,8 @@ class GroupFacts(msgspec.Struct):
 async def join(
     transport: Transport, options: ConsumeOptions, policy: RetryPolicy | None
 ) -> GroupFacts:
-    """Return a group's settings. First create the group with the consumer's topics if it does not
-    exist or only stores offsets. Raises HoldfastError."""
+    """Return a group's settings. If the group does not exist or only stores offsets, create it with
+    the consumer's topics first. Raises HoldfastError."""
     facts = await _fetch_facts(transport, options.group, policy)
     if facts is None:
         settings: dict[str, Any] = {"topics": encode_topics(options.topics)}
@@ -60,3 +87,9 @@ async def _fetch_facts(
         return None
     config = described.get("config")
     return None if config is None else msgspec.convert(config, GroupFacts)
+
+
+def make_member_name() -> str:
+    """Return a unique name for a member: host, process id and a random part."""
+    host = "".join(c for c in socket.gethostname() if c.isascii() and (c.isalnum() or c in "-."))
+    return f"{host[:80]}-{os.getpid()}-{secrets.token_hex(4)}"

@@ -15,7 +15,6 @@ from typing import Any
 
 from holdfast.client.consume import group_requests
 from holdfast.client.consume.ack_batcher import AckBatcher, AckKind, PendingAck
-from holdfast.client.consume.credit import Credit
 from holdfast.client.consume.delivery import (
     DeliveredMessage,
     Delivery,
@@ -27,10 +26,9 @@ from holdfast.client.consume.delivery import (
 )
 from holdfast.client.consume.dispatcher import Dispatcher
 from holdfast.client.consume.group_requests import ReceiveReply
-from holdfast.client.consume.join import GroupFacts, join
+from holdfast.client.consume.join import ConsumeOptions, GroupFacts, join
 from holdfast.client.consume.lease_renewer import LeaseRenewer
-from holdfast.client.consume.options import ConsumeOptions
-from holdfast.client.consume.processing_times import FEW, ProcessingTimes
+from holdfast.client.consume.prefetch import FEW, Credit, ProcessingTimes
 from holdfast.client.consume.redelivered_keys import RedeliveredKeys
 from holdfast.client.errors import ClientClosed, HoldfastError
 from holdfast.client.read.sources import EMPTY_PULL_S
@@ -304,7 +302,7 @@ class Membership:
         """Receive once and return the reply.
 
         Cancel the request and return None as soon as the limits are outdated: when an excluded
-        ordering key has no waiting message left, or becomes stuck (see processing_times.py) while
+        ordering key has no waiting message left, or becomes stuck (see prefetch.py) while
         it has waiting messages that could be given back to the broker.
         """
         receive = group_requests.receive(

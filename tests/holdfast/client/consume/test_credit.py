@@ -4,7 +4,7 @@ from heapq import heappop, heappush
 
 import pytest
 
-from holdfast.client.consume.credit import Credit
+from holdfast.client.consume.prefetch import Credit
 
 
 def simulate(

@@ -1,6 +1,6 @@
 """The limit of messages that a member buffers of a slow ordering key, tested alone."""
 
-from holdfast.client.consume.processing_times import (
+from holdfast.client.consume.prefetch import (
     FEW,
     MAX_REMEMBERED,
     SLOW_S,

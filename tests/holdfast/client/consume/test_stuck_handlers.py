@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.client.consume import processing_times
+from holdfast.client.consume import prefetch
 from holdfast.client.consume.consumer import AsyncConsumer
 from holdfast.client.consume.delivery import Delivery
-from holdfast.client.consume.processing_times import FEW
+from holdfast.client.consume.prefetch import FEW
 from tests.support.fake_group import GROUP, FakeGroup, fake_group, until
 
 
@@ -88,8 +88,8 @@ async def test_three_stuck_keys_of_many_stop_no_other_key() -> None:
 
 async def test_what_is_stuck_for_long_holds_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     # C1: other members may need the others
-    monkeypatch.setattr("holdfast.client.consume.processing_times.SLOW_S", 0.01)
-    monkeypatch.setattr("holdfast.client.consume.processing_times.STUCK_S", 0.02)
+    monkeypatch.setattr("holdfast.client.consume.prefetch.SLOW_S", 0.01)
+    monkeypatch.setattr("holdfast.client.consume.prefetch.STUCK_S", 0.02)
     async with fake_group() as (group, client):
         group.publish(20)
         work = Work(0)
@@ -104,8 +104,8 @@ async def test_a_handler_that_ends_while_messages_are_handed_back_gets_the_next_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # C1: what was known of its queue before that is not held against it
-    monkeypatch.setattr("holdfast.client.consume.processing_times.SLOW_S", 0.01)
-    monkeypatch.setattr("holdfast.client.consume.processing_times.STUCK_S", 0.02)
+    monkeypatch.setattr("holdfast.client.consume.prefetch.SLOW_S", 0.01)
+    monkeypatch.setattr("holdfast.client.consume.prefetch.STUCK_S", 0.02)
     async with fake_group() as (group, client):
         group.publish(20)
         work = Work(0)
@@ -124,7 +124,7 @@ async def test_a_handler_that_ends_while_messages_are_handed_back_gets_the_next_
 async def test_slow_handlers_of_all_units_are_kept_busy_and_nothing_is_handed_back(
     monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr("holdfast.client.consume.processing_times.SLOW_S", 0.0)
+    monkeypatch.setattr("holdfast.client.consume.prefetch.SLOW_S", 0.0)
     async with fake_group(mode=mode) as (group, client):
         for queue in range(4):
             group.publish(25, queue=queue, key=f"k{queue}" if mode == "keyed" else None)
@@ -165,7 +165,7 @@ async def test_keys_of_a_group_that_is_not_keyed_have_no_limits() -> None:
 
 
 async def test_who_works_on_one_at_a_time_sets_no_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processing_times, "SLOW_S", 0.0)  # every delivery is slow
+    monkeypatch.setattr(prefetch, "SLOW_S", 0.0)  # every delivery is slow
     async with fake_group() as (group, client):
         group.publish(5)
         async with client.consume("t", GROUP) as consumer:

@@ -1,11 +1,12 @@
-"""How many messages of a slow ordering key a member may prefetch, so that room is left for others.
-Pure.
+"""How many messages a member of a group prefetches. Pure.
 
-An ordering key is a queue or a key. One of its deliveries at a time is in hand (being processed);
-its other messages wait. An ordering key is slow if its current or its last delivery takes at least
-`SLOW_S`. Then `FEW` waiting messages are enough: they keep the ordering key busy for longer than a
-request takes. An ordering key is stuck after `STUCK_S`. Then no message may wait while one is in
-hand: the delay of a request no longer matters, and other members may need the messages.
+Credit chooses the smallest buffer that keeps the worker busy. ProcessingTimes limits the waiting
+messages of slow ordering keys, so that room is left for others. An ordering key is a queue or a
+key. One of its deliveries at a time is in hand (being processed); its other messages wait. An
+ordering key is slow if its current or its last delivery takes at least `SLOW_S`. Then `FEW` waiting
+messages are enough: they keep the ordering key busy for longer than a request takes. An ordering
+key is stuck after `STUCK_S`. Then no message may wait while one is in hand: the delay of a request
+no longer matters, and other members may need the messages.
 """
 
 from collections.abc import Hashable, Iterable
@@ -21,9 +22,52 @@ FEW = 2
 MAX_REMEMBERED = 64
 
 
+class Credit:
+    """Decides when to request messages, and how many.
+
+    A member requests more messages when its buffer has fallen to `low` messages. The reply fills
+    the buffer up to twice `low`. `low` is the number of messages that the worker used during the
+    last request, plus a quarter. If the buffer became empty during the request, and the broker sent
+    as many messages as requested, `low` doubles. `low` begins at `least`; the member holds at most
+    `most` messages.
+    """
+
+    def __init__(self, least: int, most: int) -> None:
+        self._least = min(least, most)
+        self._most = most
+        self._buffered = 0
+        self.low = self._least
+
+    def request_size(self, buffered: int, held: int) -> int:
+        """Return how many messages to request now; 0 if the buffer is still full enough.
+
+        `buffered` is the number of messages that wait for the worker; `held` is the number of all
+        leased messages, including the waiting ones.
+        """
+        if buffered > self.low:
+            return 0
+        self._buffered = buffered
+        return max(0, min(2 * self.low - buffered, self._most - held))
+
+    def lacks_room(self, buffered: int, held: int) -> bool:
+        """Return whether the member has too little room for the messages that it should request."""
+        return self._most - held < 2 * self.low - buffered
+
+    def record_reply(self, asked: int, got: int, buffered: int) -> None:
+        """Adjust `low` after a request for `asked` messages. The reply had `got` messages. When the
+        reply arrived, `buffered` messages were still waiting for the worker."""
+        if not buffered:
+            if got >= asked:
+                self.low = min(self._most, self.low * 2)
+            return
+        needed = (self._buffered - buffered) * 5 // 4 + 1
+        # Decrease in small steps, because a single quick reply may be an exception.
+        self.low = max(self._least, needed, self.low * 7 // 8)
+        self.low = min(self._most, self.low)
+
+
 class ProcessingTimes(Generic[U]):
-    """The processing times of the ordering keys. The times that are passed in must never
-    decrease."""
+    """The processing times of the ordering keys. The times passed in must never decrease."""
 
     def __init__(self) -> None:
         #: When each ordering key's delivery in hand was taken, oldest first.
@@ -45,10 +89,6 @@ class ProcessingTimes(Generic[U]):
             if len(self._last_s) > MAX_REMEMBERED:
                 del self._last_s[next(iter(self._last_s))]
 
-    def is_in_hand(self, ordering_key: U) -> bool:
-        """Return whether a delivery of an ordering key is in hand."""
-        return ordering_key in self._taken_at_s
-
     def find_slow(self, now_s: float) -> dict[U, int]:
         """Return the slow ordering keys, each with the number of its messages that may wait now."""
         times_s = dict(self._last_s)
@@ -64,8 +104,8 @@ class ProcessingTimes(Generic[U]):
     def time_until_stuck_s(self, ordering_keys: Iterable[U], now_s: float) -> float | None:
         """Return the seconds until the next of these ordering keys becomes stuck.
 
-        Units that are already stuck, or have no delivery in hand, do not count. Return None if no
-        other ordering key is left.
+        Ordering keys that are already stuck, or have no delivery in hand, do not count. Return None
+        if no other ordering key is left.
         """
         ages_s = (
             now_s - self._taken_at_s[ordering_key]
