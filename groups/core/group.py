@@ -14,7 +14,7 @@ also marks the topics for which the request waits. `serve` offers the messages o
 to the waiting requests until no request can get a message.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.config import SHORTEST_LEASE_MS, GroupConfig
@@ -81,23 +81,10 @@ class Group:
 
     # -- settings, topics and queues ---------------------------------------------------------
 
-    def configure(self, config: GroupConfig) -> None:
-        """Change the settings for future deliveries. The mode may change only while nothing is
-        leased."""
-        self.configure_group(config)
-        for topic in self.topics.values():
-            for lane in topic.lanes.values():
-                self.configure_lane(lane)
-        self.mark_all_dirty()
-
-    def configure_lane(self, lane: QueueLane) -> None:
-        """Apply the group's settings to a queue."""
-        lane.configure(self.config)
-        self.lane_changed(lane)
-
     def configure_group(self, config: GroupConfig) -> None:
-        """Change the settings of the group, but not of its queues. The caller must then call
-        `configure_lane` for each queue."""
+        """Change the settings for future deliveries, but not those of the queues. The caller must
+        then call `configure_lane` for each queue. The mode may change only while nothing is
+        leased."""
         before, self.config = self.config, config
         self.in_flight.config = config
         self.members.ttl_ms = config.member_ttl_ms
@@ -112,6 +99,11 @@ class Group:
             assert not self.lease_count
             self.activity = self.outbox.activity = member_rule(config.mode)
             self.outbox.durable_fencing_epoch = 0
+
+    def configure_lane(self, lane: QueueLane) -> None:
+        """Apply the group's settings to a queue."""
+        lane.configure(self.config)
+        self.lane_changed(lane)
 
     def add_topic(
         self, topic_id: int, *, weight: int = 1, levels: int = 1, filter: object | None = None
@@ -160,10 +152,6 @@ class Group:
         between loses no message. The topic must be paused until then."""
         self.set_filter(lane, lane.view.filter)
 
-    def set_weight(self, topic_id: int, weight: int) -> None:
-        """Change a topic's weight for future deliveries."""
-        self.fair.set_weight(topic_id, weight)
-
     def pause(self, topic_id: int, is_paused: bool) -> None:
         """Pause or resume the deliveries of a topic."""
         self.topics[topic_id].is_paused = is_paused
@@ -185,18 +173,9 @@ class Group:
         this same event loop iteration, and its reply had no `needs`; then `serve` need not try the
         request again."""
         self.members.mark_seen(request.member, now_ms, deadline_ms)
-        if has_looked:
-            return self.waiters.add(request, ticket, deadline_ms)
-        for topic_id in (
-            self.topics if request.topics is None else request.topics & self.topics.keys()
-        ):
-            self.dirty_topics.add(topic_id)
+        if not has_looked:
+            self.dirty_topics |= self._requested_topics(request)
         return self.waiters.add(request, ticket, deadline_ms)
-
-    def cancel(self, waiter: Waiter) -> bool:
-        """Remove the request of a client that disconnected. Return False if the request was already
-        answered."""
-        return self.waiters.remove(waiter)
 
     def stop_waiting(self, member: str, may_end: MayEnd | None = None) -> list[Waiter]:
         """Remove and return a member's waiting requests; the caller must answer them without
@@ -217,7 +196,8 @@ class Group:
     def note_end(self, key: QueueKey, end: int) -> None:
         """Record that all messages of a queue below `end` are durable."""
         lane = self.lane(key)
-        if lane is not None and lane.note_end(end):
+        if lane is not None and end > lane.cursor.end:
+            lane.cursor.end = end
             self.lane_changed(lane)
 
     def note_log_start(self, key: QueueKey, log_start: int, now_ms: int) -> None:
@@ -239,8 +219,9 @@ class Group:
         """Record that a dead letter is durable at `position`. Return False if the message was not
         dying."""
         lane = self.lane(key)
-        if lane is None or not lane.record_dead_letter(offset, position):
+        if lane is None or offset not in lane.cursor.dying:
             return False
+        lane.cursor.mark_dead(offset, position)
         self.update_lane(lane)
         return True
 
@@ -270,7 +251,7 @@ class Group:
             for topic_id, topic in self.topics.items()
             if may_end is None or may_end(topic_id)
             for lane in topic.lanes.values()
-            if len(lane.cursor.leases)
+            if lane.cursor.leases
             for lease in lane.cursor.leases.of_member(member)
         ]
 
@@ -299,13 +280,9 @@ class Group:
             return
         # Another member may have leases: it had just become active, but its name was not stored
         # yet, so its reply was not sent. Return its messages.
-        for topic in self.topics.values():
-            for lane in topic.lanes.values():
-                for lease in lane.cursor.leases:
-                    if lease.member != member:
-                        offset = lease.head.offset
-                        back = lane.give_back(offset, End.REVOKED, lease.number, now_ms)
-                        self.finish_leases(lane, back, now_ms)
+        lanes = (lane for topic in self.topics.values() for lane in topic.lanes.values())
+        leases = [(lane.key, lease) for lane in lanes for lease in lane.cursor.leases]
+        self.revoke([each for each in leases if each[1].member != member], now_ms)
 
     def next_deadline(self) -> int | None:
         """Return when to call `tick`; None if nothing has a deadline. The time may be earlier than
@@ -338,14 +315,24 @@ class Group:
         topic = self.topics.get(key[0])
         return None if topic is None else topic.lanes.get(key[1])
 
+    def lease(self, key: QueueKey, offset: int, number: int) -> Lease | None:
+        """Return a lease by its number; None if it is not live any more."""
+        lane = self.lane(key)
+        lease = None if lane is None else lane.cursor.leases.get(offset)
+        return lease if lease is not None and lease.number == number else None
+
     def available(self, request: ReceiveRequest | None = None) -> int:
         """Return how many messages this request could get now. If `request` is None, count the
         messages of all topics. The result is an upper bound, because filters may not have been
         applied to all messages yet."""
         if request is None or (request.topics is None and request.may_receive is None):
             return sum(topic.available for topic in self.topics.values())
-        asked = self.topics if request.topics is None else request.topics & self.topics.keys()
-        return sum(self.topics[each].available for each in asked if request.takes(each))
+        requested = self._requested_topics(request)
+        return sum(self.topics[each].available for each in requested if request.takes(each))
+
+    def _requested_topics(self, request: ReceiveRequest) -> Set[int]:
+        topics = self.topics.keys()
+        return topics if request.topics is None else request.topics & topics
 
     def allowed_lease_ms(self, lease_ms: int | None) -> int:
         """Return how long a lease lasts if a request asks for `lease_ms`."""

@@ -127,20 +127,13 @@ class QueueLane:
         restart and its message is in grace."""
         lease = self.cursor.leases.get(offset)
         ended = [] if lease is None else [lease]
-        if (
-            lease is not None
-            and end is not End.REJECTED
-            and self.view.has_expired(lease.head, now_ms)
-        ):
+        if lease and end is not End.REJECTED and self.view.has_expired(lease.head, now_ms):
             self.cursor.drop_expired(offset)
             self.selection.mark_settled(offset)
             return ended
+        most = self.config.max_attempts
         state = self.cursor.give_back(
-            offset,
-            end,
-            number,
-            ready_at_ms=ready_at_ms,
-            most_failures=self.config.max_attempts,
+            offset, end, number, ready_at_ms=ready_at_ms, most_failures=most
         )
         if state is State.DYING:
             self.selection.mark_settled(offset)
@@ -158,13 +151,6 @@ class QueueLane:
         """Make a lease from before the restart live again."""
         self.cursor.adopt(Head(offset, UNKNOWN_SIZE), member, number, deadline_ms, now_ms)
         self.selection.mark_adopted(offset, member)
-
-    def record_dead_letter(self, offset: int, position: int) -> bool:
-        """Record that a dead letter is durable. Return False if the message was not dying."""
-        if offset not in self.cursor.dying:
-            return False
-        self.cursor.mark_dead(offset, position)
-        return True
 
     # -- time, log and operators -------------------------------------------------------------
 
@@ -198,14 +184,6 @@ class QueueLane:
             return []
         return self.give_back(offset, End.EXPIRED, lease.number, now_ms)
 
-    def note_end(self, end: int) -> bool:
-        """Record that all messages of the queue below `end` are durable. Return False if this was
-        known."""
-        if end <= self.cursor.end:
-            return False
-        self.cursor.end = end
-        return True
-
     def trim(self, log_start: int) -> list[Lease]:
         """Record that the first offset of the queue is `log_start` now."""
         floor = self.cursor.floor
@@ -224,9 +202,8 @@ class QueueLane:
     def configure(self, config: GroupConfig) -> None:
         """Change the settings. Messages that are already dying are not affected."""
         before, self.config = self.config, config
-        if (config.mode, config.max_in_flight_per_key) != (
-            before.mode,
-            before.max_in_flight_per_key,
+        if config.mode != before.mode or (
+            config.max_in_flight_per_key != before.max_in_flight_per_key
         ):
             self.selection = self._new_selection()
 
@@ -239,7 +216,6 @@ class QueueLane:
 
     def letter(self, offset: int) -> DeadLetter:
         """Return the dead letter of a dying message."""
-        failures = self.cursor.dying[offset]
         topic_id, queue = self.key
         place = f"{self.group_id:08X}{topic_id:08X}{queue:08X}{offset:016X}"
         # The id contains the number of the last lease: after a seek the message may become a dead
@@ -248,11 +224,11 @@ class QueueLane:
         attempts = self.cursor.attempts.get(offset)
         last_lease = 0 if attempts is None else attempts.last_lease
         death = f"{last_lease:016X}" if last_lease else f"{self.cursor.epoch:08X}"
-        letter_id = f"{place}{death}"
+        failures = self.cursor.dying[offset]
         is_rejected = failures == REJECTED
         if is_rejected:
             failures = self.cursor.failures(offset)
-        return DeadLetter(letter_id, self.key, offset, failures, is_rejected)
+        return DeadLetter(place + death, self.key, offset, failures, is_rejected)
 
     # -- inside ------------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """What a group hands to its caller: rows to write, page notes and dead letters. Pure."""
 
+from dataclasses import dataclass, field
+
 from holdfast.groups.core.group_topic import DeadLetter, QueueLane
 from holdfast.groups.core.members import MemberRule
 from holdfast.groups.cursor.cursor import Cursor
@@ -15,18 +17,18 @@ from holdfast.groups.cursor.rows import (
 )
 
 
+@dataclass(slots=True)
 class WriteBatch:
     """The rows of one transaction, and what becomes true when they are durable."""
 
-    def __init__(self) -> None:
-        self.writes: list[Write | DeleteRange] = []
-        #: For each cursor: its epoch, and the offset below which messages may be delivered once
-        #: the rows are durable.
-        self.reserves: dict[Cursor, tuple[int, int]] = {}
-        #: How often the active member had changed when the rows were made.
-        self.fencing_epoch = 0
-        #: Records of the progress page that are not needed once the rows are durable.
-        self.ended_grants: list[Grant] = []
+    #: How often the active member had changed when the rows were made.
+    fencing_epoch: int = 0
+    writes: list[Write | DeleteRange] = field(default_factory=list)
+    #: For each cursor: its epoch, and the offset below which messages may be delivered once the
+    #: rows are durable.
+    reserves: dict[Cursor, tuple[int, int]] = field(default_factory=dict)
+    #: Records of the progress page that are not needed once the rows are durable.
+    ended_grants: list[Grant] = field(default_factory=list)
 
 
 class Outbox:
@@ -41,6 +43,7 @@ class Outbox:
         #: The value of `activity.fencing_epoch` in the last commit. If it equals the current value,
         #: it is durable that the previous active member has lost its leases.
         self.durable_fencing_epoch = 0
+        # Each dict is used as a set that keeps its order.
         self._lanes_with_rows: dict[QueueLane, None] = {}
         self._lanes_with_notes: dict[QueueLane, None] = {}
         self._lanes_with_dead_letters: dict[QueueLane, None] = {}
@@ -69,8 +72,7 @@ class Outbox:
 
     def take_writes(self) -> WriteBatch:
         """Return all rows that changed since the last call, for one transaction."""
-        batch = WriteBatch()
-        batch.fencing_epoch = self.activity.fencing_epoch
+        batch = WriteBatch(self.activity.fencing_epoch)
         for lane in self._lanes_with_rows:
             prefix = key_prefix(self._group_id, *lane.key)
             batch.writes += take_writes(lane.cursor, prefix)

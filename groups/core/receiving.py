@@ -99,18 +99,9 @@ def _are_exhausted(group: Group, dirty: set[int]) -> bool:
 def _equivalence_key(group: Group, request: ReceiveRequest) -> object:
     """Return a value that is equal for similar requests: if one of them gets nothing now, the
     others get nothing either."""
-    if group.config.mode == "competing":
-        room = group.in_flight.room(request.member) > 0
-        return (
-            request.topics,
-            request.may_receive,
-            request.filter,
-            room,
-            request.settled,
-            request.limits,
-        )
+    is_competing = group.config.mode == "competing"
     return (
-        request.member,
+        group.in_flight.room(request.member) > 0 if is_competing else request.member,
         request.topics,
         request.may_receive,
         request.filter,
@@ -141,15 +132,10 @@ class _FillState:
 
 
 def _fill(group: Group, reply: Reply, request: ReceiveRequest, now_ms: int) -> None:
-    room = request.max_messages
-    if not request.settled:
-        room = min(room, len(reply.messages) + group.in_flight.room(request.member))
+    """Add messages to a reply, until it is full or no message is available. If a message must be
+    read from the log first, stop and set `reply.needs`."""
+    room = _limit_reply(group, reply, request)
     most = min(room, len(reply.messages) + SELECTED_A_TURN)
-    returned_only = not (request.settled or group.in_flight.may_deliver_new)
-    if reply.room is None and (returned_only or request.limits is not None):
-        reply.room = Room(request.limits or Limits())
-    if reply.room is not None:
-        reply.room.returned_only = returned_only
     order = _FillState(reply, request, now_ms, now_ms + group.allowed_lease_ms(request.lease_ms))
     peeked: dict[int, Offer | None] = {}
 
@@ -195,17 +181,27 @@ def _fill(group: Group, reply: Reply, request: ReceiveRequest, now_ms: int) -> N
         )
 
 
+def _limit_reply(group: Group, reply: Reply, request: ReceiveRequest) -> int:
+    """Set `reply.room`. Return how many messages the reply may have in all."""
+    returned_only = not (request.settled or group.in_flight.may_deliver_new)
+    if reply.room is None and (returned_only or request.limits is not None):
+        reply.room = Room(request.limits or Limits())
+    if reply.room is not None:
+        reply.room.returned_only = returned_only
+    if request.settled:
+        return request.max_messages
+    return min(request.max_messages, len(reply.messages) + group.in_flight.room(request.member))
+
+
 def _has_all(group: Group, reply: Reply, member: str) -> bool:
     """Return whether a member may be served and still has every lease of a reply."""
     if group.config.mode in ("single_active", "exclusive") and group.activity.active != member:
         return False
-    for message in reply.messages:
-        if message.receipt is not None:
-            lane = group.lane(message.queue)
-            lease = None if lane is None else lane.cursor.leases.get(message.offset)
-            if lease is None or lease.number != message.receipt.lease_number:
-                return False
-    return True
+    return all(
+        message.receipt is None
+        or group.lease(message.queue, message.offset, message.receipt.lease_number) is not None
+        for message in reply.messages
+    )
 
 
 def _peek(
@@ -318,19 +314,19 @@ def _repeat_answer(
     for message in found:
         if message.queue[0] not in taken:
             continue
-        lane = group.lane(message.queue)
-        if message.receipt is None:
+        receipt, lane = message.receipt, group.lane(message.queue)
+        if receipt is None:
             messages.append(message)
-        elif lane is not None and lane.cursor.epoch == message.receipt.epoch:
-            lease = lane.cursor.leases.get(message.offset)
-            if lease is not None and lease.number == message.receipt.lease_number:
+        elif lane is not None and lane.cursor.epoch == receipt.epoch:
+            lease = group.lease(message.queue, message.offset, receipt.lease_number)
+            if lease is not None:
                 deadline_ms = now_ms + group.allowed_lease_ms(request.lease_ms)
-                if deadline_ms <= max(lease.deadline_ms, message.receipt.deadline_ms):
+                if deadline_ms <= max(lease.deadline_ms, receipt.deadline_ms):
                     # No two replies have the same deadline, and none is after the longest lease.
                     deadline_ms = lease.deadline_ms - 1
                 lane.cursor.extend(lease, deadline_ms)
                 group.members.mark_seen(request.member, now_ms, deadline_ms)
-                receipt = message.receipt._replace(deadline_ms=deadline_ms)
+                receipt = receipt._replace(deadline_ms=deadline_ms)
                 messages.append(message._replace(receipt=receipt))
                 group.update_lane(lane)
     if not messages:

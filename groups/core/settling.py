@@ -1,6 +1,6 @@
 """What each verb does with a receipt in each state. Pure.
 
-`receipt_state.ReceiptState` defines the states. In this table, "settled" and "returned" concern the
+`receipts.ReceiptState` defines the states. In this table, "settled" and "returned" concern the
 message of the receipt; a returned message goes back to the group, to be delivered again.
 
     state    ack, reject      nack, release        extend
@@ -138,12 +138,8 @@ def release_undelivered(group: Group, receipts: Sequence[Receipt | None], now_ms
 
 def settle_unreadable(group: Group, messages: Sequence[SelectedMessage], now_ms: int) -> None:
     """Settle selected messages that can no longer be read, and count them as lost."""
-    settle(
-        group,
-        Verb.ACK,
-        [message.receipt for message in messages if message.receipt is not None],
-        now_ms,
-    )
+    receipts = [message.receipt for message in messages if message.receipt is not None]
+    settle(group, Verb.ACK, receipts, now_ms)
     for message in messages:
         lane = group.lane(message.queue)
         if lane is not None:
@@ -152,13 +148,8 @@ def settle_unreadable(group: Group, messages: Sequence[SelectedMessage], now_ms:
 
 
 def _has_new_deadline(group: Group, receipt: Receipt) -> bool:
-    lane = group.lane((receipt.topic_id, receipt.queue))
-    lease = None if lane is None else lane.cursor.leases.get(receipt.offset)
-    return (
-        lease is not None
-        and lease.number == receipt.lease_number
-        and lease.deadline_ms != receipt.deadline_ms
-    )
+    lease = group.lease((receipt.topic_id, receipt.queue), receipt.offset, receipt.lease_number)
+    return lease is not None and lease.deadline_ms != receipt.deadline_ms
 
 
 def _settle_one(
@@ -218,9 +209,7 @@ def settle_receipt(
     state, used = receipt_state(lane.cursor, receipt)
     if state is ReceiptState.USED:
         return (Status.DONE if used is ENDS.get(verb) else Status.STALE), []
-    if state is ReceiptState.STALE:
-        return Status.STALE, []
-    if not _takes_effect(lane, activity, receipt, verb, state):
+    if state is ReceiptState.STALE or not _takes_effect(lane, activity, receipt, verb, state):
         return Status.STALE, []
     if state is ReceiptState.GRACE:
         activity.claim(receipt.member)
@@ -233,34 +222,27 @@ def settle_receipt(
         lane.reject_late(receipt.offset, receipt.lease_number)
         return Status.DONE, []
     ready_at_ms = _ready_at(lane, receipt, terms) if verb is Verb.NACK else 0
-    ended = lane.give_back(
+    return Status.DONE, lane.give_back(
         receipt.offset, ENDS[verb], receipt.lease_number, terms.now_ms, ready_at_ms
     )
-    return Status.DONE, ended
 
 
 def _would_settle(lane: QueueLane, activity: MemberRule, receipt: Receipt, verb: Verb) -> bool:
     """Return whether this receipt, used with this verb, would change anything now."""
     state, _ = receipt_state(lane.cursor, receipt)
-    if state in (ReceiptState.USED, ReceiptState.STALE):
-        return False
-    return _takes_effect(lane, activity, receipt, verb, state)
+    is_usable = state not in (ReceiptState.USED, ReceiptState.STALE)
+    return is_usable and _takes_effect(lane, activity, receipt, verb, state)
 
 
 def _takes_effect(
     lane: QueueLane, activity: MemberRule, receipt: Receipt, verb: Verb, state: ReceiptState
 ) -> bool:
-    if state is not ReceiptState.LIVE and not _is_in_order(lane, receipt):
+    """Return whether a LIVE, GRACE or LATE receipt may be used with this verb."""
+    if state is ReceiptState.LIVE:
+        return True
+    if not lane.selection.is_in_order(receipt.offset, receipt.lease_number):
         return False
-    return state is not ReceiptState.LATE or _takes_effect_late(lane, activity, receipt, verb)
-
-
-def _is_in_order(lane: QueueLane, receipt: Receipt) -> bool:
-    return lane.selection.is_in_order(receipt.offset, receipt.lease_number)
-
-
-def _takes_effect_late(lane: QueueLane, activity: MemberRule, receipt: Receipt, verb: Verb) -> bool:
-    return (
+    return state is ReceiptState.GRACE or (
         verb in (Verb.ACK, Verb.REJECT)
         and not lane.config.strict_leases
         and activity.may_settle(receipt.member)

@@ -75,14 +75,8 @@ class Leases:
         self._by_offset: dict[int, Lease] = {}
         self._by_member: dict[str, dict[int, None]] = {}
         self._deadlines: list[tuple[int, int]] = []
-        self._latest_ms = 0
         #: Page records without live leases; the group takes this list to free the records.
         self.ended_grants: list[Grant] = []
-
-    @property
-    def latest_end_ms(self) -> int:
-        """An upper bound of the deadlines of all live leases; 0 if there are none."""
-        return self._latest_ms if self._by_offset else 0
 
     def __len__(self) -> int:
         return len(self._by_offset)
@@ -100,7 +94,6 @@ class Leases:
     def add(self, leases: Sequence[Lease]) -> None:
         """Add new leases of one member with one deadline; their offsets must have no lease."""
         member, deadline_ms = leases[0].member, leases[0].deadline_ms
-        self._latest_ms = max(self.latest_end_ms, deadline_ms)
         by_offset, deadlines = self._by_offset, self._deadlines
         of_member = self._by_member.setdefault(member, {})
         for lease in leases:
@@ -110,17 +103,21 @@ class Leases:
             heappush(deadlines, (deadline_ms, offset))
         self._drop_outdated_deadlines()
 
-    def remove(self, offset: int) -> Lease | None:
-        """Remove and return the lease of an offset; None if it has no lease."""
+    def remove(self, offset: int) -> None:
+        """Remove the lease of an offset, if it has one."""
         lease = self._by_offset.pop(offset, None)
-        if lease is not None:
-            offsets = self._by_member[lease.member]
-            del offsets[offset]
-            if not offsets:
-                del self._by_member[lease.member]
-            if lease.grant is not None:
-                self._end_lease(lease.grant)
-        return lease
+        if lease is None:
+            return
+        offsets = self._by_member[lease.member]
+        del offsets[offset]
+        if not offsets:
+            del self._by_member[lease.member]
+        grant = lease.grant
+        if grant is not None:
+            grant.left -= 1
+            grant.has_ended = True
+            if not grant.left:
+                self.keep_until_commit(grant)
 
     def attach(self, lease: Lease, grant: Grant) -> Grant | None:
         """Record that `grant` now stores a live lease. Return the record that stored the lease
@@ -142,14 +139,12 @@ class Leases:
         self.ended_grants.append(grant)
 
     def remove_all(self) -> None:
-        """Remove all leases."""
         for offset in list(self._by_offset):
             self.remove(offset)
 
     def extend(self, lease: Lease, deadline_ms: int) -> None:
         """Give a live lease a new deadline, earlier or later."""
         lease.deadline_ms = deadline_ms
-        self._latest_ms = max(self._latest_ms, deadline_ms)
         heappush(self._deadlines, (deadline_ms, lease.head.offset))
         self._drop_outdated_deadlines()
 
@@ -160,10 +155,6 @@ class Leases:
         if below is not None:
             offsets = [each for each in offsets if each < below]
         return [self._by_offset[offset] for offset in sorted(offsets)]
-
-    def members(self) -> list[str]:
-        """Return the members that have leases."""
-        return list(self._by_member)
 
     def next_deadline(self) -> int | None:
         """Return the earliest deadline; None if there are no leases."""
@@ -186,12 +177,6 @@ class Leases:
             offset = heappop(self._deadlines)[1]
             found[offset] = self._by_offset[offset]
         return [found[offset] for offset in sorted(found)]
-
-    def _end_lease(self, grant: Grant) -> None:
-        grant.left -= 1
-        grant.has_ended = True
-        if not grant.left:
-            self.keep_until_commit(grant)
 
     def _drop_outdated_deadlines(self) -> None:
         if len(self._deadlines) > 2 * len(self._by_offset) + MIN_OUTDATED:

@@ -231,7 +231,7 @@ class GroupRegistry:
             if topic is None:
                 continue  # deleted meanwhile
             if topic_id in group.core.topics:
-                group.core.set_weight(topic_id, wanted.weight)
+                group.core.fair.set_weight(topic_id, wanted.weight)
                 await self._change_filter(group, topic_id, self.filters.get(wanted.filter), turn)
                 continue
             self._subscribe(group, topic)

@@ -39,7 +39,7 @@ class Ticket(asyncio.Future[Answer]):
         """Cancel the request. Return False if it was answered or cancelled before."""
         is_cancelled = super().cancel(msg)
         if is_cancelled and self.waiter is not None:
-            self._core.cancel(self.waiter)
+            self._core.waiters.remove(self.waiter)
         return is_cancelled
 
     def abandon(self) -> list[SelectedMessage]:
@@ -117,7 +117,7 @@ class Waiting:
         """Answer every waiting request with the error `why`."""
         waiters = list(self._core.waiters)
         for waiter in waiters:
-            self._core.cancel(waiter)
+            self._core.waiters.remove(waiter)
         self.end(waiters, why)
         while self._expired:
             _settle(self._expired.popleft(), None)

@@ -150,6 +150,13 @@ class Stage:
         for lane in self.group.topics[1].lanes.values():
             self.group.set_filter(lane, filter)
 
+    def configure(self, config: GroupConfig) -> None:
+        self.group.configure_group(config)
+        for topic in self.group.topics.values():
+            for lane in topic.lanes.values():
+                self.group.configure_lane(lane)
+        self.group.mark_all_dirty()
+
     def commit(self) -> None:
         batch = self.group.outbox.take_writes()
         self.disk.write(batch.writes)

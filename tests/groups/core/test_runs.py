@@ -64,7 +64,7 @@ def state_of_cursor(cursor: Cursor) -> tuple[object, ...]:
     ]
     return (
         *(cursor.epoch, cursor.floor, cursor.next, cursor.end, cursor.available),
-        *(cursor.reserved_next, cursor.reserved_durable, cursor.leases.latest_end_ms),
+        *(cursor.reserved_next, cursor.reserved_durable),
         sorted(leases),
         sorted(cursor.delays),
         sorted(cursor.attempts),

@@ -230,7 +230,7 @@ def test_a_delivery_beyond_the_reserve_waits_for_a_commit() -> None:
     stage.commit()
     assert not stage.ask(max_messages=900).commit_first
     settle(stage, Verb.ACK, *[])
-    stage.group.configure(GroupConfig(max_in_flight=9_999, max_in_flight_per_member=9_999))
+    stage.configure(GroupConfig(max_in_flight=9_999, max_in_flight_per_member=9_999))
     assert stage.ask(max_messages=900).commit_first
 
 
