@@ -7,8 +7,8 @@ choice depends only on what was served before; it does not depend on which membe
 or how many at a time. Flows of weight 0 are the background: they are served only when no other flow
 has a message.
 
-One of two engines shares by weight: start-time fair queueing (Sfq) or deficit weighted round robin
-(Dwrr).
+An engine is the algorithm that shares by weight: start-time fair queueing (Sfq) or deficit weighted
+round robin (Dwrr). An engine has the methods of FairSet; its weights are at least 1.
 """
 
 from collections import Counter
@@ -16,7 +16,6 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from math import lcm
 from sys import maxsize
-from typing import Protocol
 
 from holdfast.groups.cursor.heads import Head
 from holdfast.groups.cursor.leases import Lease
@@ -43,8 +42,8 @@ class FairSet:
     """The flows of one group. `engine` is "sfq" or "dwrr"."""
 
     def __init__(self, engine: str) -> None:
-        self._foreground: Engine = ENGINES[engine]()
-        self._background: Engine = ENGINES[engine]()
+        self._foreground: Sfq | Dwrr = ENGINES[engine]()
+        self._background: Sfq | Dwrr = ENGINES[engine]()
         self._weights: dict[int, int] = {}
         self._active: set[int] = set()
         #: flow -> the number of messages served.
@@ -64,7 +63,7 @@ class FairSet:
         del self._weights[flow], self.served[flow], self.charged[flow]
 
     def set_weight(self, flow: int, weight: int) -> None:
-        """Change a weight for future choices."""
+        """Change a weight; earlier charges stay as they are."""
         before = self._weights[flow]
         if bool(before) == bool(weight):
             self._engine(flow).set_weight(flow, weight or 1)
@@ -72,9 +71,10 @@ class FairSet:
             return
         self._engine(flow).remove(flow)
         self._weights[flow] = weight
-        self._engine(flow).add(flow, weight or 1)
+        engine = self._engine(flow)
+        engine.add(flow, weight or 1)
         if flow in self._active:
-            self._engine(flow).activate(flow)
+            engine.activate(flow)
 
     def weight(self, flow: int) -> int:
         return self._weights[flow]
@@ -86,7 +86,8 @@ class FairSet:
             self._engine(flow).activate(flow)
 
     def deactivate(self, flow: int) -> None:
-        """Record that the flow has no message for any member."""
+        """Record that the flow has no message for any member. It loses the share that it has not
+        used."""
         if flow in self._active:
             self._active.remove(flow)
             self._engine(flow).deactivate(flow)
@@ -96,7 +97,11 @@ class FairSet:
         return flow in self._active
 
     def select(self, head_cost: HeadCost) -> int | None:
-        """Return the flow to serve next; None if no flow has a message."""
+        """Return the flow to serve next; None if no flow has a message.
+
+        If `head_cost` raises an exception, the caller gets it, and may call again: the order in
+        which flows are served is the same as without the exception.
+        """
         if not self._active:
             return None
         flow = self._foreground.select(head_cost)
@@ -104,11 +109,13 @@ class FairSet:
 
     def turns(self, flow: int, cost: int) -> int:
         """Return how many messages of this cost the flow that was just chosen may be served in a
-        row before another flow must be considered. The result is at least 1."""
+        row, if the flow has that many. The result is at least 1. It may be too small, but not too
+        large."""
         return self._engine(flow).turns(flow, cost)
 
     def charge(self, flow: int, cost: int, count: int = 1) -> None:
-        """Charge a flow for `count` messages of this cost each; `count` is at most `turns`."""
+        """Charge a flow for `count` messages of this cost each, as if it had been chosen for each
+        of them; `count` is at most `turns`."""
         self.served[flow] += count
         self.charged[flow] += cost * count
         self._engine(flow).charge(flow, cost, count)
@@ -121,50 +128,12 @@ class FairSet:
             self._engine(flow).charge(flow, difference)
 
     def standing(self, flow: int) -> float:
-        """Return the deficit (dwrr) of a flow, or how far its tag is ahead of the set's time
-        (sfq)."""
+        """Return the deficit of a flow (dwrr), or how far its tag is ahead of the set's time, in
+        cost / weight (sfq)."""
         return self._engine(flow).standing(flow)
 
-    def _engine(self, flow: int) -> "Engine":
+    def _engine(self, flow: int) -> "Sfq | Dwrr":
         return self._foreground if self._weights[flow] else self._background
-
-
-class Engine(Protocol):
-    """A fairness engine: an algorithm that shares by weight. Weights are at least 1."""
-
-    def add(self, flow: int, weight: int) -> None:
-        """Add a flow without messages; `activate` follows when it has some."""
-
-    def remove(self, flow: int) -> None: ...
-
-    def set_weight(self, flow: int, weight: int) -> None:
-        """Change a weight; earlier charges stay as they are."""
-
-    def activate(self, flow: int) -> None:
-        """Record that the flow has messages again."""
-
-    def deactivate(self, flow: int) -> None:
-        """Record that the flow has no message for any member. It loses the share that it has not
-        used."""
-
-    def select(self, head_cost: HeadCost) -> int | None:
-        """Return the flow to serve next; None if no active flow has a message.
-
-        If `head_cost` raises an exception, the caller gets it, and may call again: the order in
-        which flows are served is the same as without the exception.
-        """
-
-    def turns(self, flow: int, cost: int) -> int:
-        """Return how many messages of this cost the flow that was just chosen may be served in a
-        row, if the flow has that many. The result is at least 1. It may be too small, but not too
-        large."""
-
-    def charge(self, flow: int, cost: int, count: int = 1) -> None:
-        """Charge a flow for `count` messages of this cost, as if it had been chosen for each of
-        them. A call with a negative cost corrects an earlier charge."""
-
-    def standing(self, flow: int) -> float:
-        """Return the deficit (dwrr) or the tag (sfq) of a flow, for display."""
 
 
 class Sfq:
@@ -277,7 +246,6 @@ class Sfq:
             self._push(flow)
 
     def standing(self, flow: int) -> float:
-        """Return how far a flow's tag is ahead of the set's time. The unit is cost / weight."""
         return (self._tags[flow] - self._time) / self._unit
 
     def _push(self, flow: int) -> None:

@@ -90,19 +90,12 @@ class KeyedSelection:
             self.mark_settled(head.offset)
 
     def is_drained(self) -> bool:
-        """Return whether all messages of the queue are read, and each is settled or leased."""
         waiting = len(self._key_of) - self._leased_count
         return not waiting and self._scanned >= self._view.cursor.end
 
     def known_heads(self, filter: object | None, now_ms: int, most: int) -> list[Head]:
         """Return an empty list: the next message depends on the keys of the messages before it."""
         return []
-
-    def offer_again(self, number: int) -> None:
-        """Offer a key again that was put aside (`Room.set_aside`)."""
-        key = self._keys.get(number)
-        if key is not None:
-            self._refresh(number, key)
 
     def mark_taken(self, heads: Sequence[Head], member: str) -> None:
         """Make the member the owner of the keys."""
@@ -178,8 +171,7 @@ class KeyedSelection:
             head for key in self._keys.values() for at, head in key.heads.items() if at in leases
         ]
         self._scanned = self._view.cursor.floor
-        self._keys, self._key_of = {}, {}
-        self._free, self._owned = [], {}
+        self._keys, self._key_of, self._free, self._owned = {}, {}, [], {}
         self._leased_count = 0
         for head in sorted(heads):
             self._file(head)
@@ -203,15 +195,12 @@ class KeyedSelection:
         return not cursor.is_in_grace(offset) if lease is None else lease.number > number
 
     def _first_offer(self, member: str, room: Room | None) -> Head | None:
-        free = self._first_valid(self._free, member, room)
-        owned = None
+        free, owned = self._first_valid(self._free, member, room), None
         if (heap := self._owned.get(member)) is not None:
             owned = self._first_valid(heap, member, room)
             if owned is None:
                 del self._owned[member]
-        if free is None or (owned is not None and owned < free):
-            free = owned
-        return free
+        return min(filter(None, (free, owned)), default=None)
 
     def _first_valid(
         self, heap: list[tuple[int, int]], member: str, room: Room | None
@@ -232,7 +221,7 @@ class KeyedSelection:
             ):
                 if room is None or room.has_key(self._view.key[0], number):
                     return key.heads[offset]
-                room.set_aside(self, number)
+                room.set_aside(self._view.key, number, self._offer_again)
             heappop(heap)
         return None
 
@@ -253,6 +242,12 @@ class KeyedSelection:
             heap = self._free if key.owner is None else self._owned.setdefault(key.owner, [])
             if not heap or heap[0] != (offset, number):
                 heappush(heap, (offset, number))
+
+    def _offer_again(self, number: int) -> None:
+        """Offer a key again that was put aside (`Room.set_aside`)."""
+        key = self._keys.get(number)
+        if key is not None:
+            self._refresh(number, key)
 
     def _lease(self, offset: int, member: str) -> None:
         number = self._key_of[offset]

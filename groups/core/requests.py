@@ -46,13 +46,6 @@ class Limits:
     keys: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
 
-class OffersKeys(Protocol):
-    """A selection that offers the messages of a queue by key."""
-
-    def offer_again(self, number: int) -> None:
-        """Offer a key again that was put aside (see `Room.set_aside`)."""
-
-
 class Room:
     """The part of the limits that is left while one reply is filled. If `returned_only` is true,
     the reply may have only returned messages (members.py explains them)."""
@@ -61,7 +54,7 @@ class Room:
         self.returned_only = False
         self._queues = dict(limits.queues)
         self._keys = dict(limits.keys)
-        self._aside: dict[tuple[int, int], tuple[OffersKeys, int]] = {}
+        self._aside: dict[tuple[QueueKey, int], Callable[[int], None]] = {}
 
     def of_queue(self, queue: QueueKey) -> int:
         """Return how many more messages of a queue the reply may have."""
@@ -79,15 +72,15 @@ class Room:
         if key in self._keys:
             self._keys[key] -= 1
 
-    def set_aside(self, selection: OffersKeys, number: int) -> None:
-        """Record a key that has no room left. The selection does not offer the key again until
-        `put_back`, so the key is checked only once per reply."""
-        self._aside[id(selection), number] = selection, number
+    def set_aside(self, queue: QueueKey, number: int, offer_again: Callable[[int], None]) -> None:
+        """Record a key of a queue that has no room left. The queue's selection does not offer the
+        key until `put_back` calls `offer_again`, so the key is checked only once per reply."""
+        self._aside[queue, number] = offer_again
 
     def put_back(self) -> None:
-        """Let the selections offer again all keys that were put aside."""
-        for selection, number in self._aside.values():
-            selection.offer_again(number)
+        """Offer again all keys that were put aside."""
+        for (_, number), offer_again in self._aside.items():
+            offer_again(number)
         self._aside.clear()
 
 

@@ -174,7 +174,7 @@ class _Returned:
 
 class OrderedSelection:
     """The selection of competing, single active and exclusive groups: any member may get any
-    message."""
+    message, and messages may be settled in any order."""
 
     def __init__(self, view: QueueView) -> None:
         self._view = view
@@ -199,7 +199,6 @@ class OrderedSelection:
             self._heads.pop(head.offset, None)
 
     def is_drained(self) -> bool:
-        """Return whether there is no message for a member without a filter."""
         pointer = self._pointers.get(None)
         return (
             pointer is not None
@@ -236,26 +235,21 @@ class OrderedSelection:
                 unread.popleft()
 
     def mark_returned(self, offset: int) -> list[int]:
-        """Put an offset on the heap of every pointer above it. Return an empty list: no other lease
-        is affected."""
+        """Put an offset on the heap of every pointer above it. No other lease is affected."""
         for pointer in self._pointers.values():
             pointer.add_returned(offset, self._view.cursor)
         return []
 
     def mark_settled(self, offset: int) -> None:
-        """Forget the head of an offset."""
         self._heads.pop(offset, None)
 
     def is_in_order(self, offset: int, number: int) -> bool:
-        """Return True: messages may be settled in any order."""
         return True
 
     def overtaken_offsets(self) -> list[int]:
-        """Return an empty list: messages may be leased in any order."""
         return []
 
-    def mark_adopted(self, offset: int, member: str) -> None:
-        """Do nothing: the cursor records the lease."""
+    def mark_adopted(self, offset: int, member: str) -> None: ...
 
     def reset(self) -> None:
         """Forget all pointers; new ones begin at the floor."""
@@ -285,9 +279,9 @@ class OrderedSelection:
         if isinstance(of, _Returned) and of.filter is not None:
             # There may be 100,000 returned offsets. So find the available ones once, not again for
             # each filter.
-            everything = self._pointer(_Returned(None))
-            returned = everything.returned.copy()
-            return _Pointer(BEYOND, returned=returned, most_returned=everything.most_returned)
+            unfiltered = self._pointer(_Returned(None))
+            returned = unfiltered.returned.copy()
+            return _Pointer(BEYOND, returned=returned, most_returned=unfiltered.most_returned)
         if isinstance(of, _Returned):
             return _Pointer(BEYOND, returned=sorted(filter(cursor.is_available, cursor.attempts)))
         returned = sorted(filter(cursor.is_available, cursor.grace_left))
@@ -317,8 +311,7 @@ class OrderedSelection:
             if pointer.scanned >= cursor.end or (stop is not None and pointer.scanned > stop):
                 return None
             found = view.read(pointer.scanned, READ_AHEAD)
-            passing = [head for head in found.heads if self._matches(head.offset, filter)]
-            unread.extend(passing)
+            unread.extend([head for head in found.heads if self._matches(head.offset, filter)])
             pointer.scanned = max(pointer.scanned, found.scanned)
 
     def _matches(self, offset: int, filter: object | None) -> bool:

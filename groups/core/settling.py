@@ -66,7 +66,8 @@ class Terms:
     verb: Verb
     now_ms: int
     lease_ms: int
-    delay_ms: int | None = None
+    delay_ms: int | None
+    used_ms: float | None
 
 
 def settle(
@@ -89,9 +90,9 @@ def settle(
     at lower offsets of the same queue."""
     if cumulative and verb is Verb.ACK:
         settle(group, verb, leased_below(group, receipts, now_ms), now_ms, used_ms=used_ms)
-    terms = Terms(verb, now_ms, group.allowed_lease_ms(lease_ms), delay_ms)
+    terms = Terms(verb, now_ms, group.allowed_lease_ms(lease_ms), delay_ms, used_ms)
     touched: dict[QueueLane, None] = {}
-    statuses = [_settle_one(group, receipt, terms, used_ms, touched) for receipt in receipts]
+    statuses = [_settle_one(group, receipt, terms, touched) for receipt in receipts]
     for lane in touched:
         group.update_lane(lane)
     return statuses
@@ -153,11 +154,7 @@ def _has_new_deadline(group: Group, receipt: Receipt) -> bool:
 
 
 def _settle_one(
-    group: Group,
-    receipt: Receipt | None,
-    terms: Terms,
-    used_ms: float | None,
-    touched: dict[QueueLane, None],
+    group: Group, receipt: Receipt | None, terms: Terms, touched: dict[QueueLane, None]
 ) -> Status:
     """Settle one receipt and add its lane to `touched`. The caller updates each of these lanes
     once, after all receipts of the call."""
@@ -175,7 +172,7 @@ def _settle_one(
     if status is Status.DONE:
         until = terms.now_ms + terms.lease_ms if terms.verb is Verb.EXTEND else 0
         group.members.mark_seen(receipt.member, terms.now_ms, until)
-        group.account_ended(lane.key[0], ended, terms.now_ms, used_ms)
+        group.account_ended(lane.key[0], ended, terms.now_ms, terms.used_ms)
         if terms.verb in (Verb.NACK, Verb.RELEASE) or group.config.mode == "keyed":
             group.lane_changed(lane)
     # Even if the receipt was stale, its check may have settled unwanted messages.

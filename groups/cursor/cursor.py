@@ -186,9 +186,8 @@ class Cursor:
     def available(self) -> int:
         """How many messages could be delivered now. It is an upper bound, because filters may not
         have been applied to all messages yet."""
-        undone = self.unsettled
         kept_back = len(self.leases) + len(self.delays) + len(self.dying) + self.grace_count
-        return undone - kept_back
+        return self.unsettled - kept_back
 
     def state(self, offset: int) -> State:
         """Return the state of an offset below `end`."""
@@ -209,7 +208,7 @@ class Cursor:
             or offset in self.done
             or offset in self.delays
             or offset in self.dying
-            or (offset < self.grace_bound and offset not in self.grace_left)
+            or (offset < self.grace_bound and offset not in self.grace_left)  # is_in_grace
         )
 
     def is_in_grace(self, offset: int) -> bool:
@@ -331,20 +330,15 @@ class Cursor:
     def reject_late(self, offset: int, number: int) -> None:
         """Reject an available offset after its lease has ended."""
         attempts = self.attempts.setdefault(offset, Attempts())
-        attempts.last_lease, attempts.last_end = number, End.REJECTED
-        attempts.boot = self.boot
+        attempts.last_lease, attempts.last_end, attempts.boot = number, End.REJECTED, self.boot
         self.changes.attempts.add(offset)
         self.dying[offset] = REJECTED
 
     def mark_dead(self, offset: int, position: int) -> None:
         """Settle a dying offset. `position` is the position of its durable dead letter, or NOT_KEPT
         if it has none."""
-        attempts = self.attempts.get(offset)
-        number, end = (
-            (0, End.REJECTED)
-            if attempts is None
-            else (attempts.last_lease, attempts.last_end or End.REJECTED)
-        )
+        attempts = self.attempts.get(offset, Attempts())
+        number, end = attempts.last_lease, attempts.last_end or End.REJECTED
         self.dead_count += 1
         self.changes.is_cursor_dirty = True
         self.finish(offset, end, number)
@@ -428,11 +422,8 @@ class Cursor:
         self.attempts, self.dying, self.settled = {}, {}, {}
         self.grace_bound = self.grace_count = 0
         self.grace_left = set()
-        self.changes = Changes(
-            is_cursor_dirty=True,
-            is_reset=True,
-            trimmed_below=self.changes.trimmed_below,
-        )
+        trimmed_below = self.changes.trimmed_below
+        self.changes = Changes(is_cursor_dirty=True, is_reset=True, trimmed_below=trimmed_below)
         self.notes = PageNotes(is_dirty=True)
 
     def begin_grace(self, bound: int, end_ms: int, boot: int) -> None:
@@ -443,12 +434,10 @@ class Cursor:
             return
         self.grace_bound, self.grace_end_ms, self.grace_boot = bound, end_ms, boot
         if boot == self.boot:
-            for (
-                offset
-            ) in self._unavailable_offsets():  # keep them out of the grace after more restarts, too
-                if offset in self.attempts:
-                    self.attempts[offset].boot = boot
-                    self.changes.attempts.add(offset)
+            # Keep these offsets out of the grace after more restarts, too.
+            for offset in self.attempts.keys() & self._unavailable_offsets():
+                self.attempts[offset].boot = boot
+                self.changes.attempts.add(offset)
         back = (at for at, each in self.attempts.items() if each.boot >= boot)
         self.grace_left = {each for each in (*self._unavailable_offsets(), *back) if each < bound}
         self.recount_grace()
@@ -479,18 +468,17 @@ class Cursor:
             self.changes.is_cursor_dirty = True
 
     def _unavailable_offsets(self) -> list[int]:
-        return [
-            *(lease.head.offset for lease in self.leases), *self.delays, *self.dying
-        ]  # fmt: skip
+        leased = [lease.head.offset for lease in self.leases]
+        return [*leased, *self.delays, *self.dying]
 
     def _end_grace_of(self, offset: int) -> None:
-        if offset < self.grace_bound and offset not in self.grace_left:
+        if self.is_in_grace(offset):
             self.grace_left.add(offset)
             self.grace_count -= 1
 
     def _note_settled(self, offset: int, number: int, end: End, position: int = NOT_KEPT) -> None:
         self.settled[offset] = Settlement(number, end, position)
-        if end is not End.DROPPED:  # there may be many such offsets, without any receipts
+        if end is not End.DROPPED:  # there may be many dropped offsets, and they have no receipts
             self.changes.settled.add(offset)
         if len(self.settled) > SETTLED_KEPT:
             oldest = next(iter(self.settled))

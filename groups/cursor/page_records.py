@@ -1,8 +1,8 @@
 """The records of the progress page: leases of a cursor, and how far it has delivered. Pure.
 
 A record has leases of one member with one deadline, or no lease. If a lease is in several records,
-the newest of them is valid. The newest record of a cursor in an epoch tells how far deliveries
-went. Records do not tell whether a lease has ended; the rows of the cursor do (rows.py).
+the newest of them is valid. The newest record of a cursor in an epoch also stores how far
+deliveries went. Whether a lease has ended is stored in the rows of the cursor (rows.py), not here.
 
     offset  size  field
          0     4  CRC of the rest of the record, which has `length` bytes in all
@@ -54,6 +54,7 @@ class Progress:
 
     epoch: int
     next: int
+    # With the flag GRACE, the record has the next five fields, in this order.
     #: Offsets below `seen_below` that are not done may have been delivered before.
     seen_below: int = 0
     grace_bound: int = 0
@@ -87,15 +88,9 @@ def encode_record(key: CursorKey, cursor: Cursor, sequence: int, leases: Sequenc
     # Store seen_below even if the floor is above it: a kill may lose settlements not yet written.
     if cursor.seen_below or cursor.grace_bound:
         flags |= _GRACE
-        parts.append(
-            _GRACE_FIELDS.pack(
-                cursor.seen_below,
-                cursor.grace_bound,
-                cursor.grace_end_ms if cursor.grace_bound else 0,
-                cursor.grace_boot,
-                cursor.oldest_boot,
-            )
-        )
+        end_ms = cursor.grace_end_ms if cursor.grace_bound else 0
+        grace = cursor.seen_below, cursor.grace_bound, end_ms, cursor.grace_boot, cursor.oldest_boot
+        parts.append(_GRACE_FIELDS.pack(*grace))
     ranges = _ranges(leases)
     parts += ranges
     if cursor.keeps_heads or any(each.head.key or each.head.expires_at_ms for each in leases):
@@ -131,11 +126,8 @@ def _ranges(leases: Sequence[Lease]) -> list[bytes]:
     ranges = []
     for begin, end in pairwise([*begins, len(leases)]):
         first = leases[begin]
-        ranges.append(
-            _RANGE.pack(
-                first.head.offset, first.number, end - begin, min(first.attempt, 0xFFFF_FFFF)
-            )
-        )
+        attempt = min(first.attempt, 0xFFFF_FFFF)
+        ranges.append(_RANGE.pack(first.head.offset, first.number, end - begin, attempt))
     return ranges
 
 
@@ -156,25 +148,20 @@ def _decode(image: bytes) -> Record | None:
     if crc != crc32c(image[_CRC.size :]):
         return None
     try:
-        return _decoded(image)
+        return _parse(image)
     except (struct.error, UnicodeDecodeError):
         return None
 
 
-def _decoded(image: bytes) -> Record:
+def _parse(image: bytes) -> Record:
+    """Return the record whose checksum is correct. Raises struct.error, UnicodeDecodeError."""
     _, length, group_id, topic_id, queue, epoch, sequence, next_, deadline_ms, delivered_ms, \
         ranges, flags, member_bytes, attempt_bytes, _ = _HEADER.unpack_from(image)  # fmt: skip
     if length != len(image):
-        raise struct.error(f"{len(image)} bytes in place of {length}")
+        raise struct.error(f"{len(image)} bytes, not {length}")
     at, progress = _HEADER.size, Progress(epoch, next_)
     if flags & _GRACE:
-        (
-            progress.seen_below,
-            progress.grace_bound,
-            progress.grace_end_ms,
-            progress.grace_boot,
-            progress.oldest_boot,
-        ) = _GRACE_FIELDS.unpack_from(image, at)
+        progress = Progress(epoch, next_, *_GRACE_FIELDS.unpack_from(image, at))
         at += _GRACE_FIELDS.size
     found: list[tuple[int, int, int]] = []
     for _ in range(ranges):

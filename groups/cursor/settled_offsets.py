@@ -80,16 +80,15 @@ class SettledOffsets:
 
     def count(self, start: int, end: int) -> int:
         """Return how many offsets in [start, end) are marked, including those below the floor."""
-        below = max(0, min(end, self.floor) - start)
+        found = max(0, min(end, self.floor) - start)
         start = max(start, self.floor)
         if start >= end:
-            return below
-        found = 0
+            return found
         for number in self._chunk_numbers(start, end):
             first = max(start - (number << 10), 0)
             last = min(end - (number << 10), CHUNK)
             found += (self._chunks[number] >> first & ((1 << last - first) - 1)).bit_count()
-        return below + found
+        return found
 
     def raise_floor(self, floor: int) -> None:
         """Mark all offsets below `floor`."""
@@ -170,12 +169,7 @@ class SettledOffsets:
 
     def _drop_below(self, floor: int) -> None:
         """Drop the chunks that are below the chunk of the new floor."""
-        first, last = self.floor >> 10, floor >> 10
-        if last - first <= len(self._chunks):
-            numbers = [number for number in range(first, last) if number in self._chunks]
-        else:
-            numbers = [number for number in self._chunks if number < last]
-        for number in numbers:
+        for number in self._chunk_numbers(self.floor, floor >> 10 << 10):
             del self._chunks[number]
             self._shrunk.discard(number)
             self.dirty.add(number)
