@@ -11,21 +11,12 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from holdfast.commitlog.append.producer_sequences import ProducerSequences
-from holdfast.commitlog.append.staging import (
-    AppendRequest,
-    AppendResult,
-    Need,
-    QueueKey,
-    ReputInbox,
-    RowRun,
-    RowRuns,
-    StagedBlocks,
-)
+from holdfast.commitlog.append.producer_sequences import ProducerFields, ProducerSequences
 from holdfast.commitlog.errors import (
     LogClosed,
     LogError,
@@ -35,12 +26,10 @@ from holdfast.commitlog.errors import (
     TooManyProducers,
 )
 from holdfast.commitlog.format.batch import Batch, tag_summary
-from holdfast.commitlog.format.batch_encoding import Rows, encode_rows, with_run
-from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader
+from holdfast.commitlog.format.batch_encoding import Rows, encode_rows, most_shared_bytes, with_run
+from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader, Buffer
 from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.commitlog.segments.segment import Segment, keyed_messages
-
-__all__ = ["AppendRequest", "AppendResult", "Appender", "SyncQueue"]
 
 _logger = logging.getLogger(__name__)
 
@@ -50,6 +39,74 @@ MAX_GROUP_BYTES = 16 * 1024 * 1024
 #: A round takes no further request when it has this many batches: each batch has two buffers, and
 #: one system call writes at most 1,024 buffers.
 MAX_GROUP_BATCHES = 512
+#: At most this many bytes and messages of several publishes share a batch, because a reader that
+#: needs one message reads the whole batch.
+MAX_SHARED_BYTES = 256 * 1024
+MAX_SHARED_MESSAGES = 1024
+
+QueueKey = tuple[int, int]
+
+
+@dataclass(slots=True)
+class AppendResult:
+    """Where one batch of a publish is stored. `duplicate` is True if an earlier attempt of the
+    publish stored it."""
+
+    queue_id: int
+    base_offset: int
+    message_count: int
+    store_timestamp_us: int
+    end_physical_offset: int
+    duplicate: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class AppendRequest:
+    """The batches of one publish, all for one topic. Each request is passed once to
+    `ReputInbox.put_finished`, with `results` or `error` set."""
+
+    topic_id: int
+    batches: Sequence[Batch | Rows]
+    durable: bool
+    """Complete the request only after a sync."""
+    context: object = None
+    """An object of the caller, such as the future to complete."""
+    client: str = ""
+    """The client whose limit of remembered producers is charged for a new producer of this publish;
+    empty if there is no client."""
+    refusal: Exception | None = None
+    """If this is set, nothing of the request may be stored, and the request fails with this error.
+    But a request that is already completely stored succeeds, as a duplicate."""
+    results: list[AppendResult] = field(default_factory=list)
+    """One result for each of `batches`, valid if the request completed without an error."""
+    error: Exception | None = None
+    size: int = field(init=False)
+    """The total size of `batches`, in bytes."""
+
+    def __post_init__(self) -> None:
+        self.size = sum([batch.total_size for batch in self.batches])
+
+    @property
+    def end_physical_offset(self) -> int:
+        """Where the last block of the request ends: a sync must reach this offset."""
+        return max((result.end_physical_offset for result in self.results), default=0)
+
+
+class ReputInbox(Protocol):
+    """Takes the reports of the appender and the sync thread. A report is only queued; a thread
+    calls `flush` after its last report."""
+
+    def put_headers(self, headers: list[BatchHeader]) -> None:
+        """Report that these blocks were written. They are in log order."""
+
+    def put_durable_offset(self, durable_offset: int) -> None:
+        """Report that the log is synced up to this physical offset."""
+
+    def put_finished(self, requests: list[AppendRequest]) -> None:
+        """Report requests that succeeded or failed. Their blocks were reported before."""
+
+    def flush(self) -> None:
+        """Have the queued reports processed, in this thread or in another one."""
 
 
 class SyncQueue(Protocol):
@@ -214,110 +271,106 @@ class Appender:
         return group
 
     def _append_group(self, group: list[AppendRequest]) -> None:
-        staged = StagedBlocks()
         need = Need.of([batch for request in group for batch in request.batches])
-        runs = RowRuns(has_room=self._log.has_room(*need))
+        staged = _Round(has_room=self._log.has_room(*need))
         for request in group:
             try:
-                self._place(request, staged, runs)
+                self._place(request, staged)
             except LogError as error:
                 self._refuse(request, error)
-        self._place_runs(staged, runs)
+        self._place_runs(staged)
         self._write(staged)
         self._sequences.end_reservations()
         self._sequences.expire(self._last_timestamp_us)
-        failed = [request for request in group if request.error is not None]
-        waiting = [
-            request
-            for request in group
-            if request.error is None
-            and request.durable
-            and request.end_physical_offset > self._sync_queue.durable_offset
-        ]
-        held_back = set(map(id, waiting))
-        finished = [r for r in group if r.error is None and id(r) not in held_back]
+        failed: list[AppendRequest] = []
+        waiting: list[AppendRequest] = []
+        finished: list[AppendRequest] = []
+        durable_offset = self._sync_queue.durable_offset
+        for request in group:
+            if request.error is not None:
+                failed.append(request)
+            elif request.durable and request.end_physical_offset > durable_offset:
+                waiting.append(request)
+            else:
+                finished.append(request)
         self._sync_queue.put_written(waiting)
         if failed or finished:
             self._inbox.put_finished([*failed, *finished])
 
-    def _place(self, request: AppendRequest, staged: StagedBlocks, runs: RowRuns) -> None:
+    def _place(self, request: AppendRequest, staged: "_Round") -> None:
         """Stage the batches of a request, except batches that are stored already. Rows are added
-        to the run of their queue (a Run becomes one batch), where rows of later requests may join
+        to the run of their queue (a run becomes one batch), where rows of later requests may join
         them.
 
         After a LogError nothing of the request is staged, with two exceptions: a second batch of
         the same producer and queue is checked only after the first is staged, and a request that
         needs several segments is staged batch by batch."""
         self._last_timestamp_us = max(self._now_us(), self._last_timestamp_us)
-        known = self._find_stored(request, staged, runs)
+        known = self._find_stored(request, staged)
         if request.refusal is not None and None in known:
             self._refuse(request, request.refusal)
             return
         request.results = [before or _NOWHERE for before in known]
-        is_whole = runs.has_room or self._reserve(
+        is_whole = staged.has_room or self._reserve(
             [batch for batch, before in zip(request.batches, known, strict=True) if before is None],
             staged,
-            runs,
         )
         for index, batch in enumerate(request.batches):
             if known[index] is None:
-                self._place_batch(request, index, batch, staged, runs)
+                self._place_batch(request, index, batch, staged)
                 if not is_whole:
-                    self._place_runs(staged, runs)
+                    self._place_runs(staged)
                     if request.error is not None:
                         return
 
-    def _find_stored(
-        self, request: AppendRequest, staged: StagedBlocks, runs: RowRuns
-    ) -> list[AppendResult | None]:
+    def _find_stored(self, request: AppendRequest, staged: "_Round") -> list[AppendResult | None]:
         """Return for each batch of a request where an earlier attempt stored it; None for a new
-        batch.
+        batch. Raise RoutedOtherwise if an earlier attempt went to other queues, and SequenceTooOld
+        if the broker no longer remembers that attempt.
 
         If a batch follows a new batch of the same producer and queue, the result is None too;
         `_place_batch` looks up the second batch after the first one has its offsets."""
-        self._check_routing(request, staged, runs)
         found: list[AppendResult | None] = []
         new: set[tuple[int, int]] = set()
-        for batch in request.batches:
-            producer_id = _producer_of(batch)
-            if not producer_id or (producer_id, batch.queue_id) in new:
+        for index, batch in enumerate(request.batches):
+            publish = _publish_of(batch)
+            producer_id, queue_id = publish.producer_id, batch.queue_id
+            if producer_id in staged.producers:
+                # Record this producer's waiting rows first: this batch may repeat them.
+                self._place_runs(staged)
+            if producer_id and not index:
+                counts = {each.queue_id: len(each) for each in request.batches}
+                self._sequences.check_routing(
+                    publish, request.topic_id, counts, self._last_timestamp_us
+                )
+            if not producer_id or (producer_id, queue_id) in new:
                 found.append(None)
                 continue
-            if producer_id in runs.producers:
-                # Record this producer's waiting rows first: this batch may repeat them.
-                self._place_runs(staged, runs)
-            before = self._stored_before(batch, (request.topic_id, batch.queue_id))
+            before = self._find(publish, (request.topic_id, queue_id))
             if before is None:
                 self._sequences.reserve(
-                    batch if isinstance(batch, Rows) else batch.header,
-                    request.topic_id,
-                    batch.queue_id,
-                    request.client,
-                    self._last_timestamp_us,
+                    publish, request.topic_id, queue_id, request.client, self._last_timestamp_us
                 )
-                new.add((producer_id, batch.queue_id))
+                new.add((producer_id, queue_id))
             found.append(before)
         return found
 
-    def _check_routing(self, request: AppendRequest, staged: StagedBlocks, runs: RowRuns) -> None:
-        """Check the queues of a retried request. Raise RoutedOtherwise if an earlier attempt went
-        to other queues, and SequenceTooOld if the broker no longer remembers that attempt."""
-        producer_id = _producer_of(request.batches[0]) if request.batches else 0
-        if not producer_id:
-            return
-        if producer_id in runs.producers:
-            self._place_runs(staged, runs)
-        first = request.batches[0]
-        self._sequences.check_routing(
-            first if isinstance(first, Rows) else first.header,
-            request.topic_id,
-            {batch.queue_id: len(batch) for batch in request.batches},
-            self._last_timestamp_us,
+    def _find(self, publish: ProducerFields, key: QueueKey) -> AppendResult | None:
+        """Return where an earlier attempt of this idempotent publish was stored, None if there is
+        no stored attempt. Raise SequenceGap, SequenceTooOld or ProducerFenced."""
+        before = self._sequences.find(publish, *key, self._last_timestamp_us)
+        if before is None:
+            return None
+        return AppendResult(
+            key[1],
+            before.base_offset,
+            before.message_count,
+            before.store_timestamp_us,
+            before.end_physical_offset,
+            duplicate=True,
         )
 
-    def _reserve(
-        self, batches: Sequence[Batch | Rows], staged: StagedBlocks, runs: RowRuns
-    ) -> bool:
+    def _reserve(self, batches: Sequence[Batch | Rows], staged: "_Round") -> bool:
         """Reserve room for all `batches` in the active segment, in addition to the staged blocks
         and waiting runs; roll to a new segment if necessary. If this returns True, only the write
         can still fail.
@@ -327,45 +380,42 @@ class Appender:
         if not batches:
             return True
         need = Need.of(batches)
-        waits = Need.of([batch for batch in batches if isinstance(batch, Rows)])
-        if self._log.has_room(*staged.need.plus(runs.need).plus(need)):
-            runs.need = runs.need.plus(waits)
+        rows = Need.of([batch for batch in batches if isinstance(batch, Rows)])
+        if self._log.has_room(*staged.need.plus(staged.reserved).plus(need)):
+            staged.reserved = staged.reserved.plus(rows)
             return True
-        self._place_runs(staged, runs)
+        self._place_runs(staged)
         self._write(staged)
         fits = self._log.fits_segment(*need)
         while fits and not self._log.has_room(*need):
             self._roll(*need)
-        runs.need = waits
+        staged.reserved = rows
         return fits
 
     def _place_batch(
-        self,
-        request: AppendRequest,
-        index: int,
-        batch: Batch | Rows,
-        staged: StagedBlocks,
-        runs: RowRuns,
+        self, request: AppendRequest, index: int, batch: Batch | Rows, staged: "_Round"
     ) -> None:
         """Stage a batch, or add its rows to the run of their queue."""
         key = (request.topic_id, batch.queue_id)
-        run = runs.get(key)
-        if run is not None and not (isinstance(batch, Rows) and run.takes(batch)):
+        run = staged.runs.get(key)
+        if run is not None and not (isinstance(batch, Rows) and run.has_room(batch)):
             # Stage the run before this batch: messages of a queue must keep their order of arrival.
-            self._place_run(key, staged, runs)
+            self._place_run(key, staged)
             run = None
-        # `_find_stored` skips a batch if an earlier batch of the request is for its queue.
-        before = self._stored_before(batch, key) if index else None
+        before = None
+        if index and (publish := _publish_of(batch)).producer_id:
+            # `_find_stored` skips a batch if an earlier batch of the request is for its queue.
+            before = self._find(publish, key)
         if before is not None:
             request.results[index] = before
         elif isinstance(batch, Rows):
             if run is None:
-                run = runs[key] = RowRun()
+                run = staged.runs[key] = _RowRun()
             run.add(request, index, batch)
             if batch.producer_id:
-                runs.producers.add(batch.producer_id)
+                staged.producers.add(batch.producer_id)
         else:
-            stamped = self._stamp(batch.header, key, _summary(batch), staged)
+            stamped = self._stamp(batch.header, key, _tag_summary_of(batch), staged)
             self._sequences.record(stamped)
             staged.add(stamped, batch.block[HEADER_SIZE:])
             request.results[index] = _append_result(stamped, stamped.base_offset, len(batch))
@@ -379,43 +429,24 @@ class Appender:
             return
         is_too_many = isinstance(error, TooManyProducers)  # then remember no new producer
         for batch in request.batches:
-            publish = batch if isinstance(batch, Rows) else batch.header
             self._sequences.reopen(
-                publish,
+                _publish_of(batch),
                 request.topic_id,
                 batch.queue_id,
                 self._last_timestamp_us,
                 only_known=is_too_many,
             )
 
-    def _stored_before(self, batch: Batch | Rows, key: QueueKey) -> AppendResult | None:
-        """Return where an earlier attempt of this idempotent publish was stored, None if there is
-        no stored attempt. Raise SequenceGap, SequenceTooOld or ProducerFenced."""
-        if isinstance(batch, Rows) and not batch.producer_id:
-            return None
-        publish = batch if isinstance(batch, Rows) else batch.header
-        before = self._sequences.find(publish, *key, self._last_timestamp_us)
-        if before is None:
-            return None
-        return AppendResult(
-            key[1],
-            before.base_offset,
-            before.message_count,
-            before.store_timestamp_us,
-            before.end_physical_offset,
-            duplicate=True,
-        )
-
-    def _place_runs(self, staged: StagedBlocks, runs: RowRuns) -> None:
+    def _place_runs(self, staged: "_Round") -> None:
         """Stage every run as one batch."""
-        for key in list(runs):
-            self._place_run(key, staged, runs)
-        runs.producers.clear()
-        runs.need = Need()
+        for key in list(staged.runs):
+            self._place_run(key, staged)
+        staged.producers.clear()
+        staged.reserved = Need()
 
-    def _place_run(self, key: QueueKey, staged: StagedBlocks, runs: RowRuns) -> None:
+    def _place_run(self, key: QueueKey, staged: "_Round") -> None:
         """Stage a queue's run as one batch. On a LogError, fail all publishes of the run."""
-        run = runs.pop(key)
+        run = staged.runs.pop(key)
         header, payload = encode_rows(run.rows)
         try:
             stamped = self._stamp(header, key, header.tag_summary, staged)
@@ -432,11 +463,18 @@ class Appender:
             base_offset += len(rows)
 
     def _stamp(
-        self, header: BatchHeader, key: QueueKey, summary: int, staged: StagedBlocks
+        self, header: BatchHeader, key: QueueKey, summary: int, staged: "_Round"
     ) -> BatchHeader:
         """Return the header of the next batch to stage, with its offsets, ids and timestamp. First
         roll to a new segment if necessary; raise what `CommitLog.roll` raises."""
-        self._make_room(header, staged)
+        keys = keyed_messages(header)
+        if not self._log.has_room(
+            staged.size + header.total_size, staged.keys + keys, len(staged.headers) + 1
+        ):
+            self._write(staged)
+            # A second roll is needed if the prepared segment is too small for this batch.
+            while not self._log.has_room(header.total_size, keys, 1):
+                self._roll(header.total_size, keys, 1)
         stamped = header.stamped(
             physical_offset=self._log.written_offset + staged.size,
             durable_offset=self._sync_queue.durable_offset,
@@ -449,31 +487,18 @@ class Appender:
         self._next_offsets[key] = stamped.end_offset
         return stamped
 
-    def _make_room(self, header: BatchHeader, staged: StagedBlocks) -> None:
-        """Roll to the next segment if this batch does not fit. Raise what `CommitLog.roll`
-        raises."""
-        keys = keyed_messages(header)
-        if self._log.has_room(
-            staged.size + header.total_size, staged.keys + keys, len(staged.headers) + 1
-        ):
-            return
-        self._write(staged)
-        # A second roll is needed if the prepared segment is too small for this batch.
-        while not self._log.has_room(header.total_size, keys, 1):
-            self._roll(header.total_size, keys, 1)
-
     def _roll(self, size: int, keys: int, blocks: int) -> None:
         ended = self._log.roll(size, keys, blocks)
         if ended is not None:
             self._on_roll(ended)
 
-    def _write(self, staged: StagedBlocks) -> None:
+    def _write(self, staged: "_Round") -> None:
         """Write the staged blocks. After an OSError the end of the log is unknown, so `_run` makes
         the log read-only."""
         if staged.headers:
             self._log.append(staged.buffers, staged.headers)
             self._inbox.put_headers(staged.headers)
-            staged.clear()
+            staged.clear_blocks()
 
     def _fail(self, requests: list[AppendRequest], error: Exception) -> None:
         for request in requests:
@@ -482,12 +507,100 @@ class Appender:
             self._inbox.put_finished(requests)
 
 
+class _RowRun:
+    """Rows that will become one batch, each with its request and the index of its result."""
+
+    def __init__(self) -> None:
+        self.rows: list[Rows] = []
+        self.requests: list[tuple[AppendRequest, int]] = []
+        self._size = 0
+        self._count = 0
+        self._producers: set[int] = set()
+
+    def has_room(self, rows: Rows) -> bool:
+        """Return whether the rows may share this batch. The batch must stay small and have at most
+        one publish of each producer."""
+        return (
+            self._size + rows.total_size <= MAX_SHARED_BYTES
+            and self._count + len(rows) <= MAX_SHARED_MESSAGES
+            and rows.producer_id not in self._producers
+        )
+
+    def add(self, request: AppendRequest, index: int, rows: Rows) -> None:
+        """Add rows for which `has_room` is True. `index` is that of the rows' result in
+        `request.results`."""
+        self.rows.append(rows)
+        self.requests.append((request, index))
+        self._size += rows.total_size
+        self._count += len(rows)
+        if rows.producer_id:
+            self._producers.add(rows.producer_id)
+
+
+class Need(NamedTuple):
+    """The room that batches and rows need in a segment. For rows it is the most that they can
+    need, because it is not known yet which rows will share a batch."""
+
+    size: int = 0
+    keys: int = 0
+    blocks: int = 0
+
+    @classmethod
+    def of(cls, batches: Sequence[Batch | Rows]) -> "Need":
+        size = keys = 0
+        for batch in batches:
+            size += batch.total_size
+            if isinstance(batch, Rows):
+                size += most_shared_bytes(batch)
+                keys += len(batch)
+            else:
+                keys += keyed_messages(batch.header)
+        return cls(size, keys, len(batches))
+
+    def plus(self, other: "Need") -> "Need":
+        return Need(self.size + other.size, self.keys + other.keys, self.blocks + other.blocks)
+
+
+class _Round:
+    """The blocks and the rows of one round that are not written yet. Blocks have their offsets;
+    rows wait in the run of their queue."""
+
+    def __init__(self, *, has_room: bool) -> None:
+        self.has_room = has_room
+        """Whether the active segment has room for all requests of the round, so that it is
+        unnecessary to reserve room."""
+        self.runs: dict[QueueKey, _RowRun] = {}
+        self.producers: set[int] = set()
+        """The producers that have rows in the runs."""
+        self.reserved = Need()
+        """The room that is reserved for the runs."""
+        self.clear_blocks()
+
+    @property
+    def need(self) -> Need:
+        """The room that the blocks need in a segment."""
+        return Need(self.size, self.keys, len(self.headers))
+
+    def clear_blocks(self) -> None:
+        self.headers: list[BatchHeader] = []
+        self.buffers: list[Buffer] = []
+        self.size = 0
+        self.keys = 0
+
+    def add(self, header: BatchHeader, payload: Buffer) -> None:
+        """Add a block after the others."""
+        self.headers.append(header)
+        self.buffers += (header.encode(), payload)
+        self.size += header.total_size
+        self.keys += keyed_messages(header)
+
+
 #: The result of a batch that has no offsets yet.
 _NOWHERE = AppendResult(0, 0, 0, 0, 0)
 
 
-def _producer_of(batch: Batch | Rows) -> int:
-    return batch.producer_id if isinstance(batch, Rows) else batch.header.producer_id
+def _publish_of(batch: Batch | Rows) -> ProducerFields:
+    return batch if isinstance(batch, Rows) else batch.header
 
 
 def _append_result(stamped: BatchHeader, base_offset: int, count: int) -> AppendResult:
@@ -500,7 +613,7 @@ def _append_result(stamped: BatchHeader, base_offset: int, count: int) -> Append
     )
 
 
-def _summary(batch: Batch) -> int:
+def _tag_summary_of(batch: Batch) -> int:
     """Return the tag summary computed from the batch's tag codes. The producer's summary is not
     trusted: a wrong one would hide messages from filters."""
     # Only the size of a text shows whether a message has a tag: a tag may have the code 0.

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from holdfast.commitlog.append.staging import AppendRequest, ReputInbox
+from holdfast.commitlog.append.appender import AppendRequest, ReputInbox
 from holdfast.commitlog.errors import LogPoisoned
 from holdfast.commitlog.segments.commit_log import CommitLog
 

@@ -61,6 +61,10 @@ BLOCK_DTYPE = np.dtype(
 #: message's block in the block table. The rows are sorted by hash and block.
 KEY_DTYPE = np.dtype([("key_hash", "<u4"), ("block", "<u4")])
 
+#: The sizes of a row, as plain ints.
+BLOCK_ROW_SIZE = BLOCK_DTYPE.itemsize
+KEY_ROW_SIZE = KEY_DTYPE.itemsize
+
 Blocks = npt.NDArray[np.void]
 Keys = npt.NDArray[np.void]
 
@@ -127,7 +131,7 @@ def is_end_mark(buffer: Buffer, physical_offset: int) -> bool:
 
 def footer_size(block_count: int, key_count: int) -> int:
     """Return the size of a footer in bytes, with its trailer."""
-    return block_count * BLOCK_DTYPE.itemsize + key_count * KEY_DTYPE.itemsize + TRAILER_SIZE
+    return block_count * BLOCK_ROW_SIZE + key_count * KEY_ROW_SIZE + TRAILER_SIZE
 
 
 def encode_footer(start_offset: int, blocks: Blocks, keys: Keys) -> bytes:
@@ -189,7 +193,7 @@ def decode_footer(trailer: FooterTrailer, tables: Buffer) -> tuple[Blocks, Keys]
         raise CorruptBatch("footer", "tables")
     if crc32c_of_buffer(tables) != trailer.tables_crc:
         raise CorruptBatch("footer", "tables")
-    split = trailer.block_count * BLOCK_DTYPE.itemsize
+    split = trailer.block_count * BLOCK_ROW_SIZE
     return np.frombuffer(tables[:split], BLOCK_DTYPE), np.frombuffer(tables[split:], KEY_DTYPE)
 
 

@@ -1,7 +1,7 @@
 """The log as a sequence of segment files: open, append, read, delete the oldest.
 
 Threads: only the appender thread calls append and roll; only the segment thread calls
-prepare_next and seal; any thread may call retry_refused; only one thread at a time may call
+prepare_next; any thread may call retry_refused; only one thread at a time may call
 delete_before; any thread may read. The tuple of segments is replaced as a whole and never changed
 in place, so readers need no lock. Threads that replace the tuple hold `_row_lock`.
 """
@@ -11,14 +11,11 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from holdfast.commitlog.config import CommitLogConfig
-from holdfast.commitlog.disk.disk import Disk, make_directory
-from holdfast.commitlog.disk.open_files import PooledDisk, most_open_files
+from holdfast.commitlog.disk.disk import Disk, PooledDisk, make_directory, most_open_files
 from holdfast.commitlog.errors import (
     MISSING_SEGMENT,
     UNKNOWN_VERSION,
@@ -32,45 +29,32 @@ from holdfast.commitlog.errors import (
     NoSegment,
     UnknownFormatVersion,
 )
-from holdfast.commitlog.format.batch import Batch, UInt32s
+from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_header import (
     HEADER_SIZE,
-    BatchFlag,
     BatchHeader,
     Buffer,
     place_of,
 )
 from holdfast.commitlog.format.segment_format import (
-    BLOCK_DTYPE,
     END_MARK_SIZE,
-    KEY_DTYPE,
     SEGMENT_HEADER_SIZE,
-    TRAILER_SIZE,
-    Blocks,
-    Keys,
     SegmentHeader,
-    decode_footer,
     encode_end_mark,
-    encode_footer,
     footer_size,
     parse_segment_name,
     segment_name,
 )
-from holdfast.commitlog.segments.log_scan import Damage, scan_headers, scan_segment
 from holdfast.commitlog.segments.segment import (
     Segment,
     create_segment,
     largest_batch,
-    read_trailer,
 )
 
 _logger = logging.getLogger(__name__)
 
 #: If the disk was full, the log waits for this time before it tries again to create a segment.
 DISK_FULL_RETRY_S = 1.0
-
-_ROWS_AT_ONCE = 4096
-_NO_HASHES = np.zeros(0, "<u4")
 
 
 class CommitLog:
@@ -364,24 +348,6 @@ class CommitLog:
         except LogError as error:
             self.refusal = error
 
-    def seal(self, segment: Segment) -> None:
-        """Write an ended segment's footer and sync the file. `Segment.has_room` reserved the room.
-
-        Damaged blocks stay as they are. A segment that cannot be scanned up to its end mark gets
-        no footer."""
-        if segment.sealed or not segment.ended:
-            return
-        damage: list[Damage] = []
-        # A footer needs only the keys from payloads. The scrub verifies the other payloads.
-        blocks, keys = _tables_of(scan_headers(segment, _has_keys), damage.append)
-        if any(found.end == segment.end_offset for found in damage):
-            _logger.error("%s has no end mark, so it has no footer", segment.path.name)
-            return
-        footer = encode_footer(segment.start_offset, blocks, keys)
-        segment.file.write([footer], segment.size - len(footer))
-        segment.sync()
-        segment.sealed = True
-
     def delete_before(self, physical_offset: int) -> list[Segment]:
         """Delete the segments that end at or before this offset, oldest first, and return them.
 
@@ -431,21 +397,6 @@ class CommitLog:
             return None  # the blocking read that follows reports the error
         return None if block is None else _checked(block, physical_offset)
 
-    def footer(self, segment: Segment) -> tuple[Blocks, Keys] | None:
-        """Return a sealed segment's tables. Return None if it has no intact footer, or the disk
-        fails to read it: blocks can be found without a footer."""
-        try:
-            trailer = read_trailer(segment)
-            if trailer is None or trailer.start_offset != segment.start_offset:
-                return None
-            start = segment.end_offset - trailer.footer_size
-            if start < segment.first_offset:
-                return None
-            return decode_footer(trailer, segment.read(start, trailer.footer_size - TRAILER_SIZE))
-        except (CorruptBatch, OSError) as error:
-            _logger.warning("segment %s: %s", segment.path.name, error)
-            return None
-
 
 def _refuse_newer_block(raw: Buffer, physical_offset: int) -> None:
     """Raise UnknownFormatVersion if a newer Holdfast wrote the segment's first block."""
@@ -482,98 +433,3 @@ def _checked(block: bytes, physical_offset: int) -> Batch:
             physical_offset, "misplaced", f"it belongs at {batch.header.physical_offset}"
         )
     return batch
-
-
-def block_tables(
-    segment: Segment, damaged: Callable[[Damage], None] = lambda damage: None
-) -> tuple[Blocks, Keys]:
-    """Scan a segment and return the tables for its footer. Call `damaged` for each damaged range.
-
-    A block with an intact header and a damaged payload is in the block table, without keys, so
-    that readers find the damage instead of skipping the block."""
-    return _tables_of(scan_segment(segment), damaged)
-
-
-def _tables_of(
-    walk: Iterable[Batch | BatchHeader | Damage], damaged: Callable[[Damage], None]
-) -> tuple[Blocks, Keys]:
-    # A segment may hold millions of blocks: keep only a few thousand as Python objects at a time.
-    parts: list[tuple[Blocks, UInt32s, UInt32s]] = []
-    rows: list[tuple[int, ...]] = []
-    hashes: list[UInt32s] = []
-    for found in walk:
-        if isinstance(found, Damage):
-            damaged(found)
-        header = found if isinstance(found, BatchHeader) else found.header
-        if header is not None:
-            rows.append(_block_row(header))
-            if isinstance(found, BatchHeader | Damage):
-                hashes.append(_NO_HASHES)
-            else:
-                hashes.append(_hashes_of_keys(found))
-        if len(rows) == _ROWS_AT_ONCE:
-            parts.append(_packed(rows, hashes))
-            rows, hashes = [], []
-    parts.append(_packed(rows, hashes))
-    blocks = np.concatenate([part[0] for part in parts])
-    key_counts = np.concatenate([part[1] for part in parts])
-    key_hashes = np.concatenate([part[2] for part in parts])
-    del parts
-    order = np.lexsort((blocks["base_offset"], blocks["queue_id"], blocks["topic_id"]))
-    place = np.empty(len(order), "<u4")
-    place[order] = np.arange(len(order))
-    keys = np.zeros(len(key_hashes), KEY_DTYPE)
-    keys["key_hash"] = key_hashes
-    keys["block"] = np.repeat(place, key_counts)
-    return blocks[order], keys[np.lexsort((keys["block"], keys["key_hash"]))]
-
-
-def _packed(rows: list[tuple[int, ...]], hashes: list[UInt32s]) -> tuple[Blocks, UInt32s, UInt32s]:
-    """Return rows of a block table, the number of keys of each row, and the hashes of all keys."""
-    counts = np.array([len(each) for each in hashes], "<u4")
-    return np.array(rows, BLOCK_DTYPE), counts, np.concatenate([_NO_HASHES, *hashes])
-
-
-def _has_keys(header: BatchHeader) -> bool:
-    return bool(header.flags & BatchFlag.KEYS)
-
-
-def _hashes_of_keys(batch: Batch) -> UInt32s:
-    """Return the key hashes of the messages that have a key. A key may have the hash 0."""
-    if batch.key_hashes is None or batch.key_offsets is None:
-        return _NO_HASHES
-    return batch.key_hashes[np.diff(batch.key_offsets) > 0]
-
-
-def _block_row(header: BatchHeader) -> tuple[int, ...]:
-    """Return one row of a footer's block table."""
-    return (
-        header.topic_id,
-        header.queue_id,
-        header.base_offset,
-        header.physical_offset,
-        header.total_size,
-        header.message_count,
-        header.store_timestamp_us,
-        header.tag_summary,
-        header.body_bytes,
-        header.flags,
-    )
-
-
-def block_header(row: np.void) -> BatchHeader:
-    """Return a block's header from its row in a footer's block table. Fields that the table does
-    not have are 0."""
-    return BatchHeader(
-        flags=int(row["flags"]),
-        total_size=int(row["size"]),
-        payload_crc=0,
-        message_count=int(row["message_count"]),
-        body_bytes=int(row["body_bytes"]),
-        physical_offset=int(row["physical_offset"]),
-        base_offset=int(row["base_offset"]),
-        topic_id=int(row["topic_id"]),
-        queue_id=int(row["queue_id"]),
-        store_timestamp_us=int(row["store_timestamp_us"]),
-        tag_summary=int(row["tag_summary"]),
-    )

@@ -23,7 +23,8 @@ import numpy as np
 from holdfast.commitlog.errors import MISSING_SEGMENT, CorruptBatch
 from holdfast.commitlog.format.header_table import Run, block_ends, run_of
 from holdfast.commitlog.format.segment_format import END_MARK_SIZE
-from holdfast.commitlog.segments.commit_log import CommitLog, block_header
+from holdfast.commitlog.segments.commit_log import CommitLog
+from holdfast.commitlog.segments.footer import block_header, read_footer
 from holdfast.commitlog.segments.log_scan import Damage, scan_runs
 from holdfast.commitlog.segments.segment import Segment, read_trailer
 
@@ -100,7 +101,7 @@ def recover(
             if not isinstance(found, Damage):
                 accept(segment, found)
             elif found.start < durable:
-                for piece in pieces(log, segment, found):
+                for piece in split_damage(segment, found):
                     result.damage.append(piece)
                     if piece.header is not None:
                         accept(segment, run_of(piece.header))
@@ -147,10 +148,10 @@ def recover(
     return result
 
 
-def pieces(log: CommitLog, segment: Segment, damage: Damage) -> list[Damage]:
+def split_damage(segment: Segment, damage: Damage) -> list[Damage]:
     """If headers are damaged but the segment's footer lists their blocks, return one Damage for
     each of these blocks, so that their queues keep the offsets. Otherwise return [damage]."""
-    tables = log.footer(segment) if damage.header is None else None
+    tables = read_footer(segment) if damage.header is None else None
     if tables is None:
         return [damage]
     blocks = tables[0]

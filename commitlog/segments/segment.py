@@ -12,7 +12,9 @@ from holdfast.commitlog.disk.disk import Disk, File
 from holdfast.commitlog.format.batch_header import BatchFlag, BatchHeader
 from holdfast.commitlog.format.header_table import Headers, block_ends, keyed_message_count
 from holdfast.commitlog.format.segment_format import (
+    BLOCK_ROW_SIZE,
     END_MARK_SIZE,
+    KEY_ROW_SIZE,
     SEGMENT_HEADER_SIZE,
     TRAILER_SIZE,
     FooterTrailer,
@@ -53,8 +55,10 @@ class Segment:
     def has_room(self, size: int, keys: int, blocks: int) -> bool:
         """Return whether `blocks` blocks of `size` bytes in total, with `keys` keyed messages, fit
         together with the end mark and the footer. Return False for an ended segment."""
-        reserved = END_MARK_SIZE + footer_size(self.block_count + blocks, self.key_count + keys)
-        return not self.ended and self.written + size + reserved <= self.end_offset
+        # This is `footer_size`, without a call for each publish.
+        rows = (self.block_count + blocks) * BLOCK_ROW_SIZE + (self.key_count + keys) * KEY_ROW_SIZE
+        end = self.written + size + END_MARK_SIZE + rows + TRAILER_SIZE
+        return not self.ended and end <= self.start_offset + self.size
 
     def count(self, header: BatchHeader) -> None:
         """Count a block that was appended, or found by recovery."""

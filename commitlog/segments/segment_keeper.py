@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from holdfast.commitlog.errors import DiskFull, DiskLow, NoSegment
 from holdfast.commitlog.segments.commit_log import CommitLog
+from holdfast.commitlog.segments.footer import seal_segment
 from holdfast.commitlog.segments.segment import Segment
 
 _logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class SegmentKeeper:
         self.submit(self._log.prepare_next)
         for segment in self._log.segments:
             if segment.ended and not segment.sealed:
-                self.submit(lambda segment=segment: self._log.seal(segment))  # type: ignore[misc]
+                self.submit(lambda segment=segment: seal_segment(segment))  # type: ignore[misc]
         self._thread.start()
 
     def stop(self) -> None:
@@ -48,7 +49,7 @@ class SegmentKeeper:
         """Prepare the next segment and seal `ended`. The appender thread calls this after a
         roll."""
         self.submit(self._log.prepare_next)
-        self.submit(lambda: self._log.seal(ended))
+        self.submit(lambda: seal_segment(ended))
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:

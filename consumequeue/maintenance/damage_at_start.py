@@ -9,7 +9,7 @@ from operator import attrgetter
 from holdfast.commitlog.errors import MISSING_SEGMENT, CorruptRecord
 from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.commitlog.segments.log_scan import Damage, scan_runs, scan_segment
-from holdfast.commitlog.segments.recovery import pieces
+from holdfast.commitlog.segments.recovery import split_damage
 from holdfast.commitlog.segments.segment import Segment
 from holdfast.consumequeue.damage.damage_book import DamageBook, Fault
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue
@@ -98,7 +98,7 @@ def note_lost_end(
             return
         if found.reason == MISSING_SEGMENT:
             continue  # `note_holes` recorded it
-        for piece in pieces(log, segment, found):
+        for piece in split_damage(segment, found):
             if piece.start < position:
                 _note_piece(piece, min(piece.end, position), index, queues, book)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from holdfast.commitlog.format.gap_block import GAP_TOPIC_ID
 from holdfast.commitlog.format.segment_format import end_offset
-from holdfast.commitlog.segments.commit_log import CommitLog, block_tables
+from holdfast.commitlog.segments.footer import block_tables, read_footer
 from holdfast.commitlog.segments.segment import Segment
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue
 from holdfast.consumequeue.index.index import Index
@@ -119,10 +119,10 @@ class SegmentQueues:
     ends: Begins
 
 
-def queues_in(log: CommitLog, segment: Segment) -> SegmentQueues:
+def queues_in(segment: Segment) -> SegmentQueues:
     """Return the queues in a sealed segment, from its footer or by scanning its blocks. OSError
     propagates."""
-    tables = log.footer(segment)
+    tables = read_footer(segment)
     blocks = tables[0] if tables is not None else block_tables(segment)[0]
     ends: Begins = {}
     if len(blocks):

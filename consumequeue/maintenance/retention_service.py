@@ -253,7 +253,7 @@ class RetentionService:
         """Return the queues in a segment. If its file cannot be read, use the index, so that all
         later files can still be deleted."""
         try:
-            return queues_in(self._log, segment)
+            return queues_in(segment)
         except (OSError, UnknownFormatVersion) as error:
             _logger.error("%s cannot be read: %s", segment.path.name, error)
             return queues_by_index(self._index, self._queues, segment)

@@ -18,8 +18,9 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_header import BatchHeader
 from holdfast.commitlog.format.segment_format import SEGMENT_HEADER_SIZE, SegmentHeader
 from holdfast.commitlog.segments.commit_log import CommitLog
+from holdfast.commitlog.segments.footer import read_footer
 from holdfast.commitlog.segments.log_scan import Damage, scan_segment
-from holdfast.commitlog.segments.recovery import pieces
+from holdfast.commitlog.segments.recovery import split_damage
 from holdfast.commitlog.segments.scrub_pace import ScrubPace, next_start
 from holdfast.commitlog.segments.segment import Segment
 from holdfast.consumequeue.damage.damage_book import DamageBook, Fault
@@ -139,7 +140,7 @@ class Scrub:
             else:
                 self.progress.physical_offset = found.header.end_physical_offset
                 is_indexed = is_indexed and self._agrees(found)
-        if self.log.footer(segment) is None and self._is_kept(segment):
+        if read_footer(segment) is None and self._is_kept(segment):
             _logger.warning("the footer of %s is damaged: it is written again", segment.path.name)
             self.run_on_loop(lambda: self.book.counts.update(["footer"]))
             self.reseal(segment)
@@ -213,7 +214,7 @@ class Scrub:
     def _note(self, segment: Segment, damage: Damage) -> None:
         if not self._is_kept(segment):
             return
-        found = pieces(self.log, segment, damage)
+        found = split_damage(segment, damage)
 
         def note() -> None:
             for each in found:

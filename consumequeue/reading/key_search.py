@@ -8,7 +8,8 @@ import numpy as np
 
 from holdfast.commitlog.errors import CorruptRecord
 from holdfast.commitlog.format.batch import Batch, key_hash
-from holdfast.commitlog.segments.commit_log import CommitLog, block_header
+from holdfast.commitlog.segments.commit_log import CommitLog
+from holdfast.commitlog.segments.footer import block_header, read_footer
 from holdfast.commitlog.segments.segment import Segment
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue, CqUnit
 from holdfast.consumequeue.index.index import Index
@@ -46,7 +47,7 @@ def find_key(
     for segment in reversed(log.segments):
         if len(found) >= limit or size_bytes >= max_bytes:
             break
-        tables = log.footer(segment) if segment.sealed else None
+        tables = read_footer(segment) if segment.sealed else None
         if tables is None:
             blocks = _blocks_by_index(index, topic_id, queues, segment)
         else:

@@ -14,7 +14,8 @@ from holdfast.commitlog.format.batch_check import LimitExceeded, MessageLimits, 
 from holdfast.commitlog.format.batch_header import BatchHeader
 from holdfast.commitlog.format.gap_block import GAP_TOPIC_ID
 from holdfast.commitlog.format.segment_format import end_offset
-from holdfast.commitlog.segments.commit_log import CommitLog, block_tables
+from holdfast.commitlog.segments.commit_log import CommitLog
+from holdfast.commitlog.segments.footer import block_tables, read_footer
 from holdfast.commitlog.segments.log_scan import Damage, scan_log
 from holdfast.commitlog.segments.segment import Segment, read_trailer
 from holdfast.consumequeue.state.topic_table import TopicTable
@@ -168,7 +169,7 @@ class LogCheck:
         except CorruptBatch as error:
             note(where, f"{error}; costs no message", "segment-footer", mend=_NEVER_MIND)
             return
-        tables = self._log.footer(segment)
+        tables = read_footer(segment)
         if tables is None:
             what = "its footer is damaged; costs no message"
             note(where, what, "segment-footer", mend=_NEVER_MIND)

@@ -32,7 +32,8 @@ from holdfast.commitlog.format.segment_format import (
     encode_footer,
     segment_name,
 )
-from holdfast.commitlog.segments.commit_log import CommitLog, block_tables
+from holdfast.commitlog.segments.commit_log import CommitLog
+from holdfast.commitlog.segments.footer import block_tables
 from holdfast.commitlog.segments.log_scan import Damage
 from holdfast.commitlog.segments.segment import Segment
 from holdfast.consumequeue.lost_ranges import LostRange, LostRanges, with_lost

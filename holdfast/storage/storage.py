@@ -19,6 +19,7 @@ from holdfast.commitlog.disk.data_dir import DataDir
 from holdfast.commitlog.disk.disk import Disk, LinuxDisk
 from holdfast.commitlog.errors import LogError, NoSegment
 from holdfast.commitlog.segments.commit_log import CommitLog
+from holdfast.commitlog.segments.footer import seal_segment
 from holdfast.commitlog.segments.segment import Segment
 from holdfast.commitlog.segments.segment_keeper import SegmentKeeper
 from holdfast.config import Config
@@ -299,7 +300,7 @@ class Storage:
     def reseal(self, segment: Segment) -> None:
         """Write the footer of a sealed segment again, in the keeper's thread."""
         segment.sealed = False
-        self.keeper.submit(lambda: self.log.seal(segment))
+        self.keeper.submit(lambda: seal_segment(segment))
 
     # -- callbacks, in the storage's threads -----------------------------------------------
 

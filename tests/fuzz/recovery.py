@@ -20,7 +20,8 @@ from holdfast.commitlog.errors import CorruptBatch, CorruptRecord, UnknownFormat
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_header import BatchHeader
 from holdfast.commitlog.format.header_table import headers_in
-from holdfast.commitlog.segments.commit_log import CommitLog, block_tables
+from holdfast.commitlog.segments.commit_log import CommitLog
+from holdfast.commitlog.segments.footer import block_tables, read_footer, seal_segment
 from holdfast.commitlog.segments.log_scan import Damage, scan_log
 from holdfast.commitlog.segments.recovery import recover
 from tests.support.batches import stamped
@@ -50,7 +51,7 @@ def _image() -> tuple[dict[str, bytes], dict[int, bytes]]:
         if number % 3 == 2:
             log.sync()
     for segment in log.log.segments:
-        log.log.seal(segment)
+        seal_segment(segment)
     files = {
         name: bytes(disk.open(_HOME / name).read(SEGMENT_BYTES, 0)) for name in disk.names(_HOME)
     }
@@ -209,4 +210,4 @@ def _walk(disk: SimulatedDisk, blocks: dict[int, bytes]) -> None:
             block_tables(segment)
         except CorruptBatch as error:
             raise AssertionError("a walk says damage, it does not raise it") from error
-        log.footer(segment)
+        read_footer(segment)

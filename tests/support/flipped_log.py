@@ -20,6 +20,7 @@ from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader, Section
 from holdfast.commitlog.format.segment_format import BLOCK_DTYPE, END_MARK_SIZE, TRAILER_SIZE
 from holdfast.commitlog.segments.commit_log import CommitLog
+from holdfast.commitlog.segments.footer import read_footer, seal_segment
 from holdfast.commitlog.segments.segment import read_trailer
 from tests.support.small_log import SmallLog
 
@@ -167,9 +168,9 @@ class FlippedLog:
         self.durable_offset = log.durable_offset
         for _ in range(2):
             self._append(log, *next(kinds))
-        log.log.seal(log.log.segments[0])
+        seal_segment(log.log.segments[0])
         self.regions = list(self._regions(log.log))
-        self._tables = log.log.footer(log.log.segments[0])
+        self._tables = read_footer(log.log.segments[0])
         assert self._tables is not None
         log.close()
         self.image = {path: bytes(content) for path, content in self.disk.files.items()}
@@ -244,7 +245,7 @@ class FlippedLog:
         for index in range(len(kept)):
             self._judge_read(log.log, index, index == hit)
         self._judge_files(path, bit)
-        tables = log.log.footer(log.log.segments[0])
+        tables = read_footer(log.log.segments[0])
         if tables is not None and not all(map(np.array_equal, tables, self._tables or ())):
             raise FlipViolation("the footer is served with other tables")
         declared = {damage.start for damage in recovered.damage}

@@ -6,7 +6,6 @@ from itertools import pairwise
 import pytest
 
 from holdfast.commitlog.append import appender as appender_module
-from holdfast.commitlog.append import staging
 from holdfast.commitlog.append.appender import AppendRequest, AppendResult
 from holdfast.commitlog.append.producer_sequences import ProducerLimits
 from holdfast.commitlog.errors import (
@@ -533,7 +532,7 @@ def test_a_shared_batch_stays_small(
     publishing: Publishing, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     two = 2 * rows().total_size if name == "MAX_SHARED_BYTES" else 2
-    monkeypatch.setattr(staging, name, two)
+    monkeypatch.setattr(appender_module, name, two)
     requests = [publishing.submit(rows()) for _ in range(5)]
     _run(publishing)
     assert [len(each) for each in stored(publishing)] == [2, 2, 1]

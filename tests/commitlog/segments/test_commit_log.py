@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.commitlog.config import CommitLogConfig
-from holdfast.commitlog.disk.open_files import PooledFile
+from holdfast.commitlog.disk.disk import PooledFile
 from holdfast.commitlog.errors import (
     BatchTooLarge,
     CorruptRecord,
@@ -30,7 +30,8 @@ from holdfast.commitlog.format.segment_format import (
     parse_segment_name,
 )
 from holdfast.commitlog.segments import commit_log
-from holdfast.commitlog.segments.commit_log import CommitLog, block_tables
+from holdfast.commitlog.segments.commit_log import CommitLog
+from holdfast.commitlog.segments.footer import block_tables, read_footer, seal_segment
 from holdfast.commitlog.segments.log_scan import Damage, scan_segment
 from tests.support.batches import Columns, columns
 from tests.support.simulated_disk import SimulatedDisk, SimulatedFile
@@ -310,14 +311,14 @@ def test_a_footer_on_a_part_of_the_disk_that_fails_is_none(
 ) -> None:
     _fill_segments(small, 2)
     ended = small.log.segments[0]
-    small.log.seal(ended)
-    assert small.log.footer(ended) is not None
+    seal_segment(ended)
+    assert read_footer(ended) is not None
 
     def fails(*args: object) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(type(ended.file), "read", fails)
-    assert small.log.footer(ended) is None
+    assert read_footer(ended) is None
 
 
 def test_segments_of_another_size_go_on_where_the_last_ends(tmp_path: Path) -> None:
@@ -389,9 +390,9 @@ def test_whatever_was_accepted_the_footer_fits(
     small.log.roll()
     for segment in small.log.segments[:-1]:
         blocks = [h for h in small.headers if small.log.segment_at(h.physical_offset) is segment]
-        small.log.seal(segment)
+        seal_segment(segment)
         assert segment.sealed
-        tables = small.log.footer(segment)
+        tables = read_footer(segment)
         assert tables is not None
         assert sorted(tables[0]["physical_offset"].tolist()) == [h.physical_offset for h in blocks]
         assert len(list(walk(small.log))) >= len(small.headers)
@@ -409,14 +410,14 @@ def _sealed(small: SmallLog) -> list[int]:
     small.append(raw_batch(), topic_id=0, queue_id=5)
     ended = small.log.segments[0]
     small.log.roll()
-    small.log.seal(ended)
+    seal_segment(ended)
     assert ended.sealed
     return [header.physical_offset for header in small.headers]
 
 
 def test_a_footer_lists_blocks_by_queue_and_keys_by_hash(small: SmallLog) -> None:
     places = _sealed(small)
-    tables = small.log.footer(small.log.segments[0])
+    tables = read_footer(small.log.segments[0])
     assert tables is not None
     blocks, keys = tables
     rows = [(b["topic_id"], b["queue_id"], b["base_offset"]) for b in blocks]
@@ -442,8 +443,8 @@ def test_a_footer_says_what_a_walk_finds(sent: list[tuple[Columns, int]]) -> Non
         hashes += [key_hash(key) for key in each.keys or [] if key]
     segment = small.log.segments[0]
     small.log.roll()
-    small.log.seal(segment)
-    found = small.log.footer(segment)
+    seal_segment(segment)
+    found = read_footer(segment)
     assert found is not None
     assert found[1]["key_hash"].tolist() == sorted(hashes)
     rows = [
@@ -457,16 +458,16 @@ def test_a_footer_says_what_a_walk_finds(sent: list[tuple[Columns, int]]) -> Non
 def test_sealing_asks_for_an_ended_segment(small: SmallLog) -> None:
     _fill_segments(small, 1)
     active = small.log.segments[0]
-    small.log.seal(active)
+    seal_segment(active)
     assert not active.sealed
-    assert small.log.footer(active) is None
+    assert read_footer(active) is None
 
 
 def test_sealing_again_changes_nothing(small: SmallLog) -> None:
     _sealed(small)
     path = segment_path(small.log, 0)
     before = path.read_bytes()
-    small.log.seal(small.log.segments[0])
+    seal_segment(small.log.segments[0])
     assert path.read_bytes() == before
 
 
@@ -479,8 +480,8 @@ def test_a_segment_that_recovery_did_not_walk_is_sealed_all_the_same(small: Smal
     first = reopened.log.segments[0]
     assert first.ended
     assert not first.sealed
-    reopened.log.seal(first)
-    tables = reopened.log.footer(first)
+    seal_segment(first)
+    tables = read_footer(first)
     assert tables is not None
     assert tables[0]["physical_offset"].tolist() == [FIRST]
     reopened.close()
@@ -491,7 +492,7 @@ def test_a_damaged_end_mark_means_no_footer_over_what_it_hid(small: SmallLog) ->
     ended = small.log.segments[0]
     flip_bit(ended.path, ended.written)
     before = ended.path.read_bytes()
-    small.log.seal(ended)
+    seal_segment(ended)
     assert not ended.sealed
     assert ended.path.read_bytes() == before
 
@@ -509,7 +510,7 @@ def test_a_damaged_block_keeps_its_row_while_its_header_is_intact(small: SmallLo
     assert blocks["physical_offset"].tolist() == [places[0], places[1], places[3]]
     assert sorted(keys["key_hash"].tolist()) == sorted([key_hash("a"), key_hash("d")])
     assert [found.start for found in damage] == places[1:3]
-    small.log.seal(ended)
+    seal_segment(ended)
     assert ended.sealed
 
 
@@ -520,8 +521,8 @@ def test_a_seal_takes_from_headers_and_keys_what_a_walk_over_all_does(small: Sma
     ended = small.log.segments[0]
     small.log.roll()
     blocks, keys_found = block_tables(ended)
-    small.log.seal(ended)
-    sealed = small.log.footer(ended)
+    seal_segment(ended)
+    sealed = read_footer(ended)
     assert sealed is not None
     assert len(blocks) == 24
     assert len(keys_found) == 8
@@ -537,8 +538,8 @@ def test_a_seal_leaves_payloads_without_keys_to_the_scrub(small: SmallLog) -> No
     small.log.roll()
     for place in places:
         flip_bit(ended.path, place + 130)
-    small.log.seal(ended)
-    sealed = small.log.footer(ended)
+    seal_segment(ended)
+    sealed = read_footer(ended)
     assert sealed is not None
     assert sealed[0]["physical_offset"].tolist() == places
     assert sealed[1].tolist() == []
@@ -549,11 +550,11 @@ def test_a_seal_leaves_payloads_without_keys_to_the_scrub(small: SmallLog) -> No
 def test_a_damaged_footer_is_no_footer(small: SmallLog, at: int) -> None:
     _sealed(small)
     segment = small.log.segments[0]
-    tables = small.log.footer(segment)
+    tables = read_footer(segment)
     assert tables is not None
     size = tables[0].nbytes + tables[1].nbytes + 64
     flip_bit(segment.path, segment.size - size + at if at >= 0 else segment.size + at)
-    assert small.log.footer(segment) is None
+    assert read_footer(segment) is None
 
 
 def test_a_footer_of_another_segment_is_none(small: SmallLog) -> None:
@@ -563,7 +564,7 @@ def test_a_footer_of_another_segment_is_none(small: SmallLog) -> None:
     small.log.roll()
     data = segment_path(small.log, 0).read_bytes()[-4096:]
     overwrite(second.path, SEGMENT_BYTES - 4096, data)
-    assert small.log.footer(second) is None
+    assert read_footer(second) is None
 
 
 # -- reading and deleting --------------------------------------------------------------------

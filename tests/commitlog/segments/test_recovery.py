@@ -9,6 +9,7 @@ from holdfast.commitlog.errors import NoSegment, UnknownFormatVersion
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.commitlog.format.batch_header import HEADER_SIZE
 from holdfast.commitlog.format.segment_format import END_MARK_SIZE
+from holdfast.commitlog.segments.footer import read_footer, seal_segment
 from holdfast.commitlog.segments.log_scan import Damage
 from holdfast.commitlog.segments.recovery import RecoveryResult, recover
 from tests.commitlog.format.test_batch_header import resealed
@@ -423,7 +424,7 @@ def test_a_damaged_header_page_or_footer_costs_no_message(small: SmallLog, where
     places = _synced_blocks(small, 2)
     ended = small.log.segments[0]
     small.log.roll()
-    small.log.seal(ended)
+    seal_segment(ended)
     places += _synced_blocks(small, 1)
     flip_bit(ended.path, 9 if where == "header page" else SEGMENT_BYTES - 64)
     reopened = small.reopened()
@@ -431,8 +432,8 @@ def test_a_damaged_header_page_or_footer_costs_no_message(small: SmallLog, where
     assert (_places(reopened), recovered.damage, recovered.cut_bytes) == (places, [], 0)
     first = reopened.log.segments[0]
     assert first.sealed == (where == "header page")
-    reopened.log.seal(first)
-    assert reopened.log.footer(first) is not None
+    seal_segment(first)
+    assert read_footer(first) is not None
     reopened.close()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.commitlog.format.segment_format import parse_segment_name
+from holdfast.commitlog.segments.footer import read_footer, seal_segment
 from holdfast.commitlog.segments.segment_keeper import SegmentKeeper
 from tests.support.simulated_disk import SimulatedDisk
 from tests.support.small_log import SEGMENT_BYTES, SmallLog, raw_batch
@@ -38,7 +39,7 @@ def test_starting_prepares_a_segment_and_seals_what_a_crash_left(small: SmallLog
         small.log.roll()
         small.append(raw_batch())
     first, second, active = small.log.segments
-    small.log.seal(second)
+    seal_segment(second)
     keeper = SegmentKeeper(small.log)
     keeper.start()
     _worked_off(keeper)
@@ -56,7 +57,7 @@ def test_a_roll_has_the_next_prepared_and_the_last_sealed(small: SmallLog) -> No
     keeper.seal_ended(ended)
     _worked_off(keeper)
     assert ended.sealed
-    assert small.log.footer(ended) is not None
+    assert read_footer(ended) is not None
     assert _starts(small) == [0, SEGMENT_BYTES, 2 * SEGMENT_BYTES]
     keeper.stop()
 

@@ -244,13 +244,13 @@ async def test_what_a_segment_holds_is_told_by_its_footer_and_by_its_blocks(
         await settled(storage)
         segment = storage.log.segments[0]
         await until(lambda: segment.sealed)
-        by_footer = queues_in(storage.log, segment)
+        by_footer = queues_in(segment)
         end = by_footer.ends.pop((topic_.topic_id, 1))
         assert 0 < end <= storage.store.reading.queue_state(topic_, 1).max_offset
         assert by_footer.ends.pop((0, 0)) > 0
         assert by_footer.ends == {(topic_.topic_id, 0): 3, (topic_.topic_id, 2): 1}
         segment.file.write([bytes(64)], segment.size - 64)
-        by_blocks = queues_in(storage.log, segment)
+        by_blocks = queues_in(segment)
         assert {**by_footer.ends, (topic_.topic_id, 1): end} == {
             key: value for key, value in by_blocks.ends.items() if key[0]
         }

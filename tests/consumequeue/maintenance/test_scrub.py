@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.commitlog.format.segment_format import end_offset
+from holdfast.commitlog.segments.footer import read_footer
 from holdfast.commitlog.segments.segment import Segment
 from holdfast.consumequeue.damage.damage_book import Fault
 from holdfast.consumequeue.maintenance.scrub import Scrub
@@ -77,7 +78,7 @@ async def test_a_sound_log_is_gone_over_and_left_as_it_is(tmp_path: Path) -> Non
 
 async def first_blocks(storage: Storage, segment: Segment) -> list[tuple[int, int, int, int]]:
     """Return (position, header's end, base offset, end offset) of the user's blocks."""
-    tables = storage.log.footer(segment)
+    tables = read_footer(segment)
     assert tables is not None
     return [
         (

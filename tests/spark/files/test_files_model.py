@@ -18,6 +18,7 @@ from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.commitlog.format.batch_header import HEADER_SIZE
 from holdfast.commitlog.format.checksum import crc32c
 from holdfast.commitlog.format.segment_format import SEGMENT_HEADER_SIZE
+from holdfast.commitlog.segments.footer import seal_segment
 from holdfast.consumequeue.state.journal import encode_changes, encode_snapshot
 from holdfast.consumequeue.state.records import (
     StoredOffsets,
@@ -98,7 +99,7 @@ class Model:
 
     def seal(self, count: int) -> None:
         for segment in self.log.log.segments[:-1][:count]:
-            self.log.log.seal(segment)
+            seal_segment(segment)
 
     def expected(self, bound: Bound) -> list[tuple[Any, ...]]:
         return [
