@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING
 
 from holdfast.spark.broker.catalog import NO_STORED_OFFSETS, StoredOffsets
 from holdfast.spark.broker.client import BrokerClient
-from holdfast.spark.options.offsets import ExplicitOffsets, OffsetRange, format_offsets
-from holdfast.spark.options.ranges import RANGE_OPTIONS
+from holdfast.spark.options.offsets import (
+    RANGE_OPTIONS,
+    ExplicitOffsets,
+    OffsetRange,
+    format_offsets,
+)
 from holdfast.spark.options.read import ReadOptions, parse_options
 from holdfast.spark.read.plan import BoundTopic, bind_topics, require_topics
 
@@ -17,17 +21,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 #: The options, in lower case, that `bind` replaces by explicit offsets, topic ids and columns.
-_BOUND = frozenset(
-    {
-        "topic",
-        "subscribe",
-        "subscribepattern",
-        "assign",
-        "topicids",
-        "columns",
-        *(name.lower() for name in RANGE_OPTIONS),
-    }
-)
+_REPLACED = {"topic", "subscribe", "subscribepattern", "assign", "topicids", "columns"} | {
+    name.lower() for name in RANGE_OPTIONS
+}
 
 
 @dataclass(frozen=True)
@@ -65,9 +61,9 @@ class Bound:
         InvalidOption if there is no broker: a read with `path` must also give `url` to `bind`.
         """
         if self.group is None:
-            raise ValueError("bind(..., group=...) names the group to save; this read has none")
+            raise ValueError("save() needs a group: give bind(..., group=...)")
         location = parse_options(self.options).location
-        address = location.require_broker("files alone are never written, so nothing can be saved")
+        address = location.require_broker("offsets are stored by a broker")
         with BrokerClient.open(address) as client:
             for topic in self.topics:
                 client.check_topic(topic.name, topic.topic_id)
@@ -132,7 +128,7 @@ def _fixed_options(
 
     Queues are assigned one by one, because a topic may get more queues later.
     """
-    kept = {name: value for name, value in given.items() if name.lower() not in _BOUND}
+    kept = {name: value for name, value in given.items() if name.lower() not in _REPLACED}
     starts = {topic.name: {q: part.start for q, part in topic.ranges.items()} for topic in topics}
     ends = {topic.name: {q: part.end for q, part in topic.ranges.items()} for topic in topics}
     return kept | {

@@ -1,26 +1,7 @@
-"""The errors of reads and writes, and what each means for the user.
+"""The errors of reads and writes.
 
-    SparkError
-      InvalidOption          an option is unknown, invalid, or contradicts another: fix the option
-      JavaMissing            there is no Java, or one that is too old for Spark: install Java
-      BrokerUnavailable      no answer within the time allowed for retries: try again later
-      CertificateNotTrusted  the server at the address cannot prove that it is the broker
-      BrokerRefused          the broker answered with a problem that no retry fixes
-      DataLost               requested rows are no longer stored (see failOnDataLoss)
-      TopicRecreated         the topic was deleted and created again since the offsets were fixed
-      GoneFromStream         a checkpoint names a topic or queue that the stream can no longer read
-      CheckpointUnreadable   a stream's checkpoint holds offsets that this release cannot read
-      OffsetsMoved           somebody else changed the group's stored offsets since `bind`
-      UnknownTopic           the data directory has no topic of this name
-      FilesUnreadable        a data directory cannot be read from here, or its state is damaged
-      ReplyMismatch          the broker's reply does not fit the request: a defect, not bad data
-      UnwritableColumn       a column cannot be written, or is missing: fix the DataFrame
-      UnwritableRow          a row cannot be converted to a message: fix the row
-      WriteRefused           the broker refused rows permanently
-      ReplayDiffers          a repeated attempt sends other rows than the earlier attempt stored
-      IdentityMissing        Spark does not give a task its query id or batch number
-
-An error travels from a task to the user as text only, so its message must be complete.
+Spark passes an error of a task to the user as text only. So an error's message must be complete: it
+says what failed and, if the user can fix it, how.
 """
 
 from collections.abc import Mapping
@@ -37,7 +18,7 @@ class SparkError(Exception):
 
 @dataclass(eq=False, repr=False)
 class InvalidOption(SparkError, ValueError):
-    """An option that is unknown, invalid or contradictory. `option` is its documented name."""
+    """An option is unknown or invalid, or contradicts another one."""
 
     option: str
     detail: str
@@ -48,20 +29,20 @@ class InvalidOption(SparkError, ValueError):
 
 @dataclass(eq=False, repr=False)
 class JavaMissing(SparkError):
-    """There is no Java that this version of Spark supports."""
+    """There is no Java, or one that is too old for Spark."""
 
     found: str
 
     def __str__(self) -> str:
         return (
             f"Spark needs Java 17 or newer; {self.found}. Install it, for instance with "
-            "'apt-get install openjdk-17-jre-headless', or point JAVA_HOME to one"
+            "'apt-get install openjdk-17-jre-headless', or set JAVA_HOME"
         )
 
 
 @dataclass(eq=False, repr=False)
 class BrokerUnavailable(SparkError):
-    """The broker gave no usable answer within `waited_s` seconds."""
+    """The broker gave no usable answer in `waited_s` seconds, the time allowed for retries."""
 
     url: str
     waited_s: float
@@ -76,22 +57,22 @@ class BrokerUnavailable(SparkError):
 
 @dataclass(eq=False, repr=False)
 class CertificateNotTrusted(SparkError):
-    """The server at the address has no certificate that this client trusts for that address."""
+    """The server at the address cannot prove that it is the broker."""
 
     url: str
     reason: str
 
     def __str__(self) -> str:
         return (
-            f"the certificate of {self.url} is not trusted: {self.reason}; use the name that it is "
-            "for, or name the file of the authority that signed it by the option caFile"
+            f"the certificate of {self.url} is not trusted: {self.reason}; use the host name in "
+            "the certificate, or set the option caFile to the authority that signed it"
         )
 
 
 @dataclass(eq=False, repr=False)
 class BrokerRefused(SparkError):
-    """The broker answered with an error. `problem` is the complete problem+json, and `type` is its
-    field `type`: a stable path, such as /problems/unknown-topic."""
+    """The broker answered with a problem that no retry fixes. `problem` is the complete
+    problem+json; `type` is its field `type`: a stable path, such as /problems/unknown-topic."""
 
     status: int
     problem: Mapping[str, object]
@@ -118,14 +99,14 @@ class DataLost(SparkError):
     def __str__(self) -> str:
         return (
             f"queue {self.queue} of {self.topic!r} has no messages from offset {self.offset} to "
-            f"{self.next_offset} ({self.reason}); choose offsets that are there, or set "
-            "failOnDataLoss=false to skip what is gone"
+            f"{self.next_offset} ({self.reason}); choose offsets that exist, or set "
+            "failOnDataLoss=false to skip lost messages"
         )
 
 
 @dataclass(eq=False, repr=False)
 class TopicRecreated(SparkError):
-    """The topic with this name has another id than when its offsets were fixed."""
+    """The topic was deleted and created again since its offsets were fixed."""
 
     topic: str
     bound_id: int
@@ -134,15 +115,15 @@ class TopicRecreated(SparkError):
     def __str__(self) -> str:
         return (
             f"topic {self.topic!r} was deleted and created again since its offsets were bound "
-            f"(topic id {self.bound_id} then, {self.found_id} now); load it anew, or, if it is "
-            "streamed, begin a new checkpoint or set failOnDataLoss=false to read the new one"
+            f"(topic id {self.bound_id} then, {self.found_id} now); load it again. For a stream, "
+            "begin a new checkpoint, or set failOnDataLoss=false to read the new topic"
         )
 
 
 @dataclass(eq=False, repr=False)
 class GoneFromStream(SparkError):
-    """A topic or queue in a stream's checkpoint no longer exists, or the options no longer name
-    it."""
+    """A topic or queue in a stream's checkpoint no longer exists, or the options do not name it.
+    `queue` is None for a topic."""
 
     topic: str
     queue: int | None
@@ -152,51 +133,50 @@ class GoneFromStream(SparkError):
         if self.queue is not None:
             what = f"queue {self.queue} of {what}"
         return (
-            f"{what} is in the stream's checkpoint, but is gone, or no more among what the options "
-            "name; begin a new checkpoint, or set failOnDataLoss=false to go on without it"
+            f"{what} is in the stream's checkpoint, but does not exist, or the options do not name "
+            "it; begin a new checkpoint, or set failOnDataLoss=false to continue without it"
         )
 
 
 @dataclass(eq=False, repr=False)
 class CheckpointUnreadable(SparkError):
-    """A checkpoint holds offsets of another source, or of a version that this release cannot
-    read."""
+    """A stream's checkpoint has offsets that this release cannot read."""
 
     found: object
     reason: str
 
     def __str__(self) -> str:
         return (
-            f"the stream's checkpoint holds offsets that cannot be read: {self.reason}; use the "
-            f"release that wrote it, or begin a new checkpoint. Found {str(self.found)[:200]}"
+            f"the offsets in the stream's checkpoint cannot be read: {self.reason}; use the "
+            f"release that wrote them, or begin a new checkpoint. Found {str(self.found)[:200]}"
         )
 
 
 @dataclass(eq=False, repr=False)
 class OffsetsMoved(SparkError):
-    """The group's stored offsets changed between bind and save, so nothing was saved."""
+    """The group's stored offsets have changed since `bind`, so nothing was saved."""
 
     group: str
     topic: str
 
     def __str__(self) -> str:
         return (
-            f"the offsets of group {self.group!r} for {self.topic!r} were changed by somebody "
-            "else since they were bound, so they were left alone; bind again and repeat the run"
+            f"the offsets of group {self.group!r} for {self.topic!r} have changed since they were "
+            "bound, so nothing was saved; bind again and repeat the run"
         )
 
 
 @dataclass(eq=False, repr=False)
 class UnknownTopic(SparkError):
-    """The log in a data directory has no topic of this name."""
+    """The log in the data directory has no topic of this name."""
 
     topic: str
     path: str
 
     def __str__(self) -> str:
         return (
-            f"there is no topic {self.topic!r} in the log of {self.path}; check the option topic "
-            "and which data directory path names, or publish to the topic first"
+            f"there is no topic {self.topic!r} in the log of {self.path}; check the options topic "
+            "and path, or publish to the topic first"
         )
 
 
@@ -210,26 +190,26 @@ def means_no_topic(error: SparkError) -> bool:
 
 @dataclass(eq=False, repr=False)
 class FilesUnreadable(SparkError):
-    """The segment files under `path` cannot be used."""
+    """A data directory cannot be read from here, or its state is damaged."""
 
     path: str
     reason: str
 
     def __str__(self) -> str:
         return (
-            f"the log in the data directory {self.path} cannot be read here ({self.reason}); path "
-            "names a data directory that the driver and every executor see under this name, and "
-            "may read; or give url, and rows come over HTTP"
+            f"the log in the data directory {self.path} cannot be read here ({self.reason}); the "
+            "driver and every executor must see the directory at this path, and be allowed to read "
+            "it; or give url, to read over HTTP"
         )
 
 
 class ReplyMismatch(SparkError):
-    """A reply that does not fit its request."""
+    """The broker's reply does not fit the request. This is a defect, not bad data."""
 
 
 @dataclass(eq=False, repr=False)
 class UnwritableColumn(SparkError, ValueError):
-    """A column that cannot be written, or is missing."""
+    """A column of the DataFrame cannot be written, or is missing."""
 
     column: str
     detail: str
@@ -240,7 +220,7 @@ class UnwritableColumn(SparkError, ValueError):
 
 @dataclass(eq=False, repr=False)
 class UnwritableRow(SparkError, ValueError):
-    """A row that cannot be converted to a message. `row` counts from 0 in its partition."""
+    """A row cannot be converted to a message. `row` is its position in the partition, from 0."""
 
     partition: int
     row: int
@@ -253,10 +233,8 @@ class UnwritableRow(SparkError, ValueError):
 
 @dataclass(eq=False, repr=False)
 class WriteRefused(SparkError):
-    """The broker refused rows with a problem that no retry fixes.
-
-    Of the rows `first_row` to `last_row` of the partition, those for `queues` were refused.
-    """
+    """The broker refused rows with a problem that no retry fixes: of the rows `first_row` to
+    `last_row` of the partition, the rows for `queues`."""
 
     topic: str
     queues: tuple[int, ...]
@@ -268,17 +246,17 @@ class WriteRefused(SparkError):
     def __str__(self) -> str:
         return (
             f"rows {self.first_row} to {self.last_row} of partition {self.partition}, for "
-            f"{_format_numbers('queue', self.queues)} of {self.topic!r}, "
-            f"were not stored: {self.reason}"
+            f"{self._queues()} of {self.topic!r}, were not stored: {self.reason}"
         )
+
+    def _queues(self) -> str:
+        return f"queue{'s' * (len(self.queues) > 1)} {', '.join(map(str, self.queues))}"
 
 
 @dataclass(eq=False, repr=False)
 class ReplayDiffers(SparkError):
-    """An earlier attempt stored other rows under the same sequence number.
-
-    The rows of this attempt were not stored. The stored rows remain.
-    """
+    """An earlier attempt stored other rows under the same sequence number. The rows of this attempt
+    were not stored. The stored rows remain."""
 
     topic: str
     queue: int
@@ -288,29 +266,23 @@ class ReplayDiffers(SparkError):
 
     def __str__(self) -> str:
         return (
-            f"from row {self.first_row} on, partition {self.partition} is not what an earlier "
-            f"attempt stored in queue {self.queue} of {self.topic!r} ({self.reason}). Make rows "
-            "come in the same order and partitions each time (the option sortBy does the order); "
-            "to get past this once, run with idempotent=false, which stores again what was stored "
-            "before"
+            f"from row {self.first_row} on, partition {self.partition} differs from the rows that "
+            f"an earlier attempt stored in queue {self.queue} of {self.topic!r} ({self.reason}). "
+            "Every attempt must have the same rows in the same order and partitions (the option "
+            "sortBy fixes the order). To continue once, run with idempotent=false; this stores all "
+            "rows of the batch again"
         )
 
 
 @dataclass(eq=False, repr=False)
 class IdentityMissing(SparkError):
-    """The task does not know its query id or batch number, so the broker could not recognise a
+    """A task does not know its query id or batch number, so the broker could not recognise a
     retry."""
 
     missing: str
 
     def __str__(self) -> str:
         return (
-            f"Spark gives this task no {self.missing}, so that rows sent again could not be told "
-            "from new ones; set idempotent=false to write without that, at least once"
+            f"Spark gives this task no {self.missing}, so the broker could not recognise rows that "
+            "are sent again; set idempotent=false to store rows at least once"
         )
-
-
-def _format_numbers(what: str, numbers: tuple[int, ...]) -> str:
-    return (
-        f"{what} {numbers[0]}" if len(numbers) == 1 else f"{what}s {', '.join(map(str, numbers))}"
-    )

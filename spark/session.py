@@ -40,9 +40,9 @@ LOCAL_SETTINGS = {
 def register(spark: "SparkSession", *, anew: bool = False) -> None:
     """Register `spark.read.format("holdfast")` in the session. Registering again does nothing.
 
-    Spark's Python workers need holdfast, too: set PYSPARK_PYTHON to an interpreter that has it
-    before the session starts (`local_session` does), or send the package with `ship`. A
-    registration uses only archives that were sent to Spark before it. After you send another
+    Spark's Python workers need holdfast, too. Either set PYSPARK_PYTHON to an interpreter that has
+    holdfast before the session starts (`local_session` does this), or send the package with `ship`.
+    A registration uses only archives that were sent to Spark before it. After you send another
     archive, register again with `anew=True`.
     """
     from holdfast.spark.source import HoldfastDataSource  # imported here because it needs pyspark
@@ -98,13 +98,13 @@ def require_java() -> Path:
     home = os.environ.get("JAVA_HOME")
     java = Path(home, "bin", "java") if home else Path(shutil.which("java") or "java")
     try:
-        asked = subprocess.run(
+        answer = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=60, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
-        where = f"JAVA_HOME is {home}, where none runs" if home else "none is on the PATH"
-        raise JavaMissing(where) from None
-    found = _JAVA_VERSION.search(asked.stderr + asked.stdout)
+        reason = f"JAVA_HOME is {home}, where Java does not run" if home else "PATH has no Java"
+        raise JavaMissing(reason) from None
+    found = _JAVA_VERSION.search(answer.stderr + answer.stdout)
     if found is None or int(found[1]) < _JAVA_NEEDED:
         raise JavaMissing(f"{java} is version {found[1] if found else 'unknown'}")
     return java

@@ -43,15 +43,12 @@ class HoldfastDataSource(DataSource, metaclass=SelfUnpackingMeta):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        unasked = InvalidOption(
-            "schema", "load without .schema(...): the option columns chooses the columns"
-        )
-        self._batch: tuple[ReadOptions, tuple[BoundTopic, ...]] | SparkError = unasked
-        self._stream: StreamOptions | SparkError = unasked
+        no_schema = InvalidOption("schema", "omit .schema(...); choose columns with option columns")
+        self._batch: tuple[ReadOptions, tuple[BoundTopic, ...]] | SparkError = no_schema
+        self._stream: StreamOptions | SparkError = no_schema
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
         return "holdfast"
 
     def schema(self) -> str:
@@ -81,7 +78,7 @@ class HoldfastDataSource(DataSource, metaclass=SelfUnpackingMeta):
             return options, bind_topics(catalog, options)
 
     def reader(self, schema: StructType) -> HoldfastReader:
-        """Return a reader of the fixed ranges. Raises the error that schema() kept for a batch, and
+        """Return a reader of the fixed ranges. Raises the error that schema() kept for a batch, or
         InvalidOption if the user gave a schema."""
         if isinstance(self._batch, SparkError):
             raise self._batch
@@ -91,7 +88,7 @@ class HoldfastDataSource(DataSource, metaclass=SelfUnpackingMeta):
     # The methods below import modules only when they are called; read/reading.py explains why.
 
     def streamReader(self, schema: StructType) -> "HoldfastStreamReader":  # noqa: N802  Spark's name
-        """Return a reader of the stream. Raises the error that schema() kept for a stream, and
+        """Return a reader of the stream. Raises the error that schema() kept for a stream, or
         InvalidOption if the user gave a schema."""
         from holdfast.spark.stream.source import HoldfastStreamReader
 
@@ -100,13 +97,11 @@ class HoldfastDataSource(DataSource, metaclass=SelfUnpackingMeta):
         return HoldfastStreamReader(self._stream)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the writer of a batch with these columns."""
         from holdfast.spark.write.sink import make_batch_writer
 
         return make_batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """Return the writer of a stream with these columns."""
         from holdfast.spark.write.sink import make_stream_writer
 
         return make_stream_writer(self.options, schema, overwrite)

@@ -2,7 +2,7 @@
 pyspark.
 
 The columns of a block are used as Arrow buffers without conversion. Columns of several blocks are
-joined, so the cost is per block and per byte, never per message. Spark accepts only the exact Arrow
+joined. So the cost is per block and per byte, never per message. Spark accepts only the exact Arrow
 schema that it expects: plain nullable types, and timestamps in microseconds UTC. Timestamps are
 rounded down to milliseconds, as in the HTTP API, so that reads with a filter (messages.py) give the
 same rows.
@@ -78,21 +78,22 @@ def cut_portions(
     which it reaches `target_bytes`."""
     counts = rows.end - rows.start
     row_bytes = (blocks.total_sizes / blocks.message_counts)[rows.block]
-    ends = np.cumsum(counts)  # row numbers counted from the first row, like `at` and `until`
+    # Row numbers count from the first selected row. `ends` has the row number after each block.
+    ends = np.cumsum(counts)
     sizes = np.cumsum(counts * row_bytes)
     total = int(counts.sum())
-    at = 0
-    while at < total:
-        first = int(np.searchsorted(ends, at, "right"))
-        passed_bytes = sizes[first] - (ends[first] - at) * row_bytes[first]
-        full = min(int(np.searchsorted(sizes, passed_bytes + target_bytes)), len(ends) - 1)
-        until = min(at + max_rows, int(ends[full]))
-        last = int(np.searchsorted(ends, until))
+    first_row = 0
+    while first_row < total:
+        first = int(np.searchsorted(ends, first_row, "right"))
+        bytes_before = sizes[first] - (ends[first] - first_row) * row_bytes[first]
+        full = min(int(np.searchsorted(sizes, bytes_before + target_bytes)), len(ends) - 1)
+        end_row = min(first_row + max_rows, int(ends[full]))
+        last = int(np.searchsorted(ends, end_row))
         block, start, end = (column[first : last + 1].copy() for column in rows)
-        start[0] = rows.end[first] - (ends[first] - at)
-        end[-1] = rows.end[last] - (ends[last] - until)
+        start[0] = rows.end[first] - (ends[first] - first_row)
+        end[-1] = rows.end[last] - (ends[last] - end_row)
         yield RowSelection(block, start, end)
-        at = until
+        first_row = end_row
 
 
 def decode(
@@ -148,7 +149,7 @@ class _Portion:
         return pa.array(self._offsets, kind)
 
     def message_id(self, kind: pa.DataType) -> pa.Array:
-        """Build the same texts as format_message_id, for each row."""
+        """Build the text of format_message_id for each row."""
         prefix = f"{self._source.topic_id:08X}{self._source.queue:08X}".encode()
         text = np.empty((self._count, 32), np.uint8)
         text[:, :16] = np.frombuffer(prefix, np.uint8)
@@ -165,10 +166,8 @@ class _Portion:
         return self._optional_text(kind, "tag_offsets", "tags", BatchFlag.TAGS)
 
     def body(self, kind: pa.DataType) -> pa.Array:
-        offsets, data = self._texts(
-            "body_offsets", "bodies", self._index, self._start, self._counts
-        )
-        return _make_array(kind, self._count, [None, offsets, data])
+        texts = self._texts("body_offsets", "bodies", self._index, self._start, self._counts)
+        return _make_array(kind, self._count, [None, *texts])
 
     def _optional_text(
         self, kind: pa.DataType, offsets: str, data: str, flag: BatchFlag
@@ -187,21 +186,17 @@ class _Portion:
     def properties(self, kind: pa.DataType) -> pa.Array:
         """Build maps. A message without properties has an empty map."""
         ends, names, values = self._entries(pa.string())
-        entries = pa.StructArray.from_arrays(
-            [names, values], fields=[kind.key_field, kind.item_field]
-        )
-        return pa.Array.from_buffers(
-            kind, self._count, [None, pa.py_buffer(ends)], children=[entries]
-        )
+        fields = [kind.key_field, kind.item_field]
+        entries = pa.StructArray.from_arrays([names, values], fields=fields)
+        buffers = [None, _make_buffer(ends)]
+        return pa.Array.from_buffers(kind, self._count, buffers, children=[entries])
 
     def headers(self, kind: pa.DataType) -> pa.Array:
         """Build lists. A message without properties has null, as in the Kafka connector."""
         ends, names, values = self._entries(pa.binary())
         entries = pa.StructArray.from_arrays([names, values], fields=list(kind.value_type))
-        validity = _make_buffer(_validity_bits(np.diff(ends) > 0))
-        return pa.Array.from_buffers(
-            kind, self._count, [validity, pa.py_buffer(ends)], children=[entries]
-        )
+        buffers = [_make_buffer(_validity_bits(np.diff(ends) > 0)), _make_buffer(ends)]
+        return pa.Array.from_buffers(kind, self._count, buffers, children=[entries])
 
     def _entries(self, value_kind: pa.DataType) -> tuple[Int32s, pa.Array, pa.Array]:
         """Return (offsets, names, values): message i has the properties offsets[i] to
@@ -227,7 +222,7 @@ class _Portion:
         return _make_array(kind, self._count, [None, np.repeat(stamps, self._counts)])
 
     def born_timestamp(self, kind: pa.DataType) -> pa.Array:
-        """Build timestamps. A time below 1 ms means that the producer gave no time, and becomes
+        """Build timestamps. If the producer gave no time, the stored time is below 1 ms; it becomes
         null."""
         stamps = np.repeat(self._field("born_timestamp_us"), self._counts)
         own = self._blocks.has(BatchFlag.BORN)[self._index]
@@ -248,8 +243,8 @@ class _Portion:
         return field
 
     def _spread(self, sizes: Int32s, present: Bools) -> Int32s:
-        """Return a size for each row. `sizes` has only the sizes of the rows in `present` blocks;
-        all other rows get 0."""
+        """Return a size for each row. `sizes` has only the rows of the blocks where `present` is
+        true; all other rows get 0."""
         if present.all():
             return sizes
         spread = np.zeros(self._count, np.int32)
@@ -257,11 +252,8 @@ class _Portion:
         return spread
 
     def _steps(self, at: Int64s, counts: Int64s) -> tuple[Int32s, Int64s, Int64s]:
-        """Read `counts[i]` + 1 offsets from the int32 at `at[i]` on, for each i.
-
-        Return the differences between neighbouring offsets, and the first and the last offset for
-        each i.
-        """
+        """Read `counts[i]` + 1 offsets from the int32 at `at[i]` on, for each i. Return the
+        differences between neighbouring offsets, and the first and the last offset for each i."""
         words = np.frombuffer(self._blocks.buffer, "<i4")
         used = counts > 0
         runs = words[_ranges(at[used], counts[used] + 1)]
@@ -278,10 +270,8 @@ class _Portion:
     def _texts(
         self, offsets: str, data: str, index: Int64s, start: Int64s, counts: Int64s
     ) -> tuple[Int32s, Any]:
-        """Join `counts[i]` texts of block index[i], beginning with text start[i], for each i.
-
-        Return their Arrow offsets and their bytes.
-        """
+        """Join `counts[i]` texts of block index[i], from text start[i] on, for each i. Return their
+        Arrow offsets and their bytes."""
         at = self._blocks.starts[offsets][index] // 4 + start
         sizes, first, last = self._steps(at, counts)
         base = self._blocks.starts[data][index]
@@ -290,8 +280,7 @@ class _Portion:
         return _text_offsets(sizes), _join_pieces(whole, base + first, base + last)
 
 
-#: Column -> its builder. It has the columns of Holdfast's own schema and of the schema of Spark's
-#: Kafka connector.
+#: Column -> its builder, for Holdfast's own schema and for the schema of Spark's Kafka connector.
 _BUILDERS: Mapping[str, Callable[[_Portion, pa.DataType], pa.Array]] = {
     "topic": _Portion.topic,
     "queue": _Portion.queue,
@@ -315,7 +304,7 @@ _HEX = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 
 
 def _ranges(starts: Int64s, counts: Int64s) -> Int64s:
-    """Return one array that has, for each i, counts[i] consecutive integers from starts[i] up."""
+    """Return one array: for each i, the `counts[i]` consecutive integers from `starts[i]` on."""
     before = np.cumsum(counts) - counts
     ranges: Int64s = np.arange(int(counts.sum())) + np.repeat(starts - before, counts)
     return ranges
@@ -337,10 +326,10 @@ def _join_pieces(buffer: Buffer, starts: Int64s, ends: Int64s) -> pa.Buffer:
 
 
 def _check_within(first: Int64s, last: Int64s, sizes: Int64s) -> None:
-    """Raise CorruptBatch unless the offsets first[i] to last[i] lie within their column of size
+    """Raise CorruptBatch unless the offsets first[i] to last[i] are within their column of size
     sizes[i]."""
     if bool(np.any((first < 0) | (last > sizes))):
-        raise CorruptBatch("column-offsets", "they lie outside their column")
+        raise CorruptBatch("column-offsets", "they are outside their column")
 
 
 def _text_offsets(sizes: Int32s) -> Int32s:

@@ -1,7 +1,7 @@
 """Convert the broker's msgpack messages into an Arrow record batch. Pure.
 
-Used for reads with a filter expression. Only the broker can evaluate the expression, so it sends
-single matching messages, not whole blocks. The columns are the same as those of `decoder`.
+This is for reads with a filter expression. Only the broker can evaluate the expression, so it sends
+the matching messages, not whole blocks. The columns are the same as those of decoder.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ def unpack_messages(body: Buffer) -> list[Message]:
     try:
         messages = msgpack.unpackb(body)["messages"]
     except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
-        raise ReplyMismatch(f"the broker's reply is no list of messages: {error!r}") from error
+        raise ReplyMismatch(f"the broker's reply has no list of messages: {error!r}") from error
     assert isinstance(messages, list)
     return messages
 
@@ -50,7 +50,7 @@ def _headers(message: Message, _: QueueRange) -> list[dict[str, object]] | None:
     return [{"key": name, "value": value.encode()} for name, value in properties.items()] or None
 
 
-def _us(milliseconds: int | None) -> int | None:
+def _to_us(milliseconds: int | None) -> int | None:
     return milliseconds * 1000 if milliseconds else None
 
 
@@ -67,8 +67,8 @@ _VALUES: Mapping[str, Callable[[Message, QueueRange], object]] = {
     "headers": _headers,
     "body": lambda message, _: message["body"],
     "value": lambda message, _: message["body"],
-    "born_timestamp": lambda message, _: _us(message["born_timestamp_ms"]),
-    "store_timestamp": lambda message, _: _us(message["store_timestamp_ms"]),
-    "timestamp": lambda message, _: _us(message["store_timestamp_ms"]),
+    "born_timestamp": lambda message, _: _to_us(message["born_timestamp_ms"]),
+    "store_timestamp": lambda message, _: _to_us(message["store_timestamp_ms"]),
+    "timestamp": lambda message, _: _to_us(message["store_timestamp_ms"]),
     "timestampType": lambda *_: LOG_APPEND_TIME,
 }

@@ -28,16 +28,15 @@ class BlockGatherer:
         """Set the limits for the total of all replies. The first reply may be larger."""
         self._max_bytes = max_bytes
         self._max_messages = max_messages
-        self._room = unwritten(0)
+        self._buffer = unwritten(0)
         self._bodies_end = 0
-        self._pieces: list[memoryview] = []  # four per block
+        self._pieces: list[memoryview] = []  # four per block: header, offsets, bodies, rest
         self._headers: list[BatchHeader] = []
         self._bytes = self._messages = 0
         self._most_bytes = self._most_messages = 0  # the largest reply so far
 
     @property
     def is_empty(self) -> bool:
-        """True if no blocks are gathered."""
         return not self._headers
 
     @property
@@ -61,29 +60,29 @@ class BlockGatherer:
         an error of `fill`, the rest of the body is unread and nothing of this reply is gathered.
         """
         if not self._headers:
-            self._room = unwritten(max(size, self._max_bytes))
-        elif self._bytes + size > len(self._room):
+            self._buffer = unwritten(max(size, self._max_bytes))
+        elif self._bytes + size > len(self._buffer):
             return _receive_whole((), fill, size)
         pieces: list[memoryview] = []
         headers: list[BatchHeader] = []
         bodies_end = self._bodies_end
-        taken = 0
-        while size - taken >= HEADER_SIZE:
+        received = 0
+        while size - received >= HEADER_SIZE:
             start = _receive_piece(fill, HEADER_SIZE)
             pieces.append(start)
-            taken += HEADER_SIZE
-            header = _decode_header(start, size - taken)
+            received += HEADER_SIZE
+            header = _decode_header(start, size - received)
             if header is None or (not headers and header.total_size < LARGE_BLOCK_BYTES):
                 break
             places = layout_of(header)
-            bodies = self._room[bodies_end : bodies_end + header.body_bytes]
+            bodies = self._buffer[bodies_end : bodies_end + header.body_bytes]
             pieces.append(_receive_piece(fill, places.bodies.start - HEADER_SIZE))
             fill(bodies)
             pieces += bodies, _receive_piece(fill, header.total_size - places.bodies.end)
             headers.append(header)
             bodies_end += header.body_bytes
-            taken += header.total_size - HEADER_SIZE
-        if taken < size or not 0 < len(pieces) == 4 * len(headers):
+            received += header.total_size - HEADER_SIZE
+        if received < size or not 0 < len(pieces) == 4 * len(headers):
             return _receive_whole(pieces, fill, size)
         messages = sum([header.message_count for header in headers])
         self._pieces += pieces
@@ -97,17 +96,16 @@ class BlockGatherer:
 
     def blocks(self) -> SplitBodies:
         """Return the blocks of all gathered replies, in the form that BatchRun reads."""
-        sizes, counts, of_bodies = (
+        sizes, counts, body_sizes = (
             np.array([getattr(header, name) for header in self._headers], np.int64)
             for name in ("total_size", "message_count", "body_bytes")
         )
-        bodies = self._room[: self._bodies_end]
-        apart = SplitBodies.room_for(sizes, counts, of_bodies, bodies)
-        pieces = self._pieces
-        for at, (head, _, rest) in enumerate(apart.places()):
-            start, offsets, _, behind = pieces[4 * at : 4 * at + 4]
-            head[:HEADER_SIZE], head[HEADER_SIZE:], rest[:] = start, offsets, behind
-        return apart
+        bodies = self._buffer[: self._bodies_end]
+        split = SplitBodies.room_for(sizes, counts, body_sizes, bodies)
+        for index, (head, _, tail) in enumerate(split.places()):
+            header, offsets, _, rest = self._pieces[4 * index : 4 * index + 4]
+            head[:HEADER_SIZE], head[HEADER_SIZE:], tail[:] = header, offsets, rest
+        return split
 
 
 def _receive_piece(fill: Fill, size: int) -> memoryview:
@@ -117,7 +115,7 @@ def _receive_piece(fill: Fill, size: int) -> memoryview:
 
 
 def _decode_header(start: memoryview, left: int) -> BatchHeader | None:
-    """Return the decoded header. Return None if it is invalid, or if its block is longer than the
+    """Return the decoded header, or None if it is invalid, or if its block needs more than the
     `left` bytes that follow."""
     try:
         header = BatchHeader.decode(start)
@@ -130,9 +128,9 @@ def _decode_header(start: memoryview, left: int) -> BatchHeader | None:
 def _receive_whole(pieces: Sequence[memoryview], fill: Fill, size: int) -> Buffer:
     """Return the whole body: the pieces received so far and the rest."""
     whole = unwritten(size)
-    at = 0
+    received = 0
     for piece in pieces:
-        whole[at : at + len(piece)] = piece
-        at += len(piece)
-    fill(whole[at:])
+        whole[received : received + len(piece)] = piece
+        received += len(piece)
+    fill(whole[received:])
     return whole.toreadonly()

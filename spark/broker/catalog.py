@@ -1,7 +1,5 @@
-"""The interface for planning a read: topics, the range of each queue, and ranges cut into parts.
-
-`BrokerClient` implements it for a broker, and `FileCatalog` for a data directory. No I/O here.
-"""
+"""The interface for planning a read. `BrokerClient` implements it for a broker, and `FileCatalog`
+for a data directory. No I/O here."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -59,12 +57,12 @@ class OutOfRange(SparkError):
     end: int
 
     def __str__(self) -> str:
-        return f"queue {self.queue} of {self.topic!r} has not all of {self.start} to {self.end}"
+        return f"queue {self.queue} of {self.topic!r} lacks offsets in {self.start} to {self.end}"
 
 
 class Catalog(Protocol):
-    """The interface for planning a read. Each implementation documents the errors that it
-    raises."""
+    """Topics, the range of each queue, and ranges cut into parts. Each implementation documents the
+    errors that it raises."""
 
     def topic_names(self) -> Iterator[str]:
         """Yield the names of all topics."""
@@ -102,11 +100,9 @@ class LiveCatalog(Catalog, Protocol):
     """A broker's catalog: it can also wait for messages, and release leases."""
 
     def hold(self, topic: str, offsets: Mapping[int, int], wait_ms: int) -> None:
-        """Return when one of the queues has a message at its offset, or after `wait_ms`.
-
-        May return at once, for any reason.
-        """
+        """Wait until one of the queues has a message at its offset, for at most `wait_ms`. May
+        return at once, for any reason."""
 
     def release_leases(self, leases: Iterable[tuple[str, str]]) -> None:
-        """Release leases, (topic, id) each. Leases that no longer exist are ignored. Raises
-        nothing."""
+        """Release leases, (topic, id) each. Raises nothing: a lease that cannot be released
+        expires."""

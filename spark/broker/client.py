@@ -2,7 +2,6 @@
 
 Every call raises BrokerUnavailable if the broker gives no usable answer in time, and BrokerRefused
 if the broker answers with a problem that no retry fixes. The docstrings name only further errors.
-Use a client from one thread at a time.
 """
 
 import logging
@@ -33,7 +32,7 @@ from holdfast.spark.errors import (
     SparkError,
     TopicRecreated,
 )
-from holdfast.spark.options.address import Address
+from holdfast.spark.options.location import Address
 from holdfast.spark.options.offsets import OffsetRange, QueueState, SegmentRange
 
 _log = logging.getLogger("holdfast.spark")
@@ -70,7 +69,8 @@ class PublishedBatch:
 
 
 class BrokerClient:
-    """A client of one broker. Close it, or use it as a context manager."""
+    """A client of one broker, and a LiveCatalog. It connects on first use. Close it, or use it as a
+    context manager. Use it from one thread at a time."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -79,7 +79,6 @@ class BrokerClient:
     def open(
         cls, address: Address, *, retry_for_s: float = RETRY_FOR_S, timeout_s: float = TIMEOUT_S
     ) -> Self:
-        """Return a client. It connects on first use."""
         return cls(Transport(address, retry_for_s=retry_for_s, timeout_s=timeout_s))
 
     def __enter__(self) -> Self:
@@ -93,21 +92,16 @@ class BrokerClient:
         self._transport.close()
 
     def topic_names(self) -> Iterator[str]:
-        """Yield the names of all topics, page by page."""
-        after: str | None = None
+        query: dict[str, str | int] = {"limit": _PAGE}
         while True:
-            query: dict[str, str | int] = {"limit": _PAGE}
-            if after is not None:
-                query["after"] = after
             page = self._transport.get("/v1/topics", query).json()
             for topic in page["topics"]:
                 yield topic["topic"]
-            after = page.get("next")
-            if after is None:
+            if (following := page.get("next")) is None:
                 return
+            query["after"] = following
 
     def describe(self, topic: str) -> TopicState:
-        """Return the topic's id and the current range of each queue."""
         found = self._transport.get(_topic_path(topic)).json()
         return TopicState(
             name=topic,
@@ -124,22 +118,12 @@ class BrokerClient:
         _check_topic_id(topic, topic_id, self.describe(topic).topic_id)
 
     def offset_at(self, topic: str, queue: int, timestamp_ms: int) -> int:
-        """Return the first offset stored at or after a time, or the queue's end if there is
-        none."""
-        reply = self._transport.get(
-            f"{_queue_path(topic, queue)}/offset", {"timestamp_ms": timestamp_ms}
-        )
-        return int(reply.json()["offset"])
+        path = f"{_queue_path(topic, queue)}/offset"
+        return int(self._transport.get(path, {"timestamp_ms": timestamp_ms}).json()["offset"])
 
     def stored_offsets(self, group: str, topic: str) -> StoredOffsets | None:
-        """Return a group's offsets, or None if the group does not exist."""
-        try:
-            reply = self._transport.get(_group_path(group, topic))
-        except BrokerRefused as refused:
-            if refused.type == "/problems/unknown-group":
-                return None
-            raise
-        return _parse_stored_offsets(reply)
+        reply = self._get_of_group(_offsets_path(group, topic))
+        return None if reply is None else _parse_stored_offsets(reply)
 
     def store_offsets(
         self, group: str, topic: str, offsets: Mapping[int, int], *, etag: str | None
@@ -147,13 +131,13 @@ class BrokerClient:
         """Store a group's offsets if the stored offsets still have the version `etag`. If `etag` is
         None, store them in any case.
 
-        Raises OffsetsMoved if somebody else has changed the stored offsets. If the stored offsets
-        already equal `offsets`, the call succeeds, so it may be repeated after a lost answer.
+        Raises OffsetsMoved if the stored offsets have another version. But if they already equal
+        `offsets`, the call succeeds, so it may be repeated after a lost reply.
         """
         content = {"offsets": {str(queue): offset for queue, offset in offsets.items()}}
         try:
             return _parse_stored_offsets(
-                self._transport.put(_group_path(group, topic), content, if_match=etag)
+                self._transport.put(_offsets_path(group, topic), content, if_match=etag)
             )
         except BrokerRefused as refused:
             if refused.status != 412:
@@ -168,19 +152,21 @@ class BrokerClient:
     def has_leases(self, group: str) -> bool:
         """Return True if the group exists and leases messages to members. Storing offsets for such
         a group would change which messages its members get."""
+        reply = self._get_of_group(_group_path(group))
+        return reply is not None and "config" in reply.json()
+
+    def _get_of_group(self, path: str) -> Reply | None:
+        """GET `path`. Return None if the group does not exist."""
         try:
-            reply = self._transport.get(f"/v1/groups/{quote(group, safe='')}")
+            return self._transport.get(path)
         except BrokerRefused as refused:
-            if refused.type == "/problems/unknown-group":
-                return False
-            raise
-        return "config" in reply.json()
+            if refused.type != "/problems/unknown-group":
+                raise
+            return None
 
     def hold(self, topic: str, offsets: Mapping[int, int], wait_ms: int) -> None:
-        """Return when one of the queues has a message at its offset, or after `wait_ms`.
-
-        Returns at once if there are too many queues for one request, or if the request fails.
-        """
+        """Wait as LiveCatalog describes. Return at once if there are too many queues for one
+        request, or if the request fails."""
         if len(offsets) > _QUEUES_PER_PLAN:
             return
         query: Query = {
@@ -194,7 +180,7 @@ class BrokerClient:
                 f"{_topic_path(topic)}/messages", query, accept=MSGPACK, retry_for_s=0
             )
         except (BrokerRefused, BrokerUnavailable) as error:
-            _log.info("waiting for messages of %r by asking again: %s", topic, error)
+            _log.info("a wait for messages of %r failed, so it is polled: %s", topic, error)
 
     def splits(
         self,
@@ -206,26 +192,17 @@ class BrokerClient:
         min_splits: int,
         lease_ms: int = 0,
     ) -> list[Split]:
-        """Return the ranges cut into parts of about `max_bytes`, ordered by queue and offset.
-
-        With `lease_ms`, the broker protects the ranges from retention for that time, if it can
-        grant leases. After an error, all leases are released. Raises TopicRecreated if the topic's
-        id is no longer `topic_id`.
-        """
-        named = sorted(ranges.items())
+        """Return the ranges cut into parts, as Catalog describes. With `lease_ms`, the broker
+        protects the ranges from retention for that time, if it can grant leases. After an error,
+        all leases are released. Raises TopicRecreated if the topic's id is no longer `topic_id`."""
+        queues = sorted(ranges.items())
         found = []
         leases: list[tuple[str, str]] = []
-        with ExitStack() as undoing:
-            undoing.callback(self.release_leases, leases)
-            for at in range(0, len(named), _QUEUES_PER_PLAN):
-                asked = dict(named[at : at + _QUEUES_PER_PLAN])
-                query: dict[str, str | int] = {
-                    "start": ",".join(f"{queue}:{part.start}" for queue, part in asked.items()),
-                    "end": ",".join(f"{queue}:{part.end}" for queue, part in asked.items()),
-                    "max_bytes": max_bytes,
-                    "min_splits": min_splits,
-                }
-                reply = self._plan(topic, query, lease_ms)
+        with ExitStack() as on_error:
+            on_error.callback(self.release_leases, leases)
+            for at in range(0, len(queues), _QUEUES_PER_PLAN):
+                part_of_plan = dict(queues[at : at + _QUEUES_PER_PLAN])
+                reply = self._plan(topic, part_of_plan, max_bytes, min_splits, lease_ms)
                 lease_id = reply.get("lease", {}).get("id")
                 if lease_id is not None:
                     leases.append((topic, lease_id))
@@ -241,14 +218,27 @@ class BrokerClient:
                         lease_id,
                     )
                     for split in reply["splits"]
-                    if split["queue"] in asked  # a plan without a lease has all queues
+                    if split["queue"] in part_of_plan  # a plan without a lease has all queues
                 ]
-            undoing.pop_all()
+            on_error.pop_all()
         return sorted(found, key=lambda split: (split.queue, split.start))
 
-    def _plan(self, topic: str, query: Query, lease_ms: int) -> dict[str, Any]:
-        """Return a plan, with a lease if the broker supports leases and has one to grant."""
+    def _plan(
+        self,
+        topic: str,
+        ranges: Mapping[int, OffsetRange],
+        max_bytes: int,
+        min_splits: int,
+        lease_ms: int,
+    ) -> dict[str, Any]:
+        """Return a plan, with a lease if the broker supports leases and can grant one."""
         path = f"{_topic_path(topic)}/splits"
+        query: Query = {
+            "start": ",".join(f"{queue}:{part.start}" for queue, part in ranges.items()),
+            "end": ",".join(f"{queue}:{part.end}" for queue, part in ranges.items()),
+            "max_bytes": max_bytes,
+            "min_splits": min_splits,
+        }
         if lease_ms:
             leased = {**query, "only_named": "true", "lease_ms": lease_ms}
             try:
@@ -260,18 +250,15 @@ class BrokerClient:
         return dict(self._transport.get(path, query).json())
 
     def release_leases(self, leases: Iterable[tuple[str, str]]) -> None:
-        """Release leases, (topic, id) each. Leases that no longer exist are ignored.
-
-        Raises nothing: a lease that cannot be released expires. If the broker does not answer, the
-        remaining leases are left to expire.
-        """
+        """Release leases, as LiveCatalog describes. If the broker does not answer, the remaining
+        leases expire later."""
         for topic, lease_id in leases:
             try:
                 self._transport.delete(_lease_path(topic, lease_id))
             except BrokerRefused as refused:
-                _log.info("a lease on %r is left to end by itself: %s", topic, refused)
+                _log.info("a lease on %r was not released and will expire: %s", topic, refused)
             except SparkError as error:
-                _log.info("leases are left to end by themselves: %s", error)
+                _log.info("leases were not released and will expire: %s", error)
                 return
 
     def extend_lease(self, topic: str, lease_id: str, lease_ms: int) -> bool:
@@ -281,7 +268,7 @@ class BrokerClient:
         except BrokerRefused as refused:
             if refused.status != 404:
                 raise
-            _log.warning("%r is read on without a lease against retention: %s", topic, refused)
+            _log.warning("%r is read without a lease against retention now: %s", topic, refused)
             return False
         return True
 
@@ -297,10 +284,8 @@ class BrokerClient:
         tags: frozenset[str] = frozenset(),
         expression: str | None = None,
     ) -> PullOutcome[Buffer]:
-        """Return messages from `offset` on, in the format `accept`: whole blocks or msgpack.
-
-        Raises TopicRecreated if the topic's id is no longer `topic_id`.
-        """
+        """Return messages from `offset` on, in the format `accept`: whole blocks or msgpack. Raises
+        TopicRecreated if the topic's id is no longer `topic_id`."""
         query = _pull_query(offset, MAX_MESSAGES, max_bytes, tags)
         if expression is not None:
             query["filter"] = expression
@@ -320,11 +305,8 @@ class BrokerClient:
         tags: frozenset[str] = frozenset(),
     ) -> PullOutcome[Buffer | None]:
         """Return whole blocks from `offset` on, in the form that BatchRun reads. The broker may
-        return fewer than requested.
-
-        The body is None if the blocks were added to `gatherer`. Raises TopicRecreated if the
-        topic's id is no longer `topic_id`.
-        """
+        return fewer than requested. The body is None if the blocks were added to `gatherer`. Raises
+        TopicRecreated if the topic's id is no longer `topic_id`."""
         query = _pull_query(offset, min(max_messages, MAX_MESSAGES), max_bytes, tags)
         path = f"{_queue_path(topic, queue)}/messages"
         reply = self._transport.get(path, query, accept=BATCH, gatherer=gatherer)
@@ -339,11 +321,11 @@ class BrokerClient:
         self._transport.put(_topic_path(topic), {})
 
     def publish(self, topic: str, batches: bytes, *, durability: str) -> list[PublishedBatch]:
-        """Publish encoded batches, and return their locations in the same order.
+        """Publish encoded batches, wait until they are as durable as requested (`fsync` or
+        `written`), and return their locations in the same order.
 
-        Returns once the batches are as durable as requested (`fsync` or `written`). Either all of
-        them are stored or none. The request may be sent several times; batches with a producer id
-        are still stored only once.
+        Either all batches are stored or none. The request may be sent several times; batches with a
+        producer id are still stored only once.
         """
         reply = self._transport.post(
             f"{_topic_path(topic)}/messages", batches, {"durability": durability}
@@ -368,19 +350,16 @@ def _means_no_lease(refused: BrokerRefused) -> bool:
 def _find_segments(
     split: Mapping[str, int], segments: Iterable[Mapping[str, int]]
 ) -> tuple[SegmentRange, ...]:
-    """Return the ranges of segment files in which a split is stored.
-
-    If the reply lacks a segment, no rows are lost: the reader does not find them in the files, and
-    requests them from the broker.
-    """
-    begin, end = split.get("physical_offset", 0), split.get("end_physical_offset", 0)
+    """Return the ranges of segment files in which a split is stored. If the reply lacks a segment,
+    the reader does not find its rows in the files, and requests them from the broker."""
+    split_start, split_end = split.get("physical_offset", 0), split.get("end_physical_offset", 0)
     found = []
     for segment in segments:
         start = segment["start_offset"]
-        first = max(begin, start + SEGMENT_HEADER_SIZE)
-        behind = min(end, start + segment["size"])
-        if first < behind:
-            found.append(SegmentRange(start, segment["created_timestamp_us"], first, behind))
+        first = max(split_start, start + SEGMENT_HEADER_SIZE)
+        end = min(split_end, start + segment["size"])
+        if first < end:
+            found.append(SegmentRange(start, segment["created_timestamp_us"], first, end))
     return tuple(found)
 
 
@@ -441,5 +420,9 @@ def _lease_path(topic: str, lease_id: str) -> str:
     return f"{_topic_path(topic)}/read-leases/{quote(lease_id, safe='')}"
 
 
-def _group_path(group: str, topic: str) -> str:
-    return f"/v1/groups/{quote(group, safe='')}/topics/{quote(topic, safe='')}/offsets"
+def _group_path(group: str) -> str:
+    return f"/v1/groups/{quote(group, safe='')}"
+
+
+def _offsets_path(group: str, topic: str) -> str:
+    return f"{_group_path(group)}/topics/{quote(topic, safe='')}/offsets"

@@ -9,12 +9,11 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Self
 
 from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.errors import SparkError
-from holdfast.spark.options.address import Address
+from holdfast.spark.options.location import Address
 from holdfast.spark.options.offsets import PlanLease, QueueRange
 
 #: Timeout of one request. It is short because the end of the task waits for it.
@@ -25,10 +24,7 @@ _log = logging.getLogger("holdfast.spark")
 
 def renewal_delay_s(lease: PlanLease, now_s: float) -> float:
     """Return the seconds until a plan's leases must be extended: half of `lease_ms` after they were
-    granted.
-
-    Return 0 if that time has passed, or if the clocks of driver and executor disagree.
-    """
+    granted. Return 0 if that time has passed, or if the clocks of driver and executor disagree."""
     passed_s = now_s - lease.taken_at_s
     half_s = lease.lease_ms / 2000
     return half_s - passed_s if 0 <= passed_s < half_s else 0.0
@@ -46,18 +42,15 @@ class PlanLeaseRenewer:
     def __enter__(self) -> Self:
         if self._lease is not None and self._address is not None:
             self._thread = threading.Thread(
-                target=self._run, args=(self._lease, self._address), name="holdfast-lease"
+                target=self._run,
+                args=(self._lease, self._address),
+                name="holdfast-lease",
+                daemon=True,  # so that a worker can exit without waiting for it
             )
-            self._thread.daemon = True  # so that a worker can exit without waiting for it
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()
@@ -77,4 +70,4 @@ class PlanLeaseRenewer:
                     )
                 except SparkError as error:
                     wait_s = half_s / 4
-                    _log.info("a lease is not extended yet, again in %.1f s: %s", wait_s, error)
+                    _log.info("a lease was not extended, next try in %.1f s: %s", wait_s, error)

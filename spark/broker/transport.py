@@ -38,7 +38,7 @@ from holdfast.spark.errors import (
     InvalidOption,
     ReplyMismatch,
 )
-from holdfast.spark.options.address import Address
+from holdfast.spark.options.location import Address
 
 _log = logging.getLogger("holdfast.spark")
 
@@ -106,28 +106,24 @@ class Transport:
         retry_for_s: float | None = None,
         gatherer: BlockGatherer | None = None,
     ) -> Reply:
-        """GET `path`.
-
-        With a `gatherer`, the reply's blocks are added to it, not yet verified, or returned as the
-        body if they do not fit there.
-        """
+        """Send a GET request. With a `gatherer`, the reply's blocks are added to it, not yet
+        verified, or returned as the body if they do not fit into it."""
         return self._request(
             "GET", path, query, {"Accept": accept}, retry_for_s=retry_for_s, gatherer=gatherer
         )
 
     def put(self, path: str, content: object, *, if_match: str | None = None) -> Reply:
-        """PUT a JSON body."""
         headers = {"Accept": JSON, "Content-Type": JSON}
         if if_match is not None:
             headers["If-Match"] = if_match
         return self._request("PUT", path, None, headers, json.dumps(content).encode())
 
     def post(self, path: str, body: bytes, query: Query | None = None) -> Reply:
-        """POST encoded batches. Also retries while the broker's disk is full."""
+        """Send a POST request with encoded batches. Also retry while the broker's disk is full."""
         return self._request("POST", path, query, {"Accept": JSON, "Content-Type": BATCH}, body)
 
     def delete(self, path: str) -> Reply:
-        """DELETE `path`, without retries."""
+        """Send a DELETE request, without retries."""
         return self._request("DELETE", path, None, {"Accept": JSON}, retry_for_s=0)
 
     def _request(
@@ -155,7 +151,7 @@ class Transport:
                 waited_s = self._clock() - started
                 if retry.is_over(waited_s + pause_s):
                     raise BrokerUnavailable(self._address.url, waited_s, error.reason) from error
-                _log.info("%s %s failed (%s), again in %.1f s", method, path, error.reason, pause_s)
+                _log.info("%s %s failed (%s), retry in %.1f s", method, path, error.reason, pause_s)
                 self._sleep(pause_s)
         raise AssertionError("unreachable")
 

@@ -7,6 +7,7 @@ log recorded last.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Self
 
 import numpy as np
@@ -18,13 +19,17 @@ from holdfast.spark.errors import FilesUnreadable, TopicRecreated, UnknownTopic
 from holdfast.spark.files.log_files import LogFiles, LogSegment
 from holdfast.spark.files.log_state import LogState
 from holdfast.spark.files.walked_blocks import WalkedBlocks
-from holdfast.spark.options.offsets import OffsetRange, QueueState, SegmentRange
+from holdfast.spark.options.offsets import (
+    OffsetRange,
+    QueueState,
+    SegmentRange,
+    join_segments,
+)
 
 #: After retention has deleted a file, it takes a moment until the log records the new first offsets
 #: of the queues. The catalog reads the log at most this many times to find them.
 _TRIM_ATTEMPTS = 4
-#: The pause between two of these reads.
-_TRIM_PAUSE_S = 0.05
+_TRIM_PAUSE_S = 0.05  # between two of these reads
 #: A plan sends at most this many rows of the block table with a part (about 450 KiB).
 MAX_ROWS_SENT = 8192
 
@@ -54,12 +59,10 @@ class FileCatalog:
         self._log.close()
 
     def topic_names(self) -> Iterator[str]:
-        """Yield the names of all topics."""
         self._refresh()
         yield from self._state.topics()
 
     def describe(self, topic: str) -> TopicState:
-        """Return the topic's id and the current range of each queue."""
         for attempt in range(1, _TRIM_ATTEMPTS + 1):
             self._refresh()
             found = self._topic(topic)
@@ -72,13 +75,13 @@ class FileCatalog:
         return TopicState(topic, found.topic_id, queues, levels)
 
     def offset_at(self, topic: str, queue: int, timestamp_ms: int) -> int:
-        """Return the first offset stored at or after a time, or the queue's end if there is
-        none."""
         found = self._topic(topic)
         bounds = self._bounds(found, self._durable(found))
         low, high = bounds.get(queue, QueueState(0, 0))
-        for _, rows in self._rows_from_time(found.topic_id, queue, timestamp_ms * 1000, low, high):
-            return max(int(rows[0]["base_offset"]), low)
+        for _, rows in self._log.rows(found.topic_id, queue, low, high):
+            first = int(np.searchsorted(rows["store_timestamp_us"], timestamp_ms * 1000))
+            if first < len(rows):
+                return max(int(rows[first]["base_offset"]), low)
         return high
 
     def stored_offsets(self, group: str, topic: str) -> StoredOffsets | None:
@@ -97,11 +100,8 @@ class FileCatalog:
         min_splits: int,
         lease_ms: int = 0,
     ) -> list[Split]:
-        """Return the ranges cut into parts of about `max_bytes`, ordered by queue and offset.
-
-        Files cannot be leased, so `lease_ms` has no effect. Raises TopicRecreated, and OutOfRange
-        for a range that the queue does not have.
-        """
+        """Return the ranges cut into parts, as Catalog describes. Files cannot be leased, so
+        `lease_ms` has no effect. Raises TopicRecreated, OutOfRange."""
         self._refresh()
         found = self._topic(topic)
         if found.topic_id != topic_id:
@@ -150,9 +150,9 @@ class FileCatalog:
         None means that there is no limit."""
         first_offsets = self._state.first_offsets(topic.topic_id)
         ends = dict(first_offsets)
-        for queue, end in self._state.lost_ends(topic.topic_id).items():
-            ends[queue] = max(ends.get(queue, 0), end)
-        for queue, end in self._visible_ends(topic.topic_id, durable).items():
+        lost_ends = self._state.lost_ends(topic.topic_id)
+        visible_ends = self._visible_ends(topic.topic_id, durable)
+        for queue, end in chain(lost_ends.items(), visible_ends.items()):
             ends[queue] = max(ends.get(queue, 0), end)
         return {queue: QueueState(first_offsets.get(queue, 0), end) for queue, end in ends.items()}
 
@@ -181,16 +181,6 @@ class FileCatalog:
             bounds[queue].min_offset < first for queue, first in firsts.items() if queue in bounds
         )
 
-    def _rows_from_time(
-        self, topic_id: int, queue: int, timestamp_us: int, start: int, end: int
-    ) -> Iterator[tuple[LogSegment, Blocks]]:
-        """Yield a queue's blocks in [start, end) that were stored at or after a time, with their
-        segment."""
-        for segment, rows in self._log.rows(topic_id, queue, start, end):
-            first = int(np.searchsorted(rows["store_timestamp_us"], timestamp_us))
-            if first < len(rows):
-                yield segment, rows[first:]
-
 
 def _durable_end(
     segment: LogSegment, topic_id: int, queue: int, offsets: tuple[int, int], durable: int
@@ -206,8 +196,8 @@ def _durable_end(
 
 
 class _RangeCutter:
-    """A range of one queue, to be cut by bytes at block borders. To save memory, the rows of the
-    block table are read twice and not kept."""
+    """Cuts a range of one queue by bytes, at block borders. It reads the rows of the block table
+    twice, to save memory."""
 
     def __init__(self, log: LogFiles, topic_id: int, queue: int, part: OffsetRange) -> None:
         self._log = log
@@ -225,7 +215,7 @@ class _RangeCutter:
         pieces = max(1, -(-self.size_bytes // target))
         wanted = [self.size_bytes * piece // pieces for piece in range(1, pieces)]
         start, start_bytes, at_bytes = self._part.start, 0, 0
-        segments: list[SegmentRange] = []
+        segments: tuple[SegmentRange, ...] = ()
         for segment, rows in self._rows():
             begins = at_bytes + np.cumsum(rows["size"], dtype=np.int64) - rows["size"]
             at_bytes = int(begins[-1]) + int(rows["size"][-1])
@@ -235,32 +225,23 @@ class _RangeCutter:
                 border = int(rows["base_offset"][row])
                 if border <= start:
                     continue
-                _append_range(segments, segment, rows[done:row])
+                segments = join_segments(segments, _segment_range(segment, rows[done:row]))
                 size = int(begins[row]) - start_bytes
-                yield Split(self._queue, start, border, size, tuple(segments))
+                yield Split(self._queue, start, border, size, segments)
                 start, start_bytes, done = border, int(begins[row]), row
-                segments = []
-            _append_range(segments, segment, rows[done:])
+                segments = ()
+            segments = join_segments(segments, _segment_range(segment, rows[done:]))
         size = self.size_bytes - start_bytes
-        yield Split(self._queue, start, self._part.end, size, tuple(segments))
+        yield Split(self._queue, start, self._part.end, size, segments)
 
 
-def _append_range(segments: list[SegmentRange], segment: LogSegment, rows: Blocks) -> None:
-    """Add to `segments` the physical range of these blocks. If the last range in `segments` is in
-    the same segment, join the two ranges."""
+def _segment_range(segment: LogSegment, rows: Blocks) -> tuple[SegmentRange, ...]:
+    """Return the physical range of these blocks, or nothing if there are no blocks. Without a
+    footer, it has the rows of the block table, unless there are too many to send with a plan."""
     if not len(rows):
-        return
+        return ()
     first = int(rows["physical_offset"][0])
     end = int(rows["physical_offset"][-1]) + int(rows["size"][-1])
-    found = SegmentRange(*segment.file.identity, first, end, _rows_for_plan(segment, rows))
-    if segments and segments[-1].start_offset == found.start_offset:
-        segments[-1] = segments[-1].join(found)
-    else:
-        segments.append(found)
-
-
-def _rows_for_plan(segment: LogSegment, rows: Blocks) -> bytes:
-    """Return the rows of the block table that the plan sends with a part. Return no rows if the
-    file has a footer, or if there are too many rows."""
-    is_found_by_walking = isinstance(segment.blocks, WalkedBlocks)
-    return rows.tobytes() if is_found_by_walking and len(rows) <= MAX_ROWS_SENT else b""
+    needs_rows = isinstance(segment.blocks, WalkedBlocks) and len(rows) <= MAX_ROWS_SENT
+    blocks = rows.tobytes() if needs_rows else b""
+    return (SegmentRange(*segment.file.identity, first, end, blocks),)

@@ -1,13 +1,14 @@
 """Read one range of one queue from segment files, as record batches. Runs inside a task.
 
-If the files do not have some rows, a MissingRange takes their place. The caller decides whether to
-fail, to skip these rows, or to read them from the broker. Every read gives the same rows, because
-blocks never change.
+If the files lack some rows, the result has a MissingRange instead of them. The caller decides
+whether to fail, to skip these rows, or to read them from the broker. Every read gives the same
+rows, because blocks never change.
 """
 
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ import pyarrow as pa
 
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch import tag_summary, tags_code
+from holdfast.commitlog.format.batch_header import HEADER_SIZE
 from holdfast.commitlog.format.batch_run import BatchRun
+from holdfast.commitlog.format.header_table import Int64s
 from holdfast.commitlog.format.segment_format import (
     BLOCK_DTYPE,
     Blocks,
@@ -23,14 +26,27 @@ from holdfast.commitlog.format.segment_format import (
     end_offsets,
     rows_from,
 )
-from holdfast.spark.arrow.decoder import cut_portions, decode, select_rows
-from holdfast.spark.files.block_reading import group_rows, read_blocks
+from holdfast.commitlog.format.split_bodies import SplitBodies, unwritten
+from holdfast.spark.arrow.decoder import (
+    MAX_ROWS,
+    TARGET_BYTES,
+    cut_portions,
+    decode,
+    select_rows,
+)
 from holdfast.spark.files.sealed_blocks import SealedBlocks
 from holdfast.spark.files.segment_file import LOG_DIRECTORY, SegmentFile
 from holdfast.spark.files.walked_blocks import WalkedBlocks
 from holdfast.spark.options.offsets import QueueRange, SegmentRange
 from holdfast.spark.options.read import ReadOptions
 
+#: Reading this many unneeded bytes costs about as much as another system call.
+NEAR_BYTES = 8 * 1024
+#: If the bodies of a block have at least this mean size, it is faster to read them into a separate
+#: buffer.
+APART_BYTES = 16 * 1024
+#: The fields of a block header that its row in the block table also has.
+_TABLE_FIELDS = ("topic_id", "queue_id", "base_offset", "physical_offset", "message_count")
 _MISSING = "not in the log's files"
 
 
@@ -47,9 +63,7 @@ def read_files(
     path: str, part: QueueRange, options: ReadOptions
 ) -> Iterator[pa.RecordBatch | MissingRange]:
     """Yield the rows of `part` in order of their offsets, with a MissingRange for missing rows.
-
-    Raises UnknownFormatVersion.
-    """
+    Raises UnknownFormatVersion."""
     offset, reason = part.start, ""
     for segment in part.segments:
         try:
@@ -99,9 +113,9 @@ def _read_segment(
 ) -> Iterator[_FoundBlocks]:
     """Yield the blocks of a part in one segment, from `offset` on; adjacent blocks come together.
 
-    The block table of the plan or the footer says where the blocks are. If a row of the table does
-    not match the file, the blocks after it are found by a walk over the block headers, so that a
-    damaged table loses no message.
+    The block table of the plan or of the footer has the locations of the blocks. If a row of the
+    table does not match the file, the blocks after it are found by a walk over the block headers.
+    So a damaged table loses no message.
     """
     read_to = segment.first
     for base, end, found in _read_tables(file, _table_rows(file, segment, part, offset), segment):
@@ -136,7 +150,7 @@ def _read_tables(
     for rows in tables:
         inside = rows["physical_offset"] < segment.end
         rows = rows[inside & (rows["physical_offset"] >= segment.first)]
-        for group in group_rows(rows):
+        for group in _group_rows(rows):
             gaps = np.flatnonzero(group["base_offset"][1:] != end_offsets(group[:-1])) + 1
             for neighbours in np.split(group, gaps):
                 yield from _read_rows(file, neighbours)
@@ -145,7 +159,7 @@ def _read_tables(
 def _read_rows(file: SegmentFile, rows: Blocks) -> Iterator[_FoundBlocks]:
     base, end = int(rows[0]["base_offset"]), end_offset(rows[-1])
     try:
-        yield base, end, read_blocks(file, rows)
+        yield base, end, _read_blocks(file, rows)
     except (CorruptBatch, OSError) as error:
         if len(rows) == 1:
             yield base, end, _explain_error(error)
@@ -161,3 +175,75 @@ def _explain_error(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"unreadable: {error.strerror or error}"
     return str(error)
+
+
+def _group_rows(rows: Blocks) -> Iterator[Blocks]:
+    """Divide the rows of a block table into groups of about the size of one record batch. Each
+    group has at least one block."""
+    sizes = np.cumsum(rows["size"], dtype=np.int64)
+    counts = np.cumsum(rows["message_count"], dtype=np.int64)
+    at = 0
+    while at < len(rows):
+        bytes_before, count_before = (int(sizes[at - 1]), int(counts[at - 1])) if at else (0, 0)
+        by_bytes = int(np.searchsorted(sizes, bytes_before + TARGET_BYTES)) + 1
+        by_count = int(np.searchsorted(counts, count_before + MAX_ROWS, "right"))
+        end = max(at + 1, min(by_bytes, by_count))
+        yield rows[at:end]
+        at = end
+
+
+def _read_blocks(file: SegmentFile, rows: Blocks) -> BatchRun:
+    """Return the blocks of these rows, in order. Verify both checksums, and that each block matches
+    its row. Raises CorruptBatch, UnknownFormatVersion, OSError."""
+    # The bodies of a single block are contiguous anyway, and reading it whole gives a clearer
+    # error.
+    are_large = int(rows["body_bytes"].sum(dtype=np.int64)) >= APART_BYTES * len(rows)
+    read = _read_bodies_apart if are_large and len(rows) > 1 else _read_whole_blocks
+    run = read(file, rows)
+    if len(run) != len(rows) or any(
+        not np.array_equal(run.field(name), rows[name].astype(np.int64)) for name in _TABLE_FIELDS
+    ):
+        raise CorruptBatch("misplaced", "the blocks differ from their rows in the block table")
+    return run
+
+
+def _read_whole_blocks(file: SegmentFile, rows: Blocks) -> BatchRun:
+    """Read blocks into one buffer. One system call reads several blocks that are near each other;
+    the bytes between the blocks go to a scratch buffer."""
+    places, sizes = rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)
+    if int(sizes.min()) < HEADER_SIZE:
+        raise CorruptBatch("bad-size", f"a block of {int(sizes.min())} bytes")
+    buffer = unwritten(int(sizes.sum()))
+    ends = np.cumsum(sizes)
+    gaps = places[1:] - (places + sizes)[:-1]
+    scratch = memoryview(bytearray(NEAR_BYTES))
+    for first, end in _extents(gaps):
+        views = []
+        joints = [first, *(np.flatnonzero(gaps[first : end - 1]) + first + 1).tolist(), end]
+        for begin, joint in pairwise(joints):
+            views.append(buffer[int(ends[begin] - sizes[begin]) : int(ends[joint - 1])])
+            if joint < end:
+                views.append(scratch[: int(gaps[joint - 1])])
+        file.read_into(int(places[first]), views)
+    return BatchRun(buffer.toreadonly())
+
+
+def _read_bodies_apart(file: SegmentFile, rows: Blocks) -> BatchRun:
+    """Read blocks so that all bodies are in one buffer, which becomes the body column without
+    another copy."""
+    places, sizes = rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)
+    bodies = rows["body_bytes"].astype(np.int64)
+    split = SplitBodies.room_for(sizes, rows["message_count"].astype(np.int64), bodies)
+    views = list(split.places())
+    for first, end in _extents(places[1:] - (places + sizes)[:-1], near_bytes=0):
+        file.read_into(
+            int(places[first]), [view for block in views[first:end] for view in block if len(view)]
+        )
+    return BatchRun(split)
+
+
+def _extents(gaps: Int64s, near_bytes: int = NEAR_BYTES) -> Iterator[tuple[int, int]]:
+    """Yield the numbers (first, end) of the blocks that each system call reads. `gaps` are the
+    bytes between neighbouring blocks."""
+    is_apart = (gaps > near_bytes) | (gaps < 0)
+    return pairwise([0, *(np.flatnonzero(is_apart) + 1).tolist(), len(gaps) + 1])

@@ -61,10 +61,10 @@ class LogFiles:
         """Update `segments` from the directory. Raises FilesUnreadable, UnknownFormatVersion."""
         try:
             self._open_files()
-            row = self._without_overlaps()
-            for segment in row:
+            segments = self._without_overlaps()
+            for segment in segments:
                 segment.look_for_footer()
-            self.segments = self._walk(row)
+            self.segments = self._walk(segments)
         except OSError as error:
             raise FilesUnreadable(self._path, str(error)) from error
 
@@ -83,42 +83,42 @@ class LogFiles:
             except FileNotFoundError:
                 continue  # retention has deleted it meanwhile
             except CorruptBatch as error:
-                _log.warning("%s/%020d is left out: %s", self._directory, start, error)
+                _log.warning("%s/%020d is skipped: %s", self._directory, start, error)
 
     def _without_overlaps(self) -> list[LogSegment]:
         """Return the segments in order, without segments that begin inside the preceding one."""
-        row: list[LogSegment] = []
+        segments: list[LogSegment] = []
         for _, segment in sorted(self._open.items()):
-            if not row or segment.file.start_offset >= row[-1].file.end_offset:
-                row.append(segment)
-        return row
+            if not segments or segment.file.start_offset >= segments[-1].file.end_offset:
+                segments.append(segment)
+        return segments
 
-    def _walk(self, row: list[LogSegment]) -> tuple[LogSegment, ...]:
+    def _walk(self, segments: list[LogSegment]) -> tuple[LogSegment, ...]:
         """Walk the segments without a footer. Return the segments up to the current end of the log.
 
-        A walk stops at bytes that are not a block. If later segments have blocks, these may prove
-        that the bytes were once durable, so that they are damage. Then the segment is walked again,
-        and the walk skips the damage.
+        A walk stops at bytes that are not a block. But if blocks of later segments prove that these
+        bytes were once durable, the bytes are damage. Then the segment is walked again, and the
+        walk skips the damage.
         """
-        for segment in row:
+        for segment in segments:
             if isinstance(segment.blocks, WalkedBlocks):
                 segment.blocks.advance(self._proven)
                 self._proven = max(self._proven, segment.blocks.durable_offset)
-        for index, segment in enumerate(row):
+        for index, segment in enumerate(segments):
             walked = segment.blocks
             if isinstance(walked, SealedBlocks) or walked.is_ended:
                 continue
-            following = row[index + 1 :]
+            following = segments[index + 1 :]
             if any(len(each.blocks) for each in following):
                 self._raise_proven_offset(following)
                 walked.advance(self._proven)
             if not walked.is_ended:
-                return tuple(row[: index + 1])
-        return tuple(row)
+                return tuple(segments[: index + 1])
+        return tuple(segments)
 
     def _raise_proven_offset(self, segments: list[LogSegment]) -> None:
-        """Increase the proven durable offset, from one block header of each sealed segment. A block
-        header records up to which offset the log was durable."""
+        """Raise the proven durable offset to that in one block header of each sealed segment. A
+        block header records up to which offset the log was durable."""
         for segment in segments:
             if isinstance(segment.blocks, SealedBlocks):
                 place = segment.blocks.any_block_offset()
@@ -134,10 +134,11 @@ class LogFiles:
     # -- durability -----------------------------------------------------------------------
 
     def durable_offset(self) -> int:
-        """Return the physical offset up to which the log is on the disk, as of the last `refresh`.
+        """Sync the files. Return the physical offset up to which the log is on the disk: its end at
+        the last `refresh`.
 
-        Syncs the files, so that this is the end of the log. If a file cannot be synced, returns the
-        highest offset that was synced before, or that a block header records as durable.
+        If a file cannot be synced, returns the highest offset that was synced before, or that a
+        block header records as durable.
         """
         if not self.segments:
             return 0
@@ -151,7 +152,7 @@ class LogFiles:
                 if segment.file.end_offset > proven and end > proven:
                     segment.file.sync()
         except OSError as error:
-            _log.info("%s cannot be synced (%s): bound is what is proven", self._path, error)
+            _log.info("%s cannot be synced (%s): the proven offset is used", self._path, error)
             return proven
         self._synced_to = max(end, proven)
         return self._synced_to
@@ -164,7 +165,7 @@ class LogFiles:
         """Yield (segment, rows of its block table) for a queue's blocks with offsets in
         [start, end), in order."""
         for segment in self.segments:
-            first, behind = segment.blocks.queues(topic_id).get(queue, (0, 0))
-            if first < end and start < behind:
+            first, last_end = segment.blocks.queues(topic_id).get(queue, (0, 0))
+            if first < end and start < last_end:
                 for rows in segment.blocks.rows(topic_id, queue, start, end):
                     yield segment, rows

@@ -1,7 +1,8 @@
-"""The state in the log: topics, kept and lost ranges, and groups' offsets.
+"""The state in the log: topics, kept and lost ranges, and groups' offsets. It is read from the
+newest snapshot of the state in the log, and from the changes after this snapshot."""
 
-It is read from the newest snapshot of the state in the log, and from the changes after it.
-"""
+from collections.abc import Callable
+from typing import TypeVar
 
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch import Batch
@@ -22,6 +23,8 @@ from holdfast.consumequeue.state.replay import StateReplay
 from holdfast.consumequeue.topics import STATE_TOPIC_ID, Topic
 from holdfast.spark.errors import FilesUnreadable
 from holdfast.spark.files.log_files import LogFiles
+
+_Record = TypeVar("_Record")
 
 _QUEUE = 0
 _MAX_OFFSET = 2**62
@@ -58,9 +61,9 @@ class LogState:
         them."""
         damage: CorruptBatch | None = None
         begins = [
-            segment.blocks.queues(STATE_TOPIC_ID)[_QUEUE][0]
+            queues[_QUEUE][0]
             for segment in self._log.segments
-            if _QUEUE in segment.blocks.queues(STATE_TOPIC_ID)
+            if _QUEUE in (queues := segment.blocks.queues(STATE_TOPIC_ID))
         ]
         for begin in reversed(begins):
             replay = StateReplay()
@@ -74,8 +77,8 @@ class LogState:
                 return replay, following
         if damage is None and not begins and self._has_beginning():
             return StateReplay(), 0
-        found = "no whole snapshot of them" if damage is None else str(damage)
-        reason = f"the log does not tell its topics and stored offsets: {found}"
+        found = "there is no complete snapshot" if damage is None else str(damage)
+        reason = f"the state in the log (topics, stored offsets) cannot be read: {found}"
         raise FilesUnreadable(self._path, reason)
 
     def _has_beginning(self) -> bool:
@@ -108,42 +111,35 @@ class LogState:
 
     def topic(self, name: str) -> Topic | None:
         """Return a topic, or None if it does not exist. Raises FilesUnreadable."""
-        value = self.records.get(topic_key(name))
-        try:
-            return None if value is None else decode_topic(name, value)
-        except MalformedRecord as error:
-            raise FilesUnreadable(self._path, str(error)) from error
+        return self._decode(topic_key(name), lambda value: decode_topic(name, value))
 
     def first_offsets(self, topic_id: int) -> dict[int, int]:
         """Return the first offset that retention keeps in each queue of a topic. A queue that is
         not listed begins at 0."""
-        value = self.records.get(kept_key(topic_id))
-        try:
-            return {} if value is None else decode_kept(value)
-        except MalformedRecord as error:
-            raise FilesUnreadable(self._path, str(error)) from error
+        return self._decode(kept_key(topic_id), decode_kept) or {}
 
     def lost_ends(self, topic_id: int) -> dict[int, int]:
         """Return the end of the last lost range of each queue. Lost offsets are never assigned
         again, so a queue's end is never lower."""
-        value = self.records.get(lost_key(topic_id))
-        try:
-            lost = {} if value is None else decode_lost(value)
-        except MalformedRecord as error:
-            raise FilesUnreadable(self._path, str(error)) from error
+        lost = self._decode(lost_key(topic_id), decode_lost) or {}
         return {queue: ranges[-1].end_offset for queue, ranges in lost.items() if ranges}
 
     def offsets(self, group: str, topic_id: int) -> StoredOffsets | None:
         """Return a group's stored offsets on a topic, or None if the group does not exist."""
-        value = self.records.get(offsets_key(group, topic_id))
-        try:
-            if value is not None:
-                return decode_offsets(value)
-        except MalformedRecord as error:
-            raise FilesUnreadable(self._path, str(error)) from error
+        stored = self._decode(offsets_key(group, topic_id), decode_offsets)
+        if stored is not None:
+            return stored
         keys = map(parse_key, self.records)
         known = any(
             parts[0] in {"offsets", "group"} and len(parts) > 1 and parts[1] == group
             for parts in keys
         )
         return StoredOffsets() if known else None
+
+    def _decode(self, key: bytes, decode: Callable[[bytes], _Record]) -> _Record | None:
+        """Return a decoded record, or None if there is none. Raises FilesUnreadable."""
+        value = self.records.get(key)
+        try:
+            return None if value is None else decode(value)
+        except MalformedRecord as error:
+            raise FilesUnreadable(self._path, str(error)) from error

@@ -1,7 +1,5 @@
-"""The blocks of a sealed segment, from the block table in its footer.
-
-The table is searched in the file and read in parts, so it is never in memory as a whole.
-"""
+"""The blocks of a sealed segment, from the block table in its footer. The table is searched in the
+file and read in parts, so the whole table is never in memory."""
 
 import bisect
 import time
@@ -21,7 +19,7 @@ from holdfast.commitlog.format.segment_format import (
 )
 from holdfast.spark.files.segment_file import FileChange, SegmentFile
 
-#: At most this many rows are read at once; they have about 3.5 MB.
+#: At most this many rows are read at once, about 3.5 MB.
 ROWS_AT_ONCE = 65_536
 _ROW = BLOCK_DTYPE.itemsize
 _CHUNK_BYTES = 4 * 1024 * 1024
@@ -30,8 +28,8 @@ _CHUNK_BYTES = 4 * 1024 * 1024
 #: Reading all tables of a large log takes longer than the rest of a plan.
 _intact: set[FileChange] = set()
 _MAX_REMEMBERED = 65_536
-#: If a file was changed less than this many nanoseconds ago, it may change again without a new
-#: change time. So the file is not remembered as intact yet.
+#: A file that was changed less than this many nanoseconds ago is not remembered as intact yet,
+#: because another change may not change its change time.
 _UNCHANGED_NS = 1_000_000_000
 
 #: Base offsets that sort before and after all rows of a queue.
@@ -46,17 +44,14 @@ class SealedBlocks:
         self._file = file
         self._count = trailer.block_count
         self._trailer = trailer
-        self._at = file.end_offset - trailer.footer_size
+        self._footer_offset = file.end_offset - trailer.footer_size
         self._queues: dict[int, dict[int, tuple[int, int]]] = {}
         self._row_ranges: dict[tuple[int, int], tuple[int, int]] = {}
 
     @classmethod
     def of(cls, file: SegmentFile) -> "SealedBlocks | None":
         """Return the blocks of a segment, or None if the segment has no footer with an intact
-        trailer.
-
-        Does not verify the footer's tables; `is_intact` does. Raises UnknownFormatVersion.
-        """
+        trailer. The footer's tables are not verified yet. Raises UnknownFormatVersion."""
         raw = file.read(file.end_offset - TRAILER_SIZE, TRAILER_SIZE)
         try:
             trailer = FooterTrailer.decode(raw)
@@ -65,7 +60,7 @@ class SealedBlocks:
         if trailer is None or trailer.start_offset != file.start_offset:
             return None
         found = cls(file, trailer)
-        return found if found._at >= file.first_offset else None
+        return found if found._footer_offset >= file.first_offset else None
 
     def __len__(self) -> int:
         return self._count
@@ -85,7 +80,7 @@ class SealedBlocks:
         return True
 
     def _matches_checksum(self) -> bool:
-        crc, at, left = 0, self._at, self._trailer.footer_size - TRAILER_SIZE
+        crc, at, left = 0, self._footer_offset, self._trailer.footer_size - TRAILER_SIZE
         while left > 0:
             chunk = self._file.read(at, min(left, _CHUNK_BYTES))
             if not chunk:
@@ -110,16 +105,16 @@ class SealedBlocks:
     def rows(self, topic_id: int, queue: int, start: int, end: int) -> Iterator[Blocks]:
         """Yield the rows of a queue's blocks with offsets in [start, end), in order. If the table
         is damaged, rows may be missing, but rows of another queue never appear."""
-        first, behind = self._row_range(topic_id, queue)
-        if first == behind:
+        first, last = self._row_range(topic_id, queue)
+        if first == last:
             return
         # Usually the whole queue is requested. Then neither of these searches is needed.
         if start > self._row(first)[2]:  # the block with `start` in it begins at or before `start`
-            first = max(first, self._find(topic_id, queue, start, first, behind) - 1)
-        if end <= self._row(behind - 1)[2]:
-            behind = self._find(topic_id, queue, end - 1, first, behind)
-        for at in range(first, behind, ROWS_AT_ONCE):
-            found = self._read(at, min(at + ROWS_AT_ONCE, behind))
+            first = max(first, self._find(topic_id, queue, start, first, last) - 1)
+        if end <= self._row(last - 1)[2]:
+            last = self._find(topic_id, queue, end - 1, first, last)
+        for row in range(first, last, ROWS_AT_ONCE):
+            found = self._read(row, min(row + ROWS_AT_ONCE, last))
             rows = rows_from(found, topic_id, queue, start)
             if len(rows):
                 yield rows
@@ -140,17 +135,17 @@ class SealedBlocks:
         return found
 
     def _find(
-        self, topic_id: int, queue: int, base_offset: int, first: int = 0, behind: int | None = None
+        self, topic_id: int, queue: int, base_offset: int, first: int = 0, end: int | None = None
     ) -> int:
         """Return the number of the first row that sorts after (topic_id, queue, base_offset).
-        Search only the rows from `first` to before `behind`."""
-        place = (topic_id, queue, base_offset)
-        return bisect.bisect_right(range(self._count), place, first, behind, key=self._row)
+        Search only the rows from `first` to before `end`."""
+        key = (topic_id, queue, base_offset)
+        return bisect.bisect_right(range(self._count), key, first, end, key=self._row)
 
     def _row(self, row: int) -> tuple[int, int, int]:
         found = self._read(row, row + 1)[0]
         return int(found["topic_id"]), int(found["queue_id"]), int(found["base_offset"])
 
     def _read(self, first: int, end: int) -> Blocks:
-        raw = self._file.read(self._at + first * _ROW, (end - first) * _ROW)
+        raw = self._file.read(self._footer_offset + first * _ROW, (end - first) * _ROW)
         return np.frombuffer(raw, BLOCK_DTYPE, len(raw) // _ROW)

@@ -7,6 +7,7 @@ use a SegmentFile.
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -60,10 +61,9 @@ class SegmentFile:
         try:
             size = os.fstat(descriptor).st_size
             if size < SEGMENT_HEADER_SIZE:
-                raise CorruptBatch("truncated-segment", f"{size} bytes are no segment")
-            header = _decode_header(
-                os.pread(descriptor, SEGMENT_HEADER_SIZE, 0), start_offset, size
-            )
+                raise CorruptBatch("truncated-segment", f"{size} bytes are too few for a segment")
+            page = os.pread(descriptor, SEGMENT_HEADER_SIZE, 0)
+            header = _decode_header(page, start_offset, size)
         except BaseException:
             os.close(descriptor)
             raise
@@ -71,7 +71,6 @@ class SegmentFile:
 
     @property
     def first_offset(self) -> int:
-        """The physical offset of the segment's first block."""
         return self.start_offset + SEGMENT_HEADER_SIZE
 
     @property
@@ -81,12 +80,12 @@ class SegmentFile:
         return self.start_offset, self.created_timestamp_us
 
     def last_change(self) -> FileChange:
-        """Return the file's identity and last change. OSError passes through."""
+        """Return the file's identity and last change. Raises OSError."""
         found = os.fstat(self._fd)
         return FileChange(found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns)
 
     def read(self, physical_offset: int, size: int) -> bytes:
-        """Return `size` bytes; fewer only at the end of the file. OSError passes through."""
+        """Return `size` bytes; fewer only at the end of the file. Raises OSError."""
         parts = []
         position = physical_offset - self.start_offset
         while size > 0 and (part := os.pread(self._fd, size, position)):
@@ -96,8 +95,8 @@ class SegmentFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(self, physical_offset: int, buffers: Sequence[memoryview]) -> None:
-        """Fill all of `buffers`, one after another. Raises CorruptBatch if the file ends first;
-        OSError passes through."""
+        """Fill all of `buffers`, one after another. Raises CorruptBatch if the file ends first,
+        and OSError."""
         for at in range(0, len(buffers), _IOV_MAX):
             waiting = list(buffers[at : at + _IOV_MAX])
             while waiting:
@@ -111,7 +110,7 @@ class SegmentFile:
                     waiting[0] = waiting[0][count:]
 
     def sync(self) -> None:
-        """Return once the file's content is on the disk. OSError passes through."""
+        """Return once the file's content is on the disk. Raises OSError."""
         os.fdatasync(self._fd)
 
     def as_segment(self) -> Segment:
@@ -135,10 +134,8 @@ class SegmentFile:
 
 
 def _decode_header(page: bytes, start_offset: int, size: int) -> SegmentHeader:
-    try:
+    with suppress(CorruptBatch):
         header = SegmentHeader.decode(page)
-    except CorruptBatch:
-        return SegmentHeader(start_offset, size, UNKNOWN_TIME_US)
-    if header.start_offset != start_offset:
-        return SegmentHeader(start_offset, size, UNKNOWN_TIME_US)
-    return header
+        if header.start_offset == start_offset:
+            return header
+    return SegmentHeader(start_offset, size, UNKNOWN_TIME_US)

@@ -1,5 +1,4 @@
 """The blocks of a segment without a footer, found by a walk from block header to block header.
-
 Usually this is the segment that is being written; each walk continues where the last one ended.
 
 A walk may meet bytes that are not a block: half written, torn by a crash, or damaged. Only bytes
@@ -85,8 +84,8 @@ class WalkedBlocks:
         self.is_ended = self.is_ended or self.end >= self._file.end_offset
 
     def _headers_at(self, at: int, border: int) -> Headers:
-        """Return headers of consecutive blocks from the physical offset `at` on. The result is
-        empty only if no block begins there."""
+        """Return headers of consecutive blocks from the physical offset `at` on. If no block begins
+        there, return none."""
         if self._are_large:
             headers = intact_split_headers(self._file.read, at, border, _AT_ONCE)
         else:

@@ -57,8 +57,8 @@ def choose_columns(
 ) -> dict[str, str]:
     """Return the chosen columns and their types, in order.
 
-    Raises InvalidOption for an unknown or repeated name, an empty list, or a body column that is
-    named while includeBody is false.
+    Raises InvalidOption for an unknown or repeated name, or for the name of the body column if
+    includeBody is false.
     """
     known = SCHEMAS[schema]
     if asked is not None:
@@ -80,7 +80,7 @@ def _parse_names(asked: str, known: Mapping[str, str]) -> list[str]:
     names = [name.strip() for name in asked.split(",")]
     for name in names:
         if name not in known:
-            raise InvalidOption("columns", f"no column {name!r}{suggest_name(name, known)}")
+            raise InvalidOption("columns", f"{name!r} is unknown{suggest_name(name, known)}")
     if len(set(names)) < len(names):
         raise InvalidOption("columns", f"a column is named twice in {asked!r}")
     return names
@@ -93,7 +93,7 @@ def suggest_name(word: str, known: Mapping[str, object] | Sequence[str]) -> str:
     found = get_close_matches(word.lower(), by_fold, n=1)
     if found:
         return f"; did you mean {by_fold[found[0]]!r}?"
-    return f"; there are {', '.join(known)}"
+    return f"; known are {', '.join(known)}"
 
 
 def format_ddl(columns: Mapping[str, str]) -> str:

@@ -1,7 +1,8 @@
 """Parse the options for the start and the end of a read, and resolve them to offsets. Pure.
 
-A start or an end is one of: earliest, latest, explicit offsets, a group's stored offsets, or a
-time. Ends are exclusive. For a queue that the options do not name, the start is earliest and the
+The options have the names that they have in Spark's Kafka connector. A start or an end is one of:
+earliest, latest, explicit offsets, a group's stored offsets, one time for all queues, or a time per
+queue. Ends are exclusive. For a queue that the options do not name, the start is earliest and the
 end is latest. If a group has stored no offset for a queue, the queue's earliest offset is used.
 """
 
@@ -11,6 +12,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from holdfast.spark.errors import DataLost, InvalidOption
+from holdfast.spark.options.parser import OptionParser
+
+RANGE_OPTIONS: Mapping[str, str] = {
+    "startingOffsets": "earliest (default), JSON, or group:NAME",
+    "endingOffsets": "latest (default), JSON, or group:NAME; exclusive",
+    "startingTimestamp": "begin at the first message stored at or after this time, in ms",
+    "endingTimestamp": "end before the first message stored at or after this time, in ms",
+    "startingOffsetsByTimestamp": 'a starting time for each queue: {"topic": {"0": ms}}',
+    "endingOffsetsByTimestamp": 'an ending time for each queue: {"topic": {"0": ms}}',
+    "startingOffsetsByTimestampStrategy": "if a queue has no message at or after its starting "
+    "time: latest reads nothing of the queue (default), error fails (default with schema=kafka)",
+}
 
 EARLIEST = -2  # Kafka's numbers; JSON offsets may use them, too
 LATEST = -1
@@ -24,14 +37,20 @@ class EarliestOrLatest:
 
 
 @dataclass(frozen=True, slots=True)
-class ExplicitOffsets:
-    """Explicit offsets: topic -> queue -> offset. The key None means the only topic of the read."""
+class ByQueue:
+    """An offset or a time for each named queue: topic -> queue -> value. The key None means the
+    only topic of the read."""
 
     by_topic: Mapping[str | None, Mapping[int, int]]
 
     def of(self, topic: str) -> Mapping[int, int]:
-        """Return the offsets for one topic, or an empty mapping if the topic is not named."""
+        """Return the values for one topic, or an empty mapping if the topic is not named."""
         return self.by_topic.get(None) or self.by_topic.get(topic, {})
+
+
+@dataclass(frozen=True, slots=True)
+class ExplicitOffsets(ByQueue):
+    """Explicit offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +72,10 @@ class AtTime:
 
 
 @dataclass(frozen=True, slots=True)
-class AtTimes:
-    """As AtTime, but each named queue has its own time: topic -> queue -> time. The key None means
-    the only topic of the read."""
+class AtTimes(ByQueue):
+    """As AtTime, but each named queue has its own time, in milliseconds."""
 
-    by_topic: Mapping[str | None, Mapping[int, int]]
     must_match: bool = False
-
-    def of(self, topic: str) -> Mapping[int, int]:
-        """Return the times for one topic, or an empty mapping if the topic is not named."""
-        return self.by_topic.get(None) or self.by_topic.get(topic, {})
 
 
 OffsetSpec = EarliestOrLatest | ExplicitOffsets | StoredByGroup | AtTime | AtTimes
@@ -98,11 +111,6 @@ class SegmentRange(NamedTuple):
     end: int
     blocks: bytes = b""
 
-    def join(self, later: "SegmentRange") -> "SegmentRange":
-        """Return this range and a later one in the same segment, joined into one."""
-        blocks = self.blocks + later.blocks if self.blocks and later.blocks else b""
-        return self._replace(end=later.end, blocks=blocks)
-
 
 @dataclass(frozen=True, slots=True)
 class PlanLease:
@@ -134,6 +142,74 @@ class QueueRange:
     lease: PlanLease | None = None
 
 
+def join_segments(
+    segments: tuple[SegmentRange, ...], more: tuple[SegmentRange, ...]
+) -> tuple[SegmentRange, ...]:
+    """Return both lists as one. If the last range of `segments` and the first range of `more` are
+    in the same segment, they become one range."""
+    if not segments or not more or segments[-1].start_offset != more[0].start_offset:
+        return (*segments, *more)
+    last, first = segments[-1], more[0]
+    blocks = last.blocks + first.blocks if last.blocks and first.blocks else b""
+    return (*segments[:-1], last._replace(end=first.end, blocks=blocks), *more[1:])
+
+
+def parse_range(
+    options: OptionParser, *, several: bool, streaming: bool, schema: str
+) -> tuple[OffsetSpec, OffsetSpec]:
+    """Return the start and the end of a read. `several` is True if the read may have more than one
+    topic. Raises InvalidOption."""
+    strategy = "startingOffsetsByTimestampStrategy"
+    if options.text(strategy) is not None and not any(
+        options.text(each) for each in ("startingTimestamp", "startingOffsetsByTimestamp")
+    ):
+        raise InvalidOption(strategy, "needs startingTimestamp or startingOffsetsByTimestamp")
+    default = "error" if schema == "kafka" else "latest"
+    must_match = options.one_of(strategy, ("error", "latest"), default) == "error"
+    start = _parse_end(
+        options,
+        ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),
+        otherwise=EarliestOrLatest(LATEST if streaming else EARLIEST),
+        useless=None if streaming else LATEST,
+        must_match=must_match,
+    )
+    end = _parse_end(
+        options,
+        ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
+        otherwise=EarliestOrLatest(LATEST),
+        useless=EARLIEST,
+    )
+    match start, end:
+        case AtTime(first_ms), AtTime(last_ms) if first_ms > last_ms:
+            detail = f"{first_ms} is after endingTimestamp {last_ms}"
+            raise InvalidOption("startingTimestamp", detail)
+    for side, spec in (("starting", start), ("ending", end)):
+        if several and isinstance(spec, ByQueue) and None in spec.by_topic:
+            name = f"{side}Offsets" + ("ByTimestamp" if isinstance(spec, AtTimes) else "")
+            detail = 'several topics are read: name them, as in {"orders": {"0": 12}}'
+            raise InvalidOption(name, detail)
+    return start, end
+
+
+def _parse_end(
+    options: OptionParser,
+    names: tuple[str, str, str],
+    *,
+    otherwise: OffsetSpec,
+    useless: int | None,
+    must_match: bool = False,
+) -> OffsetSpec:
+    by_offset, by_time, by_times = names
+    for one, other in ((by_time, by_offset), (by_times, by_offset), (by_time, by_times)):
+        options.at_most_one(one, other)
+    if (text := options.text(by_offset)) is not None:
+        return parse_offsets(by_offset, text, useless=useless)
+    if (text := options.text(by_times)) is not None:
+        return AtTimes(_parse_times(by_times, text), must_match)
+    timestamp_ms = options.number(by_time, None)
+    return otherwise if timestamp_ms is None else AtTime(timestamp_ms, must_match)
+
+
 def parse_offsets(option: str, text: str, *, useless: int | None) -> OffsetSpec:
     """Parse startingOffsets or endingOffsets. Raises InvalidOption.
 
@@ -142,33 +218,30 @@ def parse_offsets(option: str, text: str, *, useless: int | None) -> OffsetSpec:
     """
     word = text.strip()
     folded = word.lower()
-    if folded == "earliest":
-        return _refuse_useless(option, EarliestOrLatest(EARLIEST), useless)
-    if folded == "latest":
-        return _refuse_useless(option, EarliestOrLatest(LATEST), useless)
+    named = {"earliest": EARLIEST, "latest": LATEST}.get(folded)
+    if named is not None:
+        return _refuse_useless(option, EarliestOrLatest(named), useless)
     if folded.startswith("group:"):
         group = word[len("group:") :].strip()
         if not group:
-            raise InvalidOption(option, "'group:' is followed by the name of a consumer group")
+            raise InvalidOption(option, "needs the name of a consumer group after 'group:'")
         return StoredByGroup(group)
     if not word.startswith("{"):
-        raise InvalidOption(
-            option, f'{word!r} is none of earliest, latest, group:NAME and JSON such as {{"0": 12}}'
-        )
+        forms = 'earliest, latest, group:NAME, or JSON such as {"0": 12}'
+        raise InvalidOption(option, f"{word!r} is not {forms}")
     return _refuse_useless(option, ExplicitOffsets(_parse_json(option, word)), useless)
 
 
-def parse_times(option: str, text: str) -> dict[str | None, dict[int, int]]:
+def _parse_times(option: str, text: str) -> dict[str | None, dict[int, int]]:
     """Parse times in milliseconds: topic -> queue -> time. Raises InvalidOption."""
-    if not text.strip().startswith("{"):
-        raise InvalidOption(
-            option, f'{text!r} is no JSON such as {{"topic": {{"0": 1700000000000}}}}'
-        )
+    if not text.startswith("{"):
+        example = '{"topic": {"0": 1700000000000}}'
+        raise InvalidOption(option, f"{text!r} is not JSON such as {example}")
     times = _parse_json(option, text)
     for queues in times.values():
         for queue, timestamp_ms in queues.items():
             if timestamp_ms < 0:
-                raise InvalidOption(option, f"queue {queue}: {timestamp_ms} is no time in ms")
+                raise InvalidOption(option, f"queue {queue}: {timestamp_ms} is not a time in ms")
     return times
 
 
@@ -176,13 +249,13 @@ def _parse_json(option: str, text: str) -> dict[str | None, dict[int, int]]:
     try:
         given = json.loads(text)
     except ValueError as error:
-        raise InvalidOption(option, f'not JSON such as {{"0": 12}}: {error}') from error
+        raise InvalidOption(option, f'is not JSON such as {{"0": 12}}: {error}') from error
     assert isinstance(given, dict)  # it begins with a brace
     nested = [isinstance(value, dict) for value in given.values()]
     if given and all(nested):
         return {topic: _parse_queues(option, queues) for topic, queues in given.items()}
     if any(nested):
-        raise InvalidOption(option, "gives either queues or topics, not both at one level")
+        raise InvalidOption(option, "names queues and topics at the same level")
     return {None: _parse_queues(option, given)}
 
 
@@ -190,11 +263,10 @@ def _parse_queues(option: str, queues: Mapping[str, object]) -> dict[int, int]:
     offsets: dict[int, int] = {}
     for queue, offset in queues.items():
         if not (queue.isascii() and queue.isdecimal()):
-            raise InvalidOption(option, f"{queue!r} is no queue number")
+            raise InvalidOption(option, f"{queue!r} is not a queue number")
         if type(offset) is not int or offset < EARLIEST:
-            raise InvalidOption(
-                option, f"queue {queue}: {offset!r} is no offset (nor -2 earliest, -1 latest)"
-            )
+            detail = f"queue {queue}: {offset!r} is not an offset, -2 (earliest) or -1 (latest)"
+            raise InvalidOption(option, detail)
         offsets[int(queue)] = offset
     return offsets
 
@@ -210,7 +282,8 @@ def _refuse_useless(
     )
     if useless in queues:
         verb = "ends at earliest" if useless == EARLIEST else "starts at latest"
-        raise InvalidOption(option, f"a batch that {verb} reads nothing; leave it out to read all")
+        detail = f"a batch that {verb} reads nothing; omit the option to read everything"
+        raise InvalidOption(option, detail)
     return spec
 
 
@@ -233,12 +306,11 @@ def resolve_ranges(
     `fail_on_data_loss` is set, and the range has lost messages to retention, raises DataLost.
     """
     for option, spec in (("startingOffsets", start), ("endingOffsets", end)):
-        for queue in spec.of(topic) if isinstance(spec, ExplicitOffsets | AtTimes) else ():
+        for queue in spec.of(topic) if isinstance(spec, ByQueue) else ():
             if queue not in queues:
                 there = ", ".join(map(str, sorted(queues)))
-                raise InvalidOption(
-                    option, f"topic {topic!r} has no queue {queue} to read; name some of {there}"
-                )
+                detail = f"topic {topic!r} has no queue {queue} to read, only {there}"
+                raise InvalidOption(option, detail)
     ranges = {}
     for queue, state in queues.items():
         first = _resolve_one(start, topic, queue, state, start_lookup, otherwise=state.min_offset)
@@ -251,7 +323,7 @@ def resolve_ranges(
                 raise InvalidOption(
                     "startingOffsets",
                     f"queue {queue} of {topic!r} would start at {first}, after its end at {last}; "
-                    "start no later than it ends, or leave the queue out of assign",
+                    "give an earlier start, or omit the queue from assign",
                 )
             if fail_on_data_loss and first < min(last, state.min_offset):
                 raise DataLost(topic, queue, first, state.min_offset, "trimmed by retention")
@@ -268,7 +340,8 @@ def _check_end(
         raise InvalidOption(
             option,
             f"offset {offset} is beyond the end of queue {queue} of {topic!r}, which is "
-            f"{state.max_offset}; name one up to that, or see whether the topic was made again",
+            f"{state.max_offset}; give a smaller offset, or check whether the topic was deleted "
+            "and created again",
         )
 
 

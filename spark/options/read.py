@@ -1,7 +1,7 @@
-"""The options of a read, parsed and checked. Pure.
+"""The options of a batch read, parsed and checked. Pure.
 
-If Spark's Kafka connector has an option, its name is the same here. stream.py lists which of these
-options a stream refuses, and which further options a stream has.
+An option that Spark's Kafka connector has, too, has the same name here. stream.py lists which of
+these options a stream refuses, and which further options a stream has.
 """
 
 import re
@@ -10,49 +10,50 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.spark.errors import InvalidOption
-from holdfast.spark.options.address import Address
 from holdfast.spark.options.columns import SCHEMAS, choose_columns
-from holdfast.spark.options.location import LOCATION_OPTIONS, DataLocation, parse_location
-from holdfast.spark.options.offsets import OffsetSpec
-from holdfast.spark.options.parser import OptionParser, parse_list
-from holdfast.spark.options.ranges import RANGE_OPTIONS, parse_range
+from holdfast.spark.options.location import (
+    LOCATION_OPTIONS,
+    Address,
+    DataLocation,
+    parse_location,
+)
+from holdfast.spark.options.offsets import RANGE_OPTIONS, OffsetSpec, parse_range
+from holdfast.spark.options.parser import OptionParser
 
 #: Every option and what it does; docs/spark.md lists the same.
 OPTIONS: Mapping[str, str] = {
     **LOCATION_OPTIONS,
-    "topic": "topic to read, or several with commas between",
-    "subscribe": "the same under its Kafka name",
-    "subscribePattern": "regular expression that topics match as a whole",
+    "topic": "topic to read, or several separated by commas",
+    "subscribe": "Kafka's name for topic",
+    "subscribePattern": "regular expression that must match the whole name of a topic",
     "assign": 'only these queues: {"topic": [0, 1]}',
     **RANGE_OPTIONS,
-    "topicIds": "fail unless the topics still have these ids (a bound read sets it)",
+    "topicIds": "fail unless the topics still have these ids (set by a bound read)",
     "schema": "holdfast (default) or kafka",
-    "columns": "names of the columns wanted, with commas between",
-    "includeBody": "false leaves the body out (default true)",
+    "columns": "names of the columns, separated by commas",
+    "includeBody": "false omits the body (default true)",
     "includeHeaders": "true adds headers to the Kafka columns (default false)",
-    "tag": "only messages with this tag, or one of several with commas between",
-    "filter": "only messages that this SQL92 expression over the properties holds for",
-    "pushdown": "true lets Spark's own filters narrow what is read (default false)",
-    "minPartitions": "split into at least so many tasks, if there are as many blocks",
-    "maxBytesPerPartition": "split into tasks of at most so many bytes (default 128m)",
-    "fetchMaxBytes": "bytes that a task asks for at once (default 8m, at most 16m)",
-    "leaseMs": "keep retention from what is planned for so long, and longer while tasks read it "
-    "(default 600000; 0: do not)",
-    "failOnDataLoss": "false skips messages that are gone, and says so in the log (default true)",
+    "tag": "only messages with this tag, or with one of several tags separated by commas",
+    "filter": "only messages for which this SQL92 expression over the properties is true",
+    "pushdown": "true uses the filters of the Spark query to read less (default false)",
+    "minPartitions": "minimum number of tasks, if there are enough blocks",
+    "maxBytesPerPartition": "most bytes that one task reads (default 128m)",
+    "fetchMaxBytes": "most bytes that a task requests at once (default 8m, at most 16m)",
+    "leaseMs": "duration of the read lease on planned messages, which running tasks extend "
+    "(default 600000; 0: no lease)",
+    "failOnDataLoss": "false skips lost messages and logs their number (default true)",
 }
 
 #: Options that only a stream has; a batch refuses them.
 STREAM_ONLY: Mapping[str, str] = {
     "maxOffsetsPerTrigger": "most messages of a micro-batch",
     "maxBytesPerTrigger": "most stored bytes of a micro-batch",
-    "minOffsetsPerTrigger": "wait for so many messages before a micro-batch",
-    "maxTriggerDelay": "but no longer than this, such as 90s (default 15m)",
-    "idleWaitMs": "how long to wait for messages in one go when there are none (default 1000)",
-    "groupId": "store the stream's progress as this group's offsets, too",
+    "minOffsetsPerTrigger": "start a micro-batch only if this number of messages waits",
+    "maxTriggerDelay": "longest wait for minOffsetsPerTrigger, such as 90s (default 15m)",
+    "idleWaitMs": "longest single wait for messages if there are none (default 1000)",
+    "groupId": "also store the stream's progress as the offsets of this group",
 }
-_STREAM_REFUSALS = dict.fromkeys(
-    STREAM_ONLY, "belongs to a stream (spark.readStream); leave it out"
-)
+_STREAM_REFUSALS = dict.fromkeys(STREAM_ONLY, "is for streams (spark.readStream); omit it")
 
 DEFAULT_PARTITION_BYTES = 128 * 1024 * 1024  # Spark's default for files
 DEFAULT_FETCH_BYTES = 8 * 1024 * 1024
@@ -103,11 +104,11 @@ def parse_read(options: OptionParser, *, streaming: bool = False) -> ReadOptions
     start, end = parse_range(options, several=several, streaming=streaming, schema=schema)
     include_headers = options.flag("includeHeaders", False)
     if include_headers and schema != "kafka":
-        raise InvalidOption("includeHeaders", "belongs to schema=kafka; the column is 'properties'")
+        raise InvalidOption("includeHeaders", "needs schema=kafka; otherwise use column properties")
     location = parse_location(options)
     expression = options.text("filter")
     if expression is not None and (location.address is None or location.transport == "files"):
-        raise InvalidOption("filter", "only a broker evaluates it: give url, or filter in Spark")
+        raise InvalidOption("filter", "needs url: only a broker evaluates it; or filter in Spark")
     return ReadOptions(
         location=location,
         topics=topics,
@@ -123,20 +124,15 @@ def parse_read(options: OptionParser, *, streaming: bool = False) -> ReadOptions
             include_body=options.flag("includeBody", True),
             include_headers=include_headers,
         ),
-        tags=frozenset(parse_list("tag", options.text("tag") or "")),
+        tags=frozenset(options.words("tag")),
         filter=expression,
-        min_partitions=options.count("minPartitions"),
+        min_partitions=options.number("minPartitions", None, minimum=1),
         max_bytes_per_partition=options.size("maxBytesPerPartition", DEFAULT_PARTITION_BYTES),
         fetch_max_bytes=options.size("fetchMaxBytes", DEFAULT_FETCH_BYTES, maximum=MAX_FETCH_BYTES),
         fail_on_data_loss=options.flag("failOnDataLoss", True),
         pushdown=options.flag("pushdown", False),
-        lease_ms=_parse_lease_ms(options),
+        lease_ms=options.number("leaseMs", DEFAULT_LEASE_MS),
     )
-
-
-def _parse_lease_ms(options: OptionParser) -> int:
-    lease_ms = options.number("leaseMs", minimum=0)
-    return DEFAULT_LEASE_MS if lease_ms is None else lease_ms
 
 
 def _parse_topics(
@@ -144,16 +140,18 @@ def _parse_topics(
 ) -> tuple[tuple[str, ...] | None, str | None, Mapping[str, frozenset[int]] | None]:
     """Return (topics, pattern, assigned queues); exactly one of them is not None."""
     name = options.exactly_one("topic", "subscribe", "subscribePattern", "assign")
-    text = options.text(name) or ""
     if name == "assign":
         return None, None, _parse_assigned(options.json("assign"))
     if name == "subscribePattern":
+        pattern = options.text(name) or ""
         try:
-            re.compile(text)
+            re.compile(pattern)
         except re.error as error:
-            raise InvalidOption(name, f"{text!r} is no regular expression: {error}") from error
-        return None, text, None
-    return tuple(parse_list(name, text)), None, None
+            raise InvalidOption(
+                name, f"{pattern!r} is not a regular expression: {error}"
+            ) from error
+        return None, pattern, None
+    return options.words(name), None, None
 
 
 def _parse_assigned(given: Mapping[str, Any]) -> dict[str, frozenset[int]]:
@@ -170,5 +168,5 @@ def _parse_assigned(given: Mapping[str, Any]) -> dict[str, frozenset[int]]:
 def _parse_topic_ids(options: OptionParser) -> dict[str, int]:
     given = options.json("topicIds")
     if any(type(topic_id) is not int for topic_id in given.values()):
-        raise InvalidOption("topicIds", 'gives a topic\'s id as a number: {"orders": 7}')
+        raise InvalidOption("topicIds", 'needs a number for each topic: {"orders": 7}')
     return given

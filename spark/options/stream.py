@@ -11,25 +11,26 @@ from holdfast.spark.errors import InvalidOption
 from holdfast.spark.options.parser import OptionParser
 from holdfast.spark.options.read import OPTIONS, STREAM_ONLY, ReadOptions, parse_read
 
+_NO_END = "has no meaning for a stream; trigger(availableNow=True) stops at the current end"
 #: Options of a batch that a stream refuses -> the refusal.
 _BATCH_REFUSALS: Mapping[str, str] = {
-    "endingOffsets": "a stream has no end; trigger(availableNow=True) stops at what is there now",
-    "endingTimestamp": "a stream has no end; trigger(availableNow=True) stops at what is there now",
-    "endingOffsetsByTimestamp": "a stream has no end; trigger(availableNow=True) stops at what is "
-    "there now",
-    "pushdown": "Spark tells a stream no filters; give tag or filter as options",
-    "topicIds": "belongs to a bound read; a stream keeps its topics' ids in its checkpoint",
+    "endingOffsets": _NO_END,
+    "endingTimestamp": _NO_END,
+    "endingOffsetsByTimestamp": _NO_END,
+    "pushdown": "has no meaning for a stream, because Spark passes no filters to it; use the "
+    "options tag or filter",
+    "topicIds": "is for bound reads; a stream stores the ids of its topics in its checkpoint",
 }
 #: Every option of a stream and what it does; docs/spark.md lists the same.
 STREAM_OPTIONS: Mapping[str, str] = {
     **{name: what for name, what in OPTIONS.items() if name not in _BATCH_REFUSALS},
-    "startingOffsets": "latest (default), earliest, JSON, or group:NAME; of a new stream only",
+    "startingOffsets": "latest (default), earliest, JSON, or group:NAME; only for a new stream",
     **STREAM_ONLY,
 }
 
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60_000  # the default of Spark's Kafka connector
 DEFAULT_IDLE_WAIT_MS = 1000  # a query's stop() may take this long
-MAX_IDLE_WAIT_MS = 10_000
+MAX_IDLE_WAIT_MS = 10_000  # because stop() waits for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +65,18 @@ def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
     read, group = parse_read(options, streaming=True), options.text("groupId")
     if group is not None:
         read.location.require_broker("groupId stores offsets with a broker")
-    return StreamOptions(
-        read=read,
-        limits=_parse_limits(options),
-        idle_wait_ms=_parse_idle_wait(options),
-        group=group,
-    )
+    idle_wait_ms = options.number("idleWaitMs", DEFAULT_IDLE_WAIT_MS, maximum=MAX_IDLE_WAIT_MS)
+    return StreamOptions(read, _parse_limits(options), idle_wait_ms, group)
 
 
 def _parse_limits(options: OptionParser) -> TriggerLimits:
-    max_offsets = options.count("maxOffsetsPerTrigger")
-    min_offsets = options.count("minOffsetsPerTrigger")
+    max_offsets = options.number("maxOffsetsPerTrigger", None, minimum=1)
+    min_offsets = options.number("minOffsetsPerTrigger", None, minimum=1)
     if max_offsets is not None and min_offsets is not None and min_offsets > max_offsets:
-        raise InvalidOption(
-            "minOffsetsPerTrigger", f"{min_offsets} is more than maxOffsetsPerTrigger {max_offsets}"
-        )
+        detail = f"{min_offsets} is more than maxOffsetsPerTrigger {max_offsets}"
+        raise InvalidOption("minOffsetsPerTrigger", detail)
     if options.text("maxTriggerDelay") is not None and min_offsets is None:
-        raise InvalidOption("maxTriggerDelay", "goes with minOffsetsPerTrigger; leave it out")
+        raise InvalidOption("maxTriggerDelay", "needs minOffsetsPerTrigger; omit it")
     max_bytes = options.size("maxBytesPerTrigger", 0)
     return TriggerLimits(
         max_offsets,
@@ -88,14 +84,3 @@ def _parse_limits(options: OptionParser) -> TriggerLimits:
         min_offsets,
         options.duration_ms("maxTriggerDelay", DEFAULT_MAX_TRIGGER_DELAY_MS),
     )
-
-
-def _parse_idle_wait(options: OptionParser) -> int:
-    wait_ms = options.number("idleWaitMs", minimum=0)
-    if wait_ms is None:
-        return DEFAULT_IDLE_WAIT_MS
-    if wait_ms > MAX_IDLE_WAIT_MS:
-        raise InvalidOption(
-            "idleWaitMs", f"{wait_ms} is more than {MAX_IDLE_WAIT_MS}, which stop() would wait for"
-        )
-    return wait_ms

@@ -4,22 +4,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdfast.spark.errors import InvalidOption
-from holdfast.spark.options.address import ADDRESS_OPTIONS, Address, parse_address
-from holdfast.spark.options.parser import OptionParser, parse_list
+from holdfast.spark.options.location import ADDRESS_OPTIONS, Address, parse_address
+from holdfast.spark.options.parser import OptionParser
 
 #: Every option and what it does; docs/spark.md lists the same.
 WRITE_OPTIONS: Mapping[str, str] = {
     **ADDRESS_OPTIONS,
-    "topic": "topic that all rows go to, whatever a column topic says",
-    "durability": "fsync (default): acknowledged once the disk has it; or written",
-    "maxBatchBytes": "rows are cut into batches of at most so much (default 4m, at most 12m)",
-    "maxBatchRows": "and of at most so many rows (default 20000, at most 100000)",
-    "createTopic": "true creates a topic that is not there (default false)",
-    "sortBy": "columns by which each task sorts its rows before it sends any, commas between",
-    "idempotent": "false stores again what is sent again (default true)",
-    "txnAppId": "name of a batch write that may be run again; goes with txnVersion",
-    "txnVersion": "which of its runs this is, a number that grows; the same one is stored once",
-    "checkpointLocation": "Spark's own",
+    "topic": "topic for all rows; overrides a column topic",
+    "durability": "fsync (default): acknowledged after the sync to disk; or written",
+    "maxBatchBytes": "most bytes of one batch (default 4m, at most 12m)",
+    "maxBatchRows": "most rows of one batch (default 20000, at most 100000)",
+    "createTopic": "true creates a topic that does not exist (default false)",
+    "sortBy": "columns, separated by commas, by which each task sorts its rows before sending",
+    "idempotent": "false stores rows again that Spark sends again (default true)",
+    "txnAppId": "name of a batch write that may be repeated; needs txnVersion",
+    "txnVersion": "number of a run of txnAppId, which must increase; each number is stored once",
+    "checkpointLocation": "used by Spark itself",
 }
 
 DEFAULT_BATCH_BYTES = 4 * 1024 * 1024
@@ -60,38 +60,30 @@ def parse_write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOp
     is_idempotent = options.flag("idempotent", True)
     transaction = _parse_transaction(options)
     if transaction is not None and streaming:
-        raise InvalidOption("txnAppId", "is for batch writes; a stream has its checkpoint for that")
+        raise InvalidOption("txnAppId", "is for batch writes; a stream uses its checkpoint instead")
     if transaction is not None and not is_idempotent:
-        raise InvalidOption("txnAppId", "and idempotent=false contradict each other; leave one out")
+        raise InvalidOption("txnAppId", "contradicts idempotent=false; omit one of them")
     return WriteOptions(
         address=parse_address(options),
         topic=options.text("topic"),
         durability=options.one_of("durability", _DURABILITIES, "fsync"),
         max_batch_bytes=options.size("maxBatchBytes", DEFAULT_BATCH_BYTES, maximum=MAX_BATCH_BYTES),
-        max_batch_rows=_parse_rows(options),
+        max_batch_rows=options.number(
+            "maxBatchRows", DEFAULT_BATCH_ROWS, minimum=1, maximum=MAX_BATCH_ROWS
+        ),
         create_topic=options.flag("createTopic", False),
-        sort_by=tuple(parse_list("sortBy", options.text("sortBy") or "")),
+        sort_by=options.words("sortBy"),
         is_idempotent=is_idempotent,
         transaction=transaction,
     )
 
 
-def _parse_rows(options: OptionParser) -> int:
-    rows = options.count("maxBatchRows") or DEFAULT_BATCH_ROWS
-    if rows > MAX_BATCH_ROWS:
-        raise InvalidOption("maxBatchRows", f"{rows} is more than {MAX_BATCH_ROWS}")
-    return rows
-
-
 def _parse_transaction(options: OptionParser) -> Transaction | None:
-    app_id, version = options.text("txnAppId"), options.number("txnVersion", minimum=0)
+    app_id = options.text("txnAppId")
+    version = options.number("txnVersion", None, maximum=MAX_EPOCH)
     if app_id is None and version is None:
         return None
     if app_id is None or version is None:
-        raise InvalidOption(
-            "txnAppId" if app_id is None else "txnVersion",
-            "is missing; txnAppId and txnVersion go together",
-        )
-    if version > MAX_EPOCH:
-        raise InvalidOption("txnVersion", f"{version} is more than {MAX_EPOCH}")
+        missing = "txnAppId" if app_id is None else "txnVersion"
+        raise InvalidOption(missing, "is missing; give both txnAppId and txnVersion")
     return Transaction(app_id, version)

@@ -1,7 +1,7 @@
 """The reader of a batch: the methods that Spark calls after the offsets are fixed, and when.
 
 driver     partitions()    for each plan: cuts the ranges into one partition per task
-executor   read()          for each task, and each retry of it: yields the same rows
+executor   read()          for each attempt at a task: yields the same rows
 """
 
 from collections.abc import Iterable, Iterator

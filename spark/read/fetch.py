@@ -31,8 +31,8 @@ def read_range(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of `part`, in order of their offsets.
 
-    If some rows are no longer stored, raises DataLost; without failOnDataLoss, skips these rows and
-    logs how many. Raises TopicRecreated, and CorruptBatch for a damaged reply.
+    If rows are no longer stored, raises DataLost; without failOnDataLoss, skips these rows and logs
+    their number. Raises TopicRecreated, and CorruptBatch for a damaged reply.
     """
     fetch = _fetch_messages if options.filter is not None else _fetch_blocks
     offset = part.start
@@ -47,9 +47,8 @@ def read_range(
             else:
                 for start, end in fetched.skipped:
                     if start < part.end:
-                        skip_lost(
-                            part, start, min(end, part.end), "given up by its operator", options
-                        )
+                        end = min(end, part.end)
+                        skip_lost(part, start, end, "an operator accepted their loss", options)
                 following, batches = fetched.next_offset, fetched.batches
                 if following <= offset:
                     following = skip_lost(part, offset, part.end, "the queue ends before", options)
@@ -158,16 +157,16 @@ def _check_sequence(blocks: BatchRun, part: QueueRange, offset: int, *, gaps: bo
     in_place = own & (ends > offset) & ((steps >= 0) if gaps else (steps == 0))
     if not bool(in_place.all()):
         raise ReplyMismatch(
-            f"asked for queue {part.queue} of {part.topic!r} from offset {offset} on, the broker "
-            "sent blocks that do not belong there"
+            f"the broker sent other blocks than those of queue {part.queue} of {part.topic!r} from "
+            f"offset {offset} on"
         )
 
 
 def _offset_after_loss(
     refused: BrokerRefused, part: QueueRange, offset: int, options: ReadOptions
 ) -> int:
-    """Return the offset at which to continue if the refusal means that messages are lost. Raise any
-    other refusal again."""
+    """Return the offset at which to continue, if the refusal means that messages are lost.
+    Otherwise raise the refusal again."""
     problem = refused.problem
     match refused.type:
         case "/problems/offset-trimmed":

@@ -17,13 +17,13 @@ from holdfast.spark.errors import BrokerRefused, DataLost, InvalidOption, TopicR
 from holdfast.spark.options.offsets import (
     AtTime,
     AtTimes,
-    ExplicitOffsets,
+    ByQueue,
     OffsetRange,
     OffsetSpec,
     PlanLease,
     QueueRange,
-    SegmentRange,
     StoredByGroup,
+    join_segments,
     resolve_ranges,
 )
 from holdfast.spark.options.read import ReadOptions
@@ -55,7 +55,7 @@ def bind_topics(catalog: Catalog, options: ReadOptions) -> tuple[BoundTopic, ...
     """
     names = require_topics(catalog, options)
     for option, spec in (("startingOffsets", options.start), ("endingOffsets", options.end)):
-        for name in spec.by_topic if isinstance(spec, ExplicitOffsets | AtTimes) else ():
+        for name in spec.by_topic if isinstance(spec, ByQueue) else ():
             if name is not None and name not in names:
                 raise InvalidOption(option, f"names topic {name!r}, which is not read")
     return tuple(_bind_topic(catalog, options, name) for name in names)
@@ -121,8 +121,8 @@ def _look_up_offsets(
             if stored is None:
                 raise InvalidOption(
                     option,
-                    f"there is no group {group!r}; holdfast.spark.bind begins one where there is "
-                    "none, or name the offsets to start from",
+                    f"there is no group {group!r}; give offsets, or use holdfast.spark.bind, which "
+                    "creates the group",
                 )
             return stored.offsets
         case AtTime(timestamp_ms, must_match):
@@ -138,8 +138,8 @@ def _look_up_offsets(
             raise InvalidOption(
                 "startingTimestamp" if isinstance(spec, AtTime) else f"{option}ByTimestamp",
                 f"queue {queue} of {topic.name!r} has no message stored at or after "
-                f"{times[queue]}; name an earlier time, or set "
-                "startingOffsetsByTimestampStrategy=latest to read nothing of it",
+                f"{times[queue]}; give an earlier time, or set "
+                "startingOffsetsByTimestampStrategy=latest to read nothing of the queue",
             )
     return found
 
@@ -150,14 +150,14 @@ def plan_partitions(
     """Return the ranges of each task: at least one per task, in order of topic, queue and offset.
 
     If part of a range is no longer stored, raises DataLost; without failOnDataLoss, skips that part
-    and logs it. Raises TopicRecreated if a topic was deleted and created again. Every range carries
-    all leases of the plan. After an error, all leases are released.
+    and logs it. Raises TopicRecreated if a topic was deleted and created again. Every range has the
+    leases of the whole plan. After an error, all leases are released.
     """
     parts = []
     lease_ids: dict[tuple[str, str], None] = {}
     taken_at_s = time.time()
-    with ExitStack() as undoing:
-        undoing.callback(release_leases, catalog, lease_ids)
+    with ExitStack() as on_error:
+        on_error.callback(release_leases, catalog, lease_ids)
         for topic in topics:
             for split in _split_topic(catalog, options, topic):
                 if split.lease_id is not None:
@@ -172,7 +172,7 @@ def plan_partitions(
                     split.segments,
                 )
                 parts.append((part, split.size_bytes))
-        undoing.pop_all()
+        on_error.pop_all()
     if lease_ids:
         lease = PlanLease(tuple(lease_ids), options.lease_ms, taken_at_s)
         parts = [(replace(part, lease=lease), size_bytes) for part, size_bytes in parts]
@@ -265,17 +265,7 @@ def pack_parts(
 def _append_part(ranges: list[QueueRange], part: QueueRange) -> None:
     last = ranges[-1]
     if (last.topic_id, last.queue, last.end) == (part.topic_id, part.queue, part.start):
-        segments = _join_segments(last.segments, part.segments)
+        segments = join_segments(last.segments, part.segments)
         ranges[-1] = replace(last, end=part.end, segments=segments)
     else:
         ranges.append(part)
-
-
-def _join_segments(
-    segments: tuple[SegmentRange, ...], more: tuple[SegmentRange, ...]
-) -> tuple[SegmentRange, ...]:
-    """Return both lists as one. If the ranges that meet are in the same segment, they are joined
-    into one range."""
-    if segments and more and segments[-1].start_offset == more[0].start_offset:
-        return (*segments[:-1], segments[-1].join(more[0]), *more[1:])
-    return (*segments, *more)

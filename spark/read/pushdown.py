@@ -1,6 +1,5 @@
-"""Use Spark's own filters to skip topics, queues, offsets, times and tags.
-
-No I/O, except through the catalog that callers pass in.
+"""Use Spark's own filters to skip topics, queues, offsets, times and tags. No I/O, except through
+the catalog that callers pass in.
 
 Spark still evaluates every filter itself. So a read may only skip rows that a filter would drop,
 but need not skip all of these rows. A filter that this module does not know skips nothing.
@@ -28,8 +27,7 @@ from holdfast.spark.broker.catalog import Catalog
 from holdfast.spark.options.offsets import OffsetRange
 from holdfast.spark.read.plan import BoundTopic
 
-#: The names of the queue and time columns, in Holdfast's own schema and in the schema of Spark's
-#: Kafka connector.
+#: The names of the queue and time columns in Holdfast's own schema and in Kafka's schema.
 _QUEUES = frozenset({"queue", "partition"})
 _TIMES = frozenset({"store_timestamp", "timestamp"})
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -97,10 +95,10 @@ def choose_tags(asked: frozenset[str], found: frozenset[str] | None) -> frozense
     """Return the tags to request from the broker; an empty set means all messages. Return None if
     no message can match.
 
-    `asked` are the tags of the option `tag`; an empty set stands for every tag. `found` are the
-    tags that Spark's filters keep; None stands for every tag. A request cannot contain more than
-    MAX_TAGS tags, nor a tag with a comma or outer spaces. If it cannot contain the remaining tags,
-    return `asked`, because Spark applies its filters anyway.
+    `asked` are the tags of the option `tag`; an empty set means every tag. `found` are the tags
+    that Spark's filters keep; None means every tag. A request cannot contain more than MAX_TAGS
+    tags, nor a tag with a comma or outer spaces. If it cannot contain the remaining tags, return
+    `asked`, because Spark applies its filters anyway.
     """
     if found is None:
         return asked
@@ -114,10 +112,8 @@ def choose_tags(asked: frozenset[str], found: frozenset[str] | None) -> frozense
 def narrow_topics(
     catalog: Catalog, topics: Iterable[BoundTopic], wanted: FilterBounds
 ) -> tuple[BoundTopic, ...]:
-    """Return the topics with the offset ranges that must still be read.
-
-    The catalog converts times to offsets.
-    """
+    """Return the topics with the offset ranges that must still be read. The catalog converts times
+    to offsets."""
     return tuple(
         replace(
             topic,
@@ -153,11 +149,8 @@ def _clip_range(part: OffsetRange, low: int | None, end: int | None) -> OffsetRa
 
 
 def _parse_text_filter(each: Filter) -> tuple[str, frozenset[str] | None]:
-    """Return the column of a filter and the texts that it accepts.
-
-    The column is empty if it is not a top-level column. The texts are None if the filter does not
-    compare with texts.
-    """
+    """Return the column of a filter and the texts that the filter accepts. The column is empty if
+    it is not a top-level column. The texts are None if the filter does not compare with texts."""
     path: tuple[str, ...] = getattr(each, "attribute", ())
     column = path[0] if len(path) == 1 else ""
     match each:

@@ -1,8 +1,8 @@
 """Choose the catalog that plans a read, and the source of each part's rows: broker or files.
 
-Modules that only the broker or only the files need are imported inside functions. Spark starts
-several processes to plan and to read, and every process must import its modules. A session's first
-query waits for three of these processes.
+Modules that only the broker or only the files need are imported inside functions, because every
+process that Spark starts to plan or to read must import its modules. A session's first query waits
+for three such processes.
 """
 
 import logging
@@ -39,9 +39,9 @@ def read_rows(parts: Sequence[QueueRange], options: ReadOptions) -> Iterator[pa.
     """Yield the rows of each part in turn, in order of their offsets. Runs inside a task.
 
     If rows are no longer stored, raises DataLost; without failOnDataLoss, skips these rows and logs
-    how many. If a file is missing, damaged, or not the file in the plan, the rest of the part is
-    read from the broker; with transport=files, raises FilesUnreadable instead. If there is
-    no broker and the directory cannot be listed, raises FilesUnreadable. Leases on the parts are
+    their number. If a file is missing, damaged, or not the file in the plan, the rest of the part
+    is read from the broker; with transport=files, raises FilesUnreadable instead. If there is no
+    broker and the directory cannot be listed, raises FilesUnreadable. Leases on the parts are
     extended meanwhile.
     """
     from holdfast.spark.read.fetch import read_range
@@ -60,16 +60,13 @@ def read_rows(parts: Sequence[QueueRange], options: ReadOptions) -> Iterator[pa.
 
 
 def _may_use_files(part: QueueRange, options: ReadOptions) -> bool:
-    """Return True if a part is first read from files, and not over HTTP.
-
-    Raises FilesUnreadable if only files may be used, but the plan does not say where the part is in
-    the files.
-    """
+    """Return True if a part is first read from files, and not over HTTP. Raises FilesUnreadable if
+    only files may be used, but the plan lacks the part's location in the files."""
     location = options.location
     if location.path is None or location.transport == "http" or options.filter is not None:
         return False
     if location.transport == "files" and not part.segments:
-        raise FilesUnreadable(location.path, "the broker does not tell where in its files rows are")
+        raise FilesUnreadable(location.path, "the broker's plan has no locations in its files")
     return bool(part.segments)
 
 
@@ -93,7 +90,7 @@ def _read_part_from_files(
             raise FilesUnreadable(location.path, f"{where}: {found.reason}")
         else:
             _log.info(
-                "queue %d of %r goes on over HTTP at offset %d: %s",
+                "queue %d of %r is read over HTTP from offset %d on: %s",
                 part.queue, part.topic, found.start, found.reason,
             )  # fmt: skip
             yield from read_range(client, replace(part, start=found.start), options)

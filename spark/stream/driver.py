@@ -45,10 +45,8 @@ _log = logging.getLogger("holdfast.spark")
 #: While idle, Spark calls every ten milliseconds. If two calls are further apart than this, Spark
 #: was busy between them.
 IDLE_CALL_GAP_S = 0.1
-#: The shortest pause between two polls of all topics.
-_PAUSE_S = 0.2
-#: The pause is at least this long for each topic.
-_PAUSE_PER_TOPIC_S = 0.02
+#: The pause between two polls of all topics is at least this long, and this long for each topic.
+_PAUSE_S, _PAUSE_PER_TOPIC_S = 0.2, 0.02
 #: `latest` tries at most this many times to choose a micro-batch: a topic may change meanwhile.
 _ATTEMPTS = 3
 
@@ -138,7 +136,7 @@ class StreamDriver:
                 if attempt == _ATTEMPTS:
                     raise
                 self._idle = None
-                _log.info("looking again, since %s", error)
+                _log.info("the topics are described again: %s", error)
         now_s = self._clock()
         if end == start:
             self._idle = (start, now_s)
@@ -166,14 +164,15 @@ class StreamDriver:
 
     def commit(self, end: StreamOffsets) -> None:
         """Store `end` as the offsets of the stream's group, if it has one. Raises nothing."""
-        if self._reporter is None:
-            return
-        recreated = {
-            name
-            for name, topic in end.items()
-            if name in self._seen and self._seen[name].topic_id != topic.topic_id
-        }
-        self._reporter.store({n: topic for n, topic in end.items() if n not in recreated})
+        if self._reporter is not None:
+            seen = self._seen  # leave out topics that were deleted and created again
+            self._reporter.store(
+                {
+                    name: topic
+                    for name, topic in end.items()
+                    if name not in seen or seen[name].topic_id == topic.topic_id
+                }
+            )
 
     def _release_leases(self) -> None:
         """Release the leases of finished tasks. If they were left to expire, two micro-batches per
@@ -184,7 +183,7 @@ class StreamDriver:
     # -- the current topics ------------------------------------------------------------------
 
     def _describe_topics(self, start: StreamOffsets | None = None) -> dict[str, TopicState]:
-        """Return the current state of the stream's topics, without those that no longer exist.
+        """Return the current state of the stream's existing topics.
 
         Raises the catalog's error for a missing topic if failOnDataLoss is set, the options name
         the topic, and `start` is given but does not contain it.
@@ -225,7 +224,7 @@ class StreamDriver:
         sentences = [str(loss) for loss in lost]
         for sentence in sentences:
             if sentence not in self._logged_losses:
-                _log.warning("the stream goes on without what is lost: %s", sentence)
+                _log.warning("the stream continues without lost messages: %s", sentence)
         self._logged_losses = frozenset(sentences)
 
     # -- the end of a micro-batch ------------------------------------------------------------
@@ -267,8 +266,8 @@ class StreamDriver:
         """Return True if Spark repeats a call that has just found nothing."""
         if self._idle is None or self._target is not None:
             return False
-        asked, at = self._idle
-        return asked == start and self._clock() - at < IDLE_CALL_GAP_S
+        last_start, called_at = self._idle
+        return last_start == start and self._clock() - called_at < IDLE_CALL_GAP_S
 
     def _wait_for_change(self, start: StreamOffsets) -> Mapping[str, TopicState]:
         """Wait until the topics change, for at most `idle_wait_ms`, and return their new state.

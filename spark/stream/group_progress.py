@@ -1,8 +1,7 @@
-"""Store a stream's progress as a group's offsets as well, for tools that monitor groups.
+"""Also store a stream's progress as a group's offsets, for tools that monitor groups.
 
 The stream itself uses the offsets in its checkpoint. The group's offsets are only a copy, stored a
-little later. The copy never lowers a group's offsets. If the copy cannot be stored, this is only
-logged.
+little later. The copy never lowers a group's offsets. A failure to store the copy is only logged.
 """
 
 import logging
@@ -33,11 +32,12 @@ class ProgressReporter:
         try:
             has_leases = self._client.has_leases(self._group)
         except SparkError as error:
-            _log.warning("group %r cannot be looked at: %s", self._group, error)
+            _log.warning("group %r cannot be checked: %s", self._group, error)
             return
         if has_leases:
             raise InvalidOption(
-                "groupId", f"group {self._group!r} leases messages to its members; name another"
+                "groupId",
+                f"group {self._group!r} leases messages to its members; give another group",
             )
 
     def store(self, progress: StreamOffsets) -> None:
@@ -73,6 +73,6 @@ class ProgressReporter:
                 )
                 return
             except OffsetsMoved:
-                del self._stored[key]  # somebody else changed the offsets: read them again
+                del self._stored[key]  # the stored offsets have changed: read them again
                 if attempt == _ATTEMPTS:
                     raise

@@ -62,11 +62,10 @@ def decode_offsets(value: Any) -> StreamOffsets:
     """Return the offsets of a checkpoint. Raises CheckpointUnreadable."""
     version = value.get("version") if isinstance(value, dict) else None
     if type(version) is not int:
-        raise CheckpointUnreadable(value, "it was not written by this source")
+        raise CheckpointUnreadable(value, "another source wrote them")
     if version != VERSION:
-        raise CheckpointUnreadable(
-            value, f"its version is {version}, this release of Holdfast reads {VERSION}"
-        )
+        reason = f"their version is {version}, this release of Holdfast reads {VERSION}"
+        raise CheckpointUnreadable(value, reason)
     try:
         return {
             name: TopicOffsets(
@@ -76,7 +75,7 @@ def decode_offsets(value: Any) -> StreamOffsets:
             for name, topic in value["topics"].items()
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointUnreadable(value, f"it is damaged ({error!r})") from error
+        raise CheckpointUnreadable(value, f"they are damaged ({error!r})") from error
 
 
 def _check_offset(value: Any) -> int:

@@ -36,8 +36,8 @@ from holdfast.spark.stream.group_progress import ProgressReporter
 from holdfast.spark.stream.offsets import decode_offsets, encode_offsets
 from holdfast.spark.stream.termination import run_before_termination
 
-#: The timeout and the maximum retry time of the requests that store the progress in a group. It is
-#: short, because the stream waits for these requests, and the group only has a copy.
+#: The timeout and the maximum retry time of the requests that store the progress in a group. They
+#: are short, because the stream waits for these requests, and the group has only a copy.
 _REPORT_RETRY_FOR_S = 5.0
 #: Timeout of the requests that release leases after Spark has told the process to end.
 _RELEASE_TIMEOUT_S = 5.0
@@ -79,11 +79,8 @@ class HoldfastStreamReader(
         return reporter
 
     def _release_at_termination(self) -> None:
-        """Release the leases of a micro-batch that Spark interrupts.
-
-        A signal handler calls this, maybe in the middle of a request of the driver. So it uses a
-        connection of its own.
-        """
+        """Release the leases of a micro-batch that Spark interrupts. A signal handler calls this,
+        maybe in the middle of a request of the driver, so it uses its own connection."""
         leases = [] if self._opened is None else self._opened.leases
         if leases:
             with BrokerClient.open(
@@ -95,7 +92,6 @@ class HoldfastStreamReader(
         return type(self), (self._options,)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name, as below
-        """Return the start of a stream without a checkpoint."""
         return encode_offsets(self._driver.initial())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -127,7 +123,6 @@ class HoldfastStreamReader(
         return None if newest is None else encode_offsets(newest)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Make the current ends of the queues the end of the stream."""
         self._driver.pin()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:

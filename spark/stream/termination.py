@@ -1,4 +1,4 @@
-"""Run a last action when Spark ends the process that drives a stream.
+"""Run an action when Spark ends the process that drives a stream.
 
 As soon as the query stops or fails, Spark sends SIGTERM, which by default ends the process without
 running any `finally` block. A second SIGTERM follows at once (PythonStreamingSourceRunner.stop
@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 #: Spark runs this module as __main__ only in the process that drives a stream.
 DRIVER_OF_A_STREAM = "pyspark.sql.streaming.python_streaming_source_runner"
-#: The process may outlive its query by at most this time.
-MAX_SECONDS = 10.0
+MAX_SECONDS = 10.0  # for the action
 
 
 def run_before_termination(act: Callable[[], None], max_s: float = MAX_SECONDS) -> None:

@@ -1,10 +1,11 @@
 """Encode checked rows as a batch in the format of FORMAT.md, whole columns at a time.
 
 Arrow stores the offsets and data of a column in the same form as the format, so Arrow and numpy do
-the work per message. The result has the same bytes as `commitlog.format.batch_encoding` gives.
+the work per message. The result has the same bytes as that of `commitlog.format.batch_encoding`.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,50 +35,43 @@ def encode_rows(
     The header has no producer yet. `hashes` are the hashes of the key column, if there is one.
     """
     columns = _Columns()
-    body_bytes = columns.texts(rows.column("body"))
     flags = 0
-    key_bytes = tag_bytes = summary = property_count = name_bytes = value_bytes = 0
+    fields: dict[str, Any] = {"body_bytes": columns.add_texts(rows.column("body"))}
     if (keys := _present(rows, "key")) is not None:
         assert hashes is not None
         flags |= BatchFlag.KEYS
-        columns.numbers(hashes, "<u4")
-        key_bytes = columns.texts(pc.fill_null(keys, ""))
+        columns.add_numbers(hashes, "<u4")
+        fields["key_bytes"] = columns.add_texts(pc.fill_null(keys, ""))
     if (tags := _present(rows, "tag")) is not None:
         flags |= BatchFlag.TAGS
         codes, distinct = _tag_codes(tags)
-        summary = tag_summary(distinct)
-        columns.numbers(codes, "<u4")
-        tag_bytes = columns.texts(pc.fill_null(tags, ""))
+        columns.add_numbers(codes, "<u4")
+        fields["tag_summary"] = tag_summary(distinct)
+        fields["tag_bytes"] = columns.add_texts(pc.fill_null(tags, ""))
     if "properties" in rows.schema.names:
-        listed, names, values = property_entries(rows.column("properties"))
-        property_count = len(names)
-        if property_count:
+        offsets, names, values = property_entries(rows.column("properties"))
+        if len(names):
             flags |= BatchFlag.PROPERTIES
-            columns.numbers(listed, "<i4")
-            name_bytes = columns.texts(names)
-            value_bytes = columns.texts(values)
+            columns.add_numbers(offsets, "<i4")
+            fields["property_count"] = len(names)
+            fields["property_name_bytes"] = columns.add_texts(names)
+            fields["property_value_bytes"] = columns.add_texts(values)
     if "born_timestamp" in rows.schema.names:
         flags |= BatchFlag.BORN
-        columns.numbers(_times(rows, "born_timestamp"), "<i8")
+        columns.add_numbers(_times(rows, "born_timestamp"), "<i8")
     if _present(rows, "expires_timestamp") is not None:
         flags |= BatchFlag.EXPIRES
-        columns.numbers(_times(rows, "expires_timestamp"), "<i8")
+        columns.add_numbers(_times(rows, "expires_timestamp"), "<i8")
     payload = columns.join()
     header = BatchHeader(
         flags=int(flags),
         total_size=HEADER_SIZE + len(payload),
         payload_crc=crc32c(payload),
         message_count=len(rows),
-        body_bytes=body_bytes,
         topic_id=topic_id,
         queue_id=queue,
         born_timestamp_us=born_timestamp_us,
-        tag_summary=summary,
-        key_bytes=key_bytes,
-        tag_bytes=tag_bytes,
-        property_count=property_count,
-        property_name_bytes=name_bytes,
-        property_value_bytes=value_bytes,
+        **fields,
     )
     return header, payload
 
@@ -85,13 +79,13 @@ def encode_rows(
 class _Columns(Sections):
     """Sections built from Arrow and numpy arrays."""
 
-    def numbers(self, values: npt.NDArray[np.generic], kind: str) -> None:
+    def add_numbers(self, values: npt.NDArray[np.generic], kind: str) -> None:
         self.add(np.ascontiguousarray(values, kind).tobytes())
 
-    def texts(self, array: pa.Array) -> int:
+    def add_texts(self, array: pa.Array) -> int:
         """Add the offsets and the data of an array without nulls. Return the size of the data."""
         offsets, data = _buffers(array)
-        self.numbers(offsets, "<i4")
+        self.add_numbers(offsets, "<i4")
         self.add(data)
         return len(data)
 

@@ -58,26 +58,24 @@ def choose_columns(schema: Sequence[tuple[str, str]], *, topic_given: bool) -> M
     for index, (name, kind) in enumerate(schema):
         known = name.lower()
         if known in _BROKER_COLUMNS:
-            raise UnwritableColumn(name, f"is the broker's to give; leave it out: .drop({name!r})")
+            raise UnwritableColumn(name, f"is set by the broker; omit it with .drop({name!r})")
         if known not in WRITABLE_COLUMNS:
-            raise UnwritableColumn(
-                name, f"is no part of a message{suggest_name(name, WRITABLE_COLUMNS)}"
-            )
+            suggestion = suggest_name(name, WRITABLE_COLUMNS)
+            raise UnwritableColumn(name, f"is not part of a message{suggestion}")
         if not _type_fits(kind, WRITABLE_COLUMNS[known]):
             kinds = " or ".join(WRITABLE_COLUMNS[known])
-            raise UnwritableColumn(name, f"is of type {kind}; cast it to {kinds}")
-        means = _KAFKA_NAMES.get(known, known)
-        if means in found:
-            raise UnwritableColumn(name, f"is there beside {found[means].name!r}; leave one out")
-        found[means] = Column(index, name)
+            raise UnwritableColumn(name, f"has type {kind}; cast it to {kinds}")
+        own_name = _KAFKA_NAMES.get(known, known)
+        if own_name in found:
+            other = found[own_name].name
+            raise UnwritableColumn(name, f"has the same meaning as {other!r}; omit one of them")
+        found[own_name] = Column(index, name)
     if "body" not in found:
         raise UnwritableColumn(
             "body", "is missing; name the column with the contents body or value"
         )
     if "topic" not in found and not topic_given:
-        raise UnwritableColumn(
-            "topic", "is missing; give the option topic, or each row its topic in a column"
-        )
+        raise UnwritableColumn("topic", "is missing; give the option topic or a column topic")
     return found
 
 
@@ -90,11 +88,10 @@ def choose_sort_columns(
     for name in names:
         column = found.get(name.lower())
         if column is None:
-            raise UnwritableColumn(
-                name, f"is not there to sort by{suggest_name(name, list(found))}"
-            )
+            detail = f"does not exist, so it cannot be sorted by{suggest_name(name, list(found))}"
+            raise UnwritableColumn(name, detail)
         if schema[column.index][1].startswith(("map<", "array<")):
-            raise UnwritableColumn(name, "is of a type that has no order; sort by others")
+            raise UnwritableColumn(name, "has a type without an order; sort by other columns")
     return tuple(found[name.lower()] for name in names)
 
 

@@ -1,8 +1,6 @@
-"""Turn the rows of a window (a section of a partition, see windows.py) into batches, one per topic
-and queue.
-
-The same rows always give the same batches, except for the creation time in the batch header.
-"""
+"""Encode the rows of a window (a section of a partition, see windows.py) as batches, one per topic
+and queue. The same rows always give the same batches, except for the creation time in the batch
+header."""
 
 import time
 from collections.abc import Iterator
@@ -15,10 +13,10 @@ import pyarrow as pa
 
 from holdfast.commitlog.format.batch_header import BatchHeader
 from holdfast.commitlog.format.checksum import crc32c
+from holdfast.commitlog.format.header_table import Int64s
 from holdfast.spark.errors import UnwritableRow
 from holdfast.spark.write.arrow_encoder import encode_rows
 from holdfast.spark.write.partitioner import (
-    Int64s,
     Partitioner,
     TargetTopic,
     UInt32s,
@@ -31,11 +29,8 @@ from holdfast.spark.write.windows import Window
 
 @dataclass(frozen=True, slots=True)
 class OutgoingBatch:
-    """A batch to send: its rows, and their encoded bytes.
-
-    `numbers` are the positions of the rows in the partition. `hashes` are the hashes of their keys.
-    The header has no producer and no sequence number yet.
-    """
+    """A batch to send: its rows, and their encoded bytes. `numbers` are the positions of the rows
+    in the partition. The header has no producer and no sequence number yet."""
 
     target: TargetTopic
     rows: pa.RecordBatch
@@ -45,15 +40,19 @@ class OutgoingBatch:
     payload: bytes
 
     @classmethod
-    def of(
+    def of_rows(
         cls,
         target: TargetTopic,
         queue: int,
-        rows: pa.RecordBatch,
-        hashes: UInt32s | None,
-        numbers: Int64s,
+        columns: tuple[pa.RecordBatch, UInt32s | None, Int64s],
+        start: int,
+        end: int,
     ) -> Self:
-        """Return a batch of these rows for a queue."""
+        """Return a batch of the rows [start, end) for a queue. `columns` are the rows, the hashes
+        of their keys if they have keys, and their positions in the partition."""
+        rows, hashes, numbers = columns
+        rows = rows.slice(start, end - start)
+        hashes = None if hashes is None else hashes[start:end]
         header, payload = encode_rows(
             rows,
             hashes,
@@ -61,7 +60,7 @@ class OutgoingBatch:
             queue=queue,
             born_timestamp_us=time.time_ns() // 1000,
         )
-        return cls(target, rows, hashes, numbers, header, payload)
+        return cls(target, rows, hashes, numbers[start:end], header, payload)
 
     @property
     def queue(self) -> tuple[str, int]:
@@ -70,26 +69,19 @@ class OutgoingBatch:
 
     @property
     def first_row(self) -> int:
-        """The position of the batch's first row in the partition."""
         return int(self.numbers[0])
 
     @property
     def last_row(self) -> int:
-        """The position of the batch's last row in the partition."""
         return int(self.numbers[-1])
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def part(self, start: int, end: int) -> "OutgoingBatch":
-        """Return a batch of some rows of this batch: the rows [start, end)."""
-        return self.of(
-            self.target,
-            self.header.queue_id,
-            self.rows.slice(start, end - start),
-            None if self.hashes is None else self.hashes[start:end],
-            self.numbers[start:end],
-        )
+        """Return a batch of the rows [start, end) of this batch."""
+        columns = self.rows, self.hashes, self.numbers
+        return self.of_rows(self.target, self.header.queue_id, columns, start, end)
 
 
 class BatchEncoder:
@@ -101,7 +93,7 @@ class BatchEncoder:
         self._digest = 0
 
     def digest(self) -> int:
-        """Return a checksum over all batches encoded so far, and over their order."""
+        """Return a checksum of all batches encoded so far, and of their order."""
         return self._digest
 
     def encode(
@@ -130,21 +122,14 @@ class BatchEncoder:
         ends = [0, *(np.flatnonzero(np.diff(queues)) + 1).tolist(), len(queues)]
         for start, end in pairwise(ends):
             queue = int(queues[start])
-            batch = OutgoingBatch.of(
-                target,
-                queue,
-                rows.slice(start, end - start),
-                None if hashes is None else hashes[start:end],
-                numbers[start:end],
-            )
+            batch = OutgoingBatch.of_rows(target, queue, (rows, hashes, numbers), start, end)
             self._digest = crc32c(b"%d %d %d" % (self._digest, queue, batch.header.payload_crc))
             yield batch
 
     def _partitioner(self, target: TargetTopic) -> Partitioner:
-        partitioner = self._partitioners.get(target.name)
-        if partitioner is None:
+        if target.name not in self._partitioners:
             # Rows without a key and a queue go to the queues in turn. The first queue depends on
             # partition and epoch, so that not all tasks and micro-batches begin at queue 0.
             turn = self._producer.partition + self._producer.epoch
-            partitioner = self._partitioners[target.name] = Partitioner(target, turn)
-        return partitioner
+            self._partitioners[target.name] = Partitioner(target, turn)
+        return self._partitioners[target.name]

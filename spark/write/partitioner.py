@@ -1,9 +1,10 @@
-"""Choose the queue of each row of a window. Pure, except that a Router remembers the next queue.
+"""Choose the queue of each row of a window. Pure, except that a Partitioner remembers the next
+queue.
 
 A window is a section of a partition (windows.py). If a row names a queue, it goes to that queue.
-Otherwise, if it has a key, it goes to the queue of its key. All other rows of a window go to the
-same queue, and those of the next window to the next queue. In a topic with priority levels, a row
-goes to a queue of its level.
+Otherwise, if it has a key, it goes to the queue of its key. All other rows of a window go to one
+queue, and all other rows of the next window to the next queue. In a topic with priority levels, a
+row goes to a queue of its level.
 """
 
 from dataclasses import dataclass
@@ -14,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.commitlog.format.checksum import crc32c_each
+from holdfast.commitlog.format.header_table import Int64s
 from holdfast.commitlog.format.priority import DEFAULT_PRIORITY, HIGHEST_PRIORITY, level_of
 
 UInt32s = npt.NDArray[np.uint32]
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(eq=False)
@@ -61,7 +62,7 @@ class Partitioner:
     def queues(self, rows: pa.RecordBatch, hashes: UInt32s | None) -> Int64s:
         """Return the queue of each row. `hashes` are the hashes of the key column, if there is one.
 
-        Raises Unroutable.
+        Raises UnroutableRow.
         """
         names = rows.schema.names
         index = np.full(len(rows), self._turn, np.int64)
@@ -88,8 +89,8 @@ class Partitioner:
         return found
 
     def _check(self, queues: pa.Array, priorities: pa.Array | None) -> None:
-        """Raise Unroutable if a row names a queue that does not exist, or a queue of another level
-        than the row's priority."""
+        """Raise UnroutableRow if a row names a queue that does not exist, or a queue of another
+        level than the row's priority."""
         target = self._target
         beyond = _find_first(pc.greater_equal(queues, target.queue_count))
         if beyond is not None:
@@ -97,7 +98,7 @@ class Partitioner:
                 beyond,
                 "queue",
                 f"is {queues[beyond]}, but {target.name!r} has queues 0 to "
-                f"{target.queue_count - 1}; leave it null for the broker's choice, or add queues",
+                f"{target.queue_count - 1}; use null to let the source choose, or add queues",
             )
         if priorities is None:
             return
@@ -108,8 +109,8 @@ class Partitioner:
             raise UnroutableRow(
                 other,
                 "priority",
-                f"is {priorities[other]}, but queue {queues[other]} of {target.name!r} is of "
-                "another level; leave one of the two null",
+                f"is {priorities[other]}, but queue {queues[other]} of {target.name!r} has another "
+                "level; make one of the two null",
             )
 
 

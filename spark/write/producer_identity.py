@@ -40,7 +40,6 @@ class Producer:
 
     @property
     def epoch(self) -> int:
-        """The number of the run; 0 if there is no writer."""
         return 0 if self.writer is None else self.writer.epoch
 
     def producer_id(self, generation: int = 0) -> int:

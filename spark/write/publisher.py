@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_encoding import encode_columns
 from holdfast.commitlog.format.batch_header import Buffer
 from holdfast.spark.broker.client import PublishedBatch, PullOutcome
 from holdfast.spark.errors import (
@@ -32,7 +33,6 @@ from holdfast.spark.errors import (
 )
 from holdfast.spark.write.outgoing import OutgoingBatch
 from holdfast.spark.write.producer_identity import Producer
-from holdfast.spark.write.replay_check import agrees_with_stored
 
 _log = logging.getLogger("holdfast.spark")
 
@@ -56,8 +56,8 @@ class BatchStore(Protocol):
 
 @dataclass(slots=True)
 class WriteCounts:
-    """The amounts that an attempt has sent. Of the batches, `duplicates` had already been stored by
-    another attempt."""
+    """The amounts that an attempt has sent. Another attempt had already stored `duplicates` of the
+    batches."""
 
     rows: int = 0
     batches: int = 0
@@ -67,16 +67,18 @@ class WriteCounts:
 
 @dataclass(slots=True)
 class QueueProgress:
-    """The progress of an attempt in one queue."""
+    """The progress of an attempt in one queue.
+
+    `unverified` is the last batch, if the broker reported it as too old, so that it could not be
+    compared. If a later batch equals the stored one, this batch was equal, too. `has_ended` is True
+    if the stored batch has more rows than the last batch: the input of this attempt ended too
+    early.
+    """
 
     generation: int = 0
     sequence: int = 0
     unverified: OutgoingBatch | None = None
-    """The last batch, if the broker reported it as too old, so that it was not compared. If a later
-    batch is the same as the stored one, this batch was the same, too."""
     has_ended: bool = False
-    """True if the stored batch has more rows than the last batch: the input of this attempt ended
-    too early."""
 
 
 class Publisher:
@@ -103,11 +105,11 @@ class Publisher:
             self._send(request)
 
     def finish(self) -> WriteCounts:
-        """Return the tally after the last `send`. Raises ReplayDiffers if the last batch of a queue
-        was too old: an earlier attempt stored more rows than this attempt has."""
+        """Return the counts after the last `send`. Raises ReplayDiffers if the last batch of a
+        queue was too old: an earlier attempt stored more rows than this attempt has."""
         for progress in self._queues.values():
             if progress.unverified is not None:
-                raise self._replay_error(progress.unverified, "more rows are there")
+                raise self._replay_error(progress.unverified, "more rows are stored")
         return self.counts
 
     def _progress(self, batch: OutgoingBatch) -> QueueProgress:
@@ -178,17 +180,15 @@ class Publisher:
             # The token may not read the topic, or the batch is no longer stored. So only the
             # number of rows can be compared.
             if found.count != len(batch):
-                raise self._replay_error(
-                    batch,
-                    f"{found.count} rows there, {len(batch)} now, and they cannot be compared: "
-                    f"{error}",
-                ) from error
-            _log.info("what was stored of %s cannot be compared: %s", target.name, error)
+                counts = f"{found.count} rows are stored, {len(batch)} are sent"
+                reason = f"{counts}, and they cannot be compared: {error}"
+                raise self._replay_error(batch, reason) from error
+            _log.info("the stored rows of %s cannot be compared: %s", target.name, error)
             return None
         stored = Batch.decode(block)
         if stored.header.base_offset != found.offset or len(stored) != found.count:
-            raise ReplyMismatch(f"the block at offset {found.offset} is not the one published")
-        if not agrees_with_stored(batch, stored):
+            raise ReplyMismatch(f"the block at offset {found.offset} is not the published one")
+        if not _agrees_with_stored(batch, stored):
             raise self._replay_error(batch, "other contents")
         self._progress(batch).has_ended = len(stored) > len(batch)
         return batch.part(len(stored), len(batch)) if len(stored) < len(batch) else None
@@ -222,3 +222,27 @@ def _group_requests(batches: Iterable[OutgoingBatch]) -> Iterator[list[OutgoingB
         size += batch.header.total_size
     if request:
         yield request
+
+
+def _agrees_with_stored(batch: OutgoingBatch, stored: Batch) -> bool:
+    """Return True if the shorter of the two batches equals the beginning of the longer, byte for
+    byte."""
+    if len(stored) > len(batch):
+        return batch.header.payload_crc == _crc_of_prefix(stored, len(batch))
+    shorter = batch.part(0, len(stored)) if len(stored) < len(batch) else batch
+    return shorter.header.payload_crc == stored.header.payload_crc
+
+
+def _crc_of_prefix(stored: Batch, count: int) -> int:
+    """Return the payload CRC of a batch of the first `count` stored messages."""
+    rows = range(count)
+    born, expires = stored.born_timestamps_us, stored.expires_timestamps_us
+    header, _ = encode_columns(
+        [stored.body(row) for row in rows],
+        keys=[stored.key(row) for row in rows],
+        tags=[stored.tag(row) for row in rows],
+        properties=[stored.properties(row) for row in rows],
+        born_timestamps_us=None if born is None else born[:count].tolist(),
+        expires_timestamps_us=None if expires is None else expires[:count].tolist(),
+    )
+    return header.payload_crc

@@ -4,7 +4,8 @@ The result is a record batch with the same columns under Holdfast's names, each 
 type. Nulls remain only for optional fields of a message.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.commitlog.format.header_table import Int64s
 from holdfast.commitlog.format.priority import HIGHEST_PRIORITY
 from holdfast.spark.errors import UnwritableRow
 from holdfast.spark.write.columns import Column
-
-Int64s = npt.NDArray[np.int64]
 
 #: The estimated bytes of a row without its texts, for offsets and hashes.
 ROW_BYTES = 32
@@ -33,11 +33,8 @@ def check_rows(
     partition: int,
     first_row: int,
 ) -> pa.RecordBatch:
-    """Return the rows with these columns, checked and converted.
-
-    `first_row` is the position of the batch's first row in the partition. Raises UnwritableRow with
-    the position of the row in the partition.
-    """
+    """Return the rows with these columns, checked and converted. `first_row` is the position of the
+    batch's first row in the partition. Raises UnwritableRow."""
     arrays = {
         name: _CONVERTERS[name](
             _InputColumn(batch.column(column.index), column.name, partition, first_row)
@@ -54,10 +51,10 @@ def row_weights(rows: pa.RecordBatch) -> Int64s:
         if name in rows.schema.names:
             weights += _text_sizes(rows.column(name))
     if "properties" in rows.schema.names:
-        listed, names, values = property_entries(rows.column("properties"))
-        each = _text_sizes(names) + _text_sizes(values) + PROPERTY_BYTES
-        running = np.concatenate(([0], np.cumsum(each)))
-        weights += running[listed[1:]] - running[listed[:-1]]
+        offsets, names, values = property_entries(rows.column("properties"))
+        sizes = _text_sizes(names) + _text_sizes(values) + PROPERTY_BYTES
+        totals = np.concatenate(([0], np.cumsum(sizes)))
+        weights += totals[offsets[1:]] - totals[offsets[:-1]]
     return weights
 
 
@@ -68,11 +65,7 @@ def property_entries(properties: pa.MapArray) -> tuple[npt.NDArray[np.int32], pa
     """
     offsets = properties.offsets.to_numpy()
     start, end = int(offsets[0]), int(offsets[-1])
-    return (
-        offsets - offsets[0],
-        properties.keys[start:end],
-        properties.items[start:end],
-    )
+    return offsets - offsets[0], properties.keys[start:end], properties.items[start:end]
 
 
 class _InputColumn:
@@ -84,53 +77,44 @@ class _InputColumn:
         self._partition = partition
         self._first_row = first_row
 
-    def refuse(self, is_wrong: pa.Array | npt.NDArray[np.bool_], detail: str) -> None:
-        """Raise UnwritableRow for the first row where `is_wrong` is true. Null counts as false."""
-        if isinstance(is_wrong, pa.Array):
-            is_wrong = pc.fill_null(is_wrong, False).to_numpy(zero_copy_only=False)
-        if is_wrong.any():
-            raise self.at(int(np.argmax(is_wrong)), detail)
+    # In the methods below, `rows` has the row of each value. None means that value i is in row i.
 
-    def at(self, row: int, detail: str) -> UnwritableRow:
-        """Return the error for row number `row` of this column."""
+    def error(self, index: int, detail: str, rows: Int64s | None = None) -> UnwritableRow:
+        """Return the error for value number `index`."""
+        row = index if rows is None else int(rows[index])
         return UnwritableRow(self._partition, self._first_row + row, self._name, detail)
 
-    def texts(self, array: pa.Array, rows: Sequence[int] | Int64s | None = None) -> pa.Array:
-        """Return `array` as texts. Raises UnwritableRow for a value that is not valid UTF-8.
+    def refuse(self, is_wrong: pa.Array, detail: str, rows: Int64s | None = None) -> None:
+        """Raise UnwritableRow for the first value where `is_wrong` is true. Null counts as
+        false."""
+        wrong = pc.fill_null(is_wrong, False).to_numpy(zero_copy_only=False)
+        if wrong.any():
+            raise self.error(int(np.argmax(wrong)), detail, rows)
 
-        `rows` is the row of each value. If it is None, value i belongs to row i.
-        """
+    def to_texts(self, array: pa.Array, rows: Int64s | None = None) -> pa.Array:
+        """Return `array` as texts. Raises UnwritableRow for a value that is not valid UTF-8."""
         octets = array.cast(pa.binary())
         try:
             return octets.cast(pa.string())
         except pa.ArrowInvalid:
             index = next(i for i, value in enumerate(octets) if not _is_utf8(value.as_py()))
-            row = index if rows is None else int(rows[index])
-            raise self.at(row, "is not UTF-8, as a text has to be") from None
+            raise self.error(index, "is not valid UTF-8", rows) from None
 
 
 def _convert_body(given: _InputColumn) -> pa.Array:
-    given.refuse(given.array.is_null(), "is null; give an empty one, or filter the row out")
+    given.refuse(given.array.is_null(), "is null; make it empty, or filter the row out")
     return given.array.cast(pa.binary())
 
 
 def _convert_text(given: _InputColumn) -> pa.Array:
-    texts = given.texts(given.array)
-    given.refuse(pc.equal(pc.binary_length(texts), 0), "is empty; make it null for none")
+    texts = given.to_texts(given.array)
+    given.refuse(pc.equal(pc.binary_length(texts), 0), "is empty; use null instead")
     return texts
 
 
 def _convert_topic(given: _InputColumn) -> pa.Array:
     given.refuse(given.array.is_null(), "is null; give the row a topic, or the option topic")
     return _convert_text(given)
-
-
-def _convert_queue(given: _InputColumn) -> pa.Array:
-    return _convert_integer(given, _MAX_QUEUE)
-
-
-def _convert_priority(given: _InputColumn) -> pa.Array:
-    return _convert_integer(given, HIGHEST_PRIORITY)
 
 
 def _convert_integer(given: _InputColumn, maximum: int) -> pa.Array:
@@ -150,7 +134,8 @@ def _convert_time(given: _InputColumn) -> pa.Array:
 def _convert_properties(given: _InputColumn) -> pa.Array:
     array = given.array
     is_map = pa.types.is_map(array.type)
-    if array.null_count and bool(np.any(_list_lengths(array)[array.is_null().to_numpy(False)])):
+    lengths = np.diff(array.offsets.to_numpy())
+    if array.null_count and bool(np.any(lengths[array.is_null().to_numpy(False)])):
         array = array.take(pa.array(np.arange(len(array))))  # drops entries of null rows
     offsets = array.offsets.to_numpy()
     start, end = int(offsets[0]), int(offsets[-1])
@@ -158,21 +143,15 @@ def _convert_properties(given: _InputColumn) -> pa.Array:
         names, values = array.keys[start:end], array.items[start:end]
     else:
         names, values = (array.values[start:end].field(at) for at in (0, 1))
-    listed = offsets - offsets[0]
-    rows = np.repeat(np.arange(len(array)), np.diff(listed))
-
-    def refuse(is_wrong: pa.Array, detail: str) -> None:
-        wrong = pc.fill_null(is_wrong, False).to_numpy(zero_copy_only=False)
-        if wrong.any():
-            raise given.at(int(rows[np.argmax(wrong)]), detail)
-
-    refuse(names.is_null(), "has a property without a name")
-    refuse(values.is_null(), "has a property whose value is null; leave it out")
-    names, values = given.texts(names, rows), given.texts(values, rows)
-    refuse(pc.equal(pc.binary_length(names), 0), "has a property with an empty name")
+    offsets = offsets - offsets[0]
+    rows = np.repeat(np.arange(len(array)), np.diff(offsets))
+    given.refuse(names.is_null(), "has a property without a name", rows)
+    given.refuse(values.is_null(), "has a property whose value is null; omit the property", rows)
+    names, values = given.to_texts(names, rows), given.to_texts(values, rows)
+    given.refuse(pc.equal(pc.binary_length(names), 0), "has a property with an empty name", rows)
     if not is_map:  # names in Spark's maps are unique
         _check_names_differ(given, names, rows)
-    return pa.MapArray.from_arrays(pa.array(listed, pa.int32()), names, values)
+    return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), names, values)
 
 
 def _check_names_differ(given: _InputColumn, names: pa.Array, rows: Int64s) -> None:
@@ -180,13 +159,8 @@ def _check_names_differ(given: _InputColumn, names: pa.Array, rows: Int64s) -> N
     pairs = rows * (len(coded.dictionary) + 1) + coded.indices.to_numpy()
     _, first = np.unique(pairs, return_index=True)
     if len(first) < len(pairs):
-        again = np.setdiff1d(np.arange(len(pairs)), first)[0]
-        raise given.at(int(rows[again]), f"has the name {names[int(again)].as_py()!r} twice")
-
-
-def _list_lengths(array: pa.Array) -> npt.NDArray[np.int32]:
-    lengths: npt.NDArray[np.int32] = np.diff(array.offsets.to_numpy())
-    return lengths
+        again = int(np.setdiff1d(np.arange(len(pairs)), first)[0])
+        raise given.error(again, f"has the name {names[again].as_py()!r} twice", rows)
 
 
 def _text_sizes(texts: pa.Array) -> Int64s:
@@ -208,8 +182,8 @@ _CONVERTERS: Mapping[str, Callable[[_InputColumn], Any]] = {
     "tag": _convert_text,
     "properties": _convert_properties,
     "topic": _convert_topic,
-    "queue": _convert_queue,
-    "priority": _convert_priority,
+    "queue": partial(_convert_integer, maximum=_MAX_QUEUE),
+    "priority": partial(_convert_integer, maximum=HIGHEST_PRIORITY),
     "born_timestamp": _convert_time,
     "expires_timestamp": _convert_time,
 }

@@ -45,17 +45,15 @@ class TaskResult(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class RowWriter:
-    """The options, columns and sort order of a write."""
+    """Stores partitions: the options, columns and sort order of a write."""
 
     options: WriteOptions
     columns: Mapping[str, Column]
     sort_by: tuple[Column, ...]
 
     def write(self, batches: Iterator[pa.RecordBatch], producer: Producer) -> TaskResult:
-        """Store one partition and return the result."""
-        counts = write_partition(
-            batches, self.options, self.columns, producer, sort_by=self.sort_by
-        )
+        options, columns = self.options, self.columns
+        counts = write_partition(batches, options, columns, producer, sort_by=self.sort_by)
         return TaskResult(producer.partition, counts)
 
 
@@ -65,14 +63,12 @@ def make_batch_writer(
     """Return the writer of a batch. Raises InvalidOption, UnwritableColumn, and the broker's errors
     for the topic that the options name."""
     if overwrite:
-        raise InvalidOption("mode", "overwrite: a log is only appended to; use append")
+        raise InvalidOption("mode", "a log cannot be overwritten; use append")
     rows = _prepare_write(given, schema, streaming=False)
-    options, writer = rows.options, None
-    if options.transaction is not None:
-        writer = WriterRun(
-            f"transaction\n{options.transaction.app_id}", options.transaction.version
-        )
-    elif options.is_idempotent:
+    writer = None
+    if (transaction := rows.options.transaction) is not None:
+        writer = WriterRun(f"transaction\n{transaction.app_id}", transaction.version)
+    elif rows.options.is_idempotent:
         writer = WriterRun(f"job\n{uuid.uuid4().hex}", 0)
     return HoldfastWriter(rows, writer)
 
@@ -80,11 +76,10 @@ def make_batch_writer(
 def make_stream_writer(
     given: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> "HoldfastStreamWriter":
-    """Return the writer of a stream. Raises the same errors as batch_sink."""
+    """Return the writer of a stream. Raises the same errors as `make_batch_writer`."""
     if overwrite:
-        raise InvalidOption(
-            "outputMode", "complete: a log is only appended to; use append, or foreachBatch"
-        )
+        detail = "a log cannot be overwritten, as complete does; use append, or foreachBatch"
+        raise InvalidOption("outputMode", detail)
     return HoldfastStreamWriter(_prepare_write(given, schema, streaming=True))
 
 
@@ -107,16 +102,15 @@ class HoldfastWriter(DataSourceArrowWriter):
         self._writer = writer
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
-        """Store one partition."""
         return self._rows.write(iterator, Producer(self._writer, _current_task().partitionId()))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Log what was written."""
+        """Log the amounts that were written."""
         _log.info("%s", _summarize(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Log that the write failed, and that stored rows remain stored."""
-        _log.warning("the write failed; what it stored stays: at least %s", _summarize(messages))
+        _log.warning("the write failed; stored rows remain: at least %s", _summarize(messages))
 
 
 class HoldfastStreamWriter(DataSourceStreamArrowWriter, metaclass=SelfUnpackingMeta):
@@ -138,15 +132,14 @@ class HoldfastStreamWriter(DataSourceStreamArrowWriter, metaclass=SelfUnpackingM
         return self._rows.write(iterator, Producer(writer, task.partitionId()))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Log what was written."""
+        """Log the amounts that were written."""
         _log.info("batch %d: %s", batchId, _summarize(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Log that the batch failed, and that stored rows remain stored. Spark repeats the
         batch."""
-        _log.warning(
-            "batch %d failed; what it stored stays: at least %s", batchId, _summarize(messages)
-        )
+        summary = _summarize(messages)
+        _log.warning("batch %d failed; stored rows remain: at least %s", batchId, summary)
 
 
 def _current_task() -> TaskContext:
@@ -161,4 +154,4 @@ def _summarize(messages: Sequence[WriterCommitMessage | None]) -> str:
         sum(getattr(counts, name) for counts in results)
         for name in ("rows", "batches", "size_bytes", "duplicates")
     )
-    return f"{rows} rows in {batches} batches ({again} of them stored before), {size_bytes} bytes"
+    return f"{rows} rows in {batches} batches ({again} of them already stored), {size_bytes} bytes"

@@ -11,12 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.commitlog.format.header_table import Int64s
 from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.errors import BrokerRefused
 from holdfast.spark.options.write import WriteOptions
 from holdfast.spark.write.columns import Column
 from holdfast.spark.write.outgoing import BatchEncoder, OutgoingBatch
-from holdfast.spark.write.partitioner import Int64s, TargetTopic
+from holdfast.spark.write.partitioner import TargetTopic
 from holdfast.spark.write.producer_identity import Producer
 from holdfast.spark.write.publisher import Publisher, WriteCounts
 from holdfast.spark.write.rows import check_rows
@@ -62,7 +63,7 @@ def write_partition(
 
 
 class TargetTopics:
-    """The topics of a write. The first use of a topic requests its state from the broker."""
+    """The topics of a write. Their states are requested from the broker on first use."""
 
     def __init__(self, client: BrokerClient, options: WriteOptions) -> None:
         self._client = client
@@ -71,12 +72,9 @@ class TargetTopics:
         self._found: dict[str, TargetTopic] = {}
 
     def of(self, window: Window) -> Iterator[tuple[TargetTopic, Int64s | None]]:
-        """Yield each topic of a window, with the positions of its rows in the window; None means
-        all rows.
-
-        Topics come in the order of their first rows. Raises BrokerRefused for a topic that does not
-        exist, or that the token may not access.
-        """
+        """Yield each topic of a window, in the order of their first rows, with the positions of its
+        rows in the window; None means all rows. Raises BrokerRefused for a topic that does not
+        exist, or that the token may not access."""
         if self._topic is not None:
             yield self.get(self._topic), None
             return
@@ -108,10 +106,10 @@ def _sort_rows(
     rows unchanged."""
     if not columns:
         return batches
-    taken = list(batches)
-    if not taken:
-        return taken
-    table = pa.Table.from_batches(taken)
+    read = list(batches)
+    if not read:
+        return read
+    table = pa.Table.from_batches(read)
     order = pc.sort_indices(table, [(column.name, "ascending") for column in columns])
     in_order: list[pa.RecordBatch] = table.take(order).to_batches()
     return in_order

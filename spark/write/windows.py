@@ -4,8 +4,7 @@ batch per queue.
 The cuts depend only on the partition's rows, not on Spark's record batches. So an attempt with the
 same rows sends the same batches. The size of a window also depends a little on all rows before it.
 So if an attempt has a different row, its later windows differ, too. The broker remembers only the
-last few batches of a producer. Because the later windows differ, these batches show the difference
-even if the different row is in an earlier batch.
+last few batches of a producer, but these batches then show the difference.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from holdfast.spark.write.rows import Int64s, row_weights
+from holdfast.commitlog.format.header_table import Int64s
+from holdfast.spark.write.rows import row_weights
 
 
 @dataclass(frozen=True, slots=True)

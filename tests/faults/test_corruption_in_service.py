@@ -25,7 +25,7 @@ from holdfast.commitlog.format.batch_header import MAGIC, BatchHeader
 from holdfast.running_broker import RunningBroker
 from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.errors import DataLost
-from holdfast.spark.options.address import Address
+from holdfast.spark.options.location import Address
 from holdfast.spark.options.offsets import QueueRange
 from holdfast.spark.options.read import parse_options
 from holdfast.spark.read.fetch import read_range

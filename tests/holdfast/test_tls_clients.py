@@ -15,7 +15,7 @@ from holdfast.client.errors import CertificateNotTrusted, ConnectionFailed
 from holdfast.client.transport.target import TlsFilesUnusable
 from holdfast.spark import errors as spark_errors
 from holdfast.spark.broker.transport import Transport
-from holdfast.spark.options.address import Address
+from holdfast.spark.options.location import Address
 from holdfast.spark.options.read import parse_options
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.support.certificates import Certificates

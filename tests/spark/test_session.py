@@ -42,7 +42,7 @@ def test_an_older_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 def test_without_java_the_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(JavaMissing, match=r"none is on the PATH.*openjdk-17-jre-headless"):
+    with pytest.raises(JavaMissing, match=r"PATH has no Java.*openjdk-17-jre-headless"):
         require_java()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(JavaMissing, match="JAVA_HOME is"):

@@ -115,7 +115,7 @@ def test_filters_are_not_pushed() -> None:
 
 def test_a_schema_of_the_users_is_refused(broker: FakeBroker) -> None:
     source = HoldfastDataSource({"url": broker.url, "topic": "orders"})
-    with pytest.raises(InvalidOption, match="columns chooses"):
+    with pytest.raises(InvalidOption, match="option columns"):
         source.reader(StructType())
 
 

@@ -50,14 +50,18 @@ def told(act: Callable[[], object], *, last: bool = True) -> str:
 @pytest.mark.parametrize(
     ("options", "says", "at_load"),
     [
-        ({"url": ""}, "or path, a data directory to read", True),
+        ({"url": ""}, "or path (a data directory to read)", True),
         ({"topic": ""}, "give exactly one of topic, subscribe", True),
         ({"topic": "nowhere"}, "there is no topic 'nowhere'", True),
-        ({"startingOffsets": '{"0": 2}', "endingOffsets": '{"0": 1}'}, "no later than", True),
+        (
+            {"startingOffsets": '{"0": 2}', "endingOffsets": '{"0": 1}'},
+            "give an earlier start",
+            True,
+        ),
         ({"endingOffsets": '{"0": 9}'}, "beyond the end of queue 0 of 'orders', which is 3;", True),
-        ({"startingOffsets": '{"0": 9}'}, "name one up to that", False),
-        ({"startingOffsets": '{"7": 0}'}, "name some of 0, 1", False),
-        ({"startingOffsets": "group:nobody"}, "holdfast.spark.bind begins one", False),
+        ({"startingOffsets": '{"0": 9}'}, "give a smaller offset", False),
+        ({"startingOffsets": '{"7": 0}'}, "only 0, 1", False),
+        ({"startingOffsets": "group:nobody"}, "holdfast.spark.bind, which creates", False),
         (
             {
                 "startingTimestamp": "99999999999999",
@@ -88,8 +92,8 @@ def test_a_task_that_fails_says_why(spark: "SparkSession", broker: FakeBroker) -
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"endingOffsets": "latest"}, "trigger(availableNow=True) stops at what is there now"),
-        ({"startingOffsets": '{"0": 9}'}, "name one up to that"),
+        ({"endingOffsets": "latest"}, "trigger(availableNow=True) stops at the current end"),
+        ({"startingOffsets": '{"0": 9}'}, "give a smaller offset"),
         ({"startingOffsets": "earliest"}, "failOnDataLoss=false"),  # its tasks fail
     ],
 )
@@ -116,7 +120,7 @@ def test_a_stream_that_cannot_be_says_why(
         ("string(id) as body", {}, "overwrite", "use append"),
         ("string(id) as bodi", {}, "append", "did you mean 'body'"),
         ("cast(null as string) as body", {}, "append", "filter the row out"),
-        ("'' as body, 7 as queue", {}, "append", "leave it null for the broker's choice"),
+        ("'' as body, 7 as queue", {}, "append", "use null to let the source choose"),
     ],
 )
 def test_a_write_that_cannot_be_says_why(

@@ -13,7 +13,7 @@ from holdfast.http_api.access.token_file import TokenFile, create_token
 from holdfast.spark.bound import bind
 from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.errors import BrokerRefused, InvalidOption
-from holdfast.spark.options.address import Address
+from holdfast.spark.options.location import Address
 from holdfast.spark.options.read import parse_options
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 

@@ -6,7 +6,7 @@ from holdfast.spark.broker.block_receiver import BlockGatherer
 from holdfast.spark.broker.catalog import Split
 from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.errors import BrokerRefused, OffsetsMoved, ReplyMismatch, TopicRecreated
-from holdfast.spark.options.address import Address
+from holdfast.spark.options.location import Address
 from holdfast.spark.options.offsets import OffsetRange, QueueState
 from tests.support.fake_broker import FakeBroker
 
@@ -96,7 +96,7 @@ def test_a_plan_or_pull_of_a_topic_made_again_is_refused(
 ) -> None:
     old = broker.topic("orders").topic_id
     broker.topic("orders").publish(0, [b"a"])
-    with pytest.raises(TopicRecreated, match="load it anew"):
+    with pytest.raises(TopicRecreated, match="load it again"):
         client.splits("orders", old, {0: OffsetRange(0, 1)}, max_bytes=1, min_splits=1)
     with pytest.raises(TopicRecreated):
         client.pull("orders", old, 0, 0, max_bytes=1)

@@ -9,7 +9,7 @@ import pytest
 from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.broker.lease_renewer import PlanLeaseRenewer, renewal_delay_s
 from holdfast.spark.errors import BrokerRefused, InvalidOption, TopicRecreated
-from holdfast.spark.options.address import Address
+from holdfast.spark.options.location import Address
 from holdfast.spark.options.offsets import PlanLease, QueueRange
 from holdfast.spark.options.read import DEFAULT_LEASE_MS, parse_options
 from holdfast.spark.read.plan import bind_topics, plan_partitions

@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.spark.broker.transport import Transport
 from holdfast.spark.errors import BrokerRefused, BrokerUnavailable, ReplyMismatch
-from holdfast.spark.options.address import Address
+from holdfast.spark.options.location import Address
 from tests.support.fake_broker import HANG_UP, Answer, FakeBroker
 
 

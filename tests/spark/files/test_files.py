@@ -208,7 +208,7 @@ def test_times_and_groups_and_patterns_mean_the_same(broker: RunningBroker) -> N
 
 def test_only_a_broker_saves(broker: RunningBroker) -> None:
     bound = bind(path=str(broker.data_dir), topic="orders", group="nightly")
-    with pytest.raises(InvalidOption, match="give url beside path"):
+    with pytest.raises(InvalidOption, match="give url together with path"):
         bound.save()
     both = bind(broker.url, "orders", path=str(broker.data_dir), group="nightly")
     both.save()
@@ -241,7 +241,7 @@ def test_files_that_vanished_are_had_over_http(
         gone.unlink()
     with caplog.at_level(logging.INFO, "holdfast.spark"):
         assert table_of(bound, parts).equals(expected)
-    assert "goes on over HTTP" in caplog.text
+    assert "is read over HTTP" in caplog.text
     with pytest.raises(FilesUnreadable, match="gone"):
         table_of(bind(broker.url, "orders", path=str(data), transport="files"))
 

@@ -32,7 +32,7 @@ from holdfast.consumequeue.state.records import (
 from holdfast.consumequeue.topics import STATE_TOPIC_ID, Topic, TopicConfig
 from holdfast.spark.bound import Bound, bind
 from holdfast.spark.errors import DataLost, FilesUnreadable
-from holdfast.spark.files import block_reading, file_catalog, file_reading, walked_blocks
+from holdfast.spark.files import file_catalog, file_reading, walked_blocks
 from holdfast.spark.files.file_catalog import FileCatalog
 from holdfast.spark.files.segment_file import SegmentFile
 from holdfast.spark.files.walked_blocks import WalkedBlocks
@@ -141,7 +141,7 @@ COLUMNS = "queue,offset,body,key,tag,properties"
     st.integers(0, 9),
     st.integers(1, 5000),
     st.integers(1, 6),
-    st.sampled_from([0, block_reading.APART_BYTES]),
+    st.sampled_from([0, file_reading.APART_BYTES]),
     st.sampled_from([0, 2, file_catalog.MAX_ROWS_SENT]),
     st.data(),
 )
@@ -155,7 +155,7 @@ def test_any_range_of_any_log_gives_its_rows(
     data: st.DataObject,
 ) -> None:
     with model() as log, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block_reading, "APART_BYTES", apart_bytes)
+        patch.setattr(file_reading, "APART_BYTES", apart_bytes)
         patch.setattr(file_catalog, "MAX_ROWS_SENT", rows_sent)
         log.snapshot()
         for queue, each in published:
@@ -420,7 +420,7 @@ def test_a_log_that_does_not_tell_its_topics_is_refused() -> None:
         (log.directory / "commitlog" / f"{0:020d}").unlink()
         with (
             FileCatalog(str(log.directory)) as catalog,
-            pytest.raises(FilesUnreadable, match="topics and stored offsets"),
+            pytest.raises(FilesUnreadable, match=r"topics, stored offsets\) cannot be read"),
         ):
             catalog.describe(TOPIC)
 
@@ -469,11 +469,11 @@ def test_dense_and_large_blocks_are_walked_alike(monkeypatch: pytest.MonkeyPatch
         ]
 
 
-@pytest.mark.parametrize("apart_bytes", [0, block_reading.APART_BYTES])
+@pytest.mark.parametrize("apart_bytes", [0, file_reading.APART_BYTES])
 def test_a_flipped_bit_anywhere_in_a_block_is_noticed(
     apart_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_reading, "APART_BYTES", apart_bytes)
+    monkeypatch.setattr(file_reading, "APART_BYTES", apart_bytes)
     with model() as log:
         log.snapshot()
         log.publish(0, Sent([b"one", b"", b"three"], ["k", None, "k"], ["t", "t", None]))

@@ -31,28 +31,28 @@ OBEYED = {
 }
 #: Option -> words of the advice in its error.
 REFUSED = {
-    "kafkaConsumer.pollTimeoutMs": "asked again for up to a minute",
-    "fetchOffset.numRetries": "asked again for up to a minute",
-    "fetchOffset.retryIntervalMs": "asked again for up to a minute",
-    "groupIdPrefix": "takes part in no group",
-    "kafka.group.id": "takes part in no group",
+    "kafkaConsumer.pollTimeoutMs": "retried for up to a minute",
+    "fetchOffset.numRetries": "retried for up to a minute",
+    "fetchOffset.retryIntervalMs": "retried for up to a minute",
+    "groupIdPrefix": "joins no group",
+    "kafka.group.id": "joins no group",
     "maxRecordsPerPartition": "maxBytesPerPartition",
     "kafka.security.protocol": "option token",
     "kafka.sasl.mechanism": "option token",
     "kafka.sasl.jaas.config": "option token",
     "kafka.ssl.truststore.location": "caFile",
     "kafka.auto.offset.reset": "startingOffsets",
-    "kafka.enable.auto.commit": "nothing is committed",
+    "kafka.enable.auto.commit": "commits nothing",
     "kafka.key.deserializer": "CAST",
     "kafka.value.deserializer": "CAST",
     "kafka.isolation.level": "no transactions",
     "kafka.fetch.max.bytes": "fetchMaxBytes",
     "kafka.max.partition.fetch.bytes": "fetchMaxBytes",
     "kafka.max.poll.records": "fetchMaxBytes",
-    "kafka.request.timeout.ms": "asked again",
-    "kafka.session.timeout.ms": "asked again",
-    "kafka.client.id": "no meaning here; leave it out",
-    "kafka.interceptor.classes": "no meaning here; leave it out",
+    "kafka.request.timeout.ms": "retried",
+    "kafka.session.timeout.ms": "retried",
+    "kafka.client.id": "Kafka's client, which is not used here; omit it",
+    "kafka.interceptor.classes": "Kafka's client, which is not used here; omit it",
 }
 
 
@@ -79,7 +79,7 @@ def test_an_option_is_refused_and_says_what_to_do(name: str, fold: type[str]) ->
 @pytest.mark.parametrize("strategy", ["error", "latest"])
 def test_the_strategy_goes_with_a_starting_time(strategy: str) -> None:
     name = "startingOffsetsByTimestampStrategy"
-    with pytest.raises(InvalidOption, match="goes with startingTimestamp"):
+    with pytest.raises(InvalidOption, match="needs startingTimestamp"):
         job(**{name: strategy})
     for given in ({"startingTimestamp": "5"}, {"startingOffsetsByTimestamp": TIMES}):
         start = job(**given, **{name: strategy}).start
@@ -97,10 +97,10 @@ def test_a_job_for_kafka_fails_by_default_where_a_queue_has_nothing_so_new() -> 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"startingOffsetsByTimestamp": "5"}, "is no JSON"),
-        ({"startingOffsetsByTimestamp": '{"orders": 5}'}, "no queue number"),
-        ({"startingOffsetsByTimestamp": '{"orders": {"0": -1}}'}, "no time"),
-        ({"startingOffsetsByTimestamp": '{"orders": {"0": "x"}}'}, "no offset"),
+        ({"startingOffsetsByTimestamp": "5"}, "is not JSON"),
+        ({"startingOffsetsByTimestamp": '{"orders": 5}'}, "not a queue number"),
+        ({"startingOffsetsByTimestamp": '{"orders": {"0": -1}}'}, "not a time"),
+        ({"startingOffsetsByTimestamp": '{"orders": {"0": "x"}}'}, "not an offset"),
         ({"endingOffsetsByTimestamp": "{"}, "not JSON"),
         ({"startingOffsetsByTimestamp": TIMES, "startingOffsets": "earliest"}, "contradict"),
         ({"startingOffsetsByTimestamp": TIMES, "startingTimestamp": "1"}, "contradict"),

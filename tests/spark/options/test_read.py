@@ -116,7 +116,7 @@ def test_kafka_columns_are_the_connectors() -> None:
     ("given", "option", "says"),
     [
         ({"startingOfsets": "latest"}, "startingOfsets", "did you mean 'startingOffsets'"),
-        ({"zzz": "1"}, "zzz", "there are url, "),
+        ({"zzz": "1"}, "zzz", "known are url, "),
         ({"transport": "files"}, "transport", "give path"),
         ({"transport": "ftp"}, "transport", "none of auto, files, http"),
         ({"path": " "}, "path", "empty"),
@@ -125,21 +125,21 @@ def test_kafka_columns_are_the_connectors() -> None:
             "filter",
             "only a broker evaluates it",
         ),
-        ({"kafka.group.id": "g"}, "kafka.group.id", "takes part in no group"),
+        ({"kafka.group.id": "g"}, "kafka.group.id", "joins no group"),
         ({"url": ""}, "url", "empty"),
         ({"url": "http://b:1,http://c:1"}, "url", "one broker"),
-        ({"url": "ftp://b"}, "url", "no address"),
-        ({"url": "http://b:99999"}, "url", "no address"),
+        ({"url": "ftp://b"}, "url", "not an address"),
+        ({"url": "http://b:99999"}, "url", "not an address"),
         ({"url": "http://user:pw@b"}, "url", "token"),
         ({"kafka.bootstrap.servers": "b:1"}, "url", "exactly one"),
         ({"subscribe": "a"}, "topic", "exactly one"),
         ({"topic": "a,,b"}, "topic", "empty name"),
         ({"startingOffsets": "latest"}, "startingOffsets", "reads nothing"),
         ({"endingOffsets": "earliest"}, "endingOffsets", "reads nothing"),
-        ({"startingOffsets": "soon"}, "startingOffsets", "none of earliest"),
+        ({"startingOffsets": "soon"}, "startingOffsets", "not earliest"),
         ({"startingOffsets": '{"0": 1'}, "startingOffsets", "not JSON"),
         ({"startingOffsets": "1", "startingTimestamp": "1"}, "startingTimestamp", "contradict"),
-        ({"startingTimestamp": "-1"}, "startingTimestamp", "whole number"),
+        ({"startingTimestamp": "-1"}, "startingTimestamp", "not an integer"),
         ({"startingTimestamp": "9", "endingTimestamp": "8"}, "startingTimestamp", "after"),
         ({"columns": "boddy"}, "columns", "did you mean 'body'"),
         ({"columns": "body,body"}, "columns", "twice"),
@@ -147,8 +147,8 @@ def test_kafka_columns_are_the_connectors() -> None:
         ({"includeBody": "no"}, "includeBody", "none of true, false"),
         ({"includeHeaders": "true"}, "includeHeaders", "schema=kafka"),
         ({"schema": "avro"}, "schema", "none of holdfast, kafka"),
-        ({"minPartitions": "0"}, "minPartitions", "from 1 up"),
-        ({"maxBytesPerPartition": "much"}, "maxBytesPerPartition", "no size"),
+        ({"minPartitions": "0"}, "minPartitions", "at least 1"),
+        ({"maxBytesPerPartition": "much"}, "maxBytesPerPartition", "not a size"),
         ({"fetchMaxBytes": "17m"}, "fetchMaxBytes", "up to 16777216"),
         ({"topicIds": "[]"}, "topicIds", "JSON object"),
         ({"topicIds": '{"a": "b"}'}, "topicIds", "a number"),
@@ -181,7 +181,7 @@ def test_what_is_read_must_be_clear(given: dict[str, str], says: str) -> None:
     ["http://:hidden@b", "ftp://me:hidden@b", "http://a,http://me:hidden@b", "a,me:hidden@b"],
 )
 def test_a_password_in_an_address_is_refused_and_not_repeated(url: str) -> None:
-    with pytest.raises(InvalidOption, match="access is by the option token") as caught:
+    with pytest.raises(InvalidOption, match="use the option token") as caught:
         parse_options(BASIC | {"url": url})
     assert "hidden" not in str(caught.value)
 
@@ -199,7 +199,7 @@ def test_a_directory_stands_for_a_broker() -> None:
     options = parse_options({"topic": "t", "path": "/data"})
     assert (options.location.address, options.location.path) == (None, "/data")
     assert options.location.transport == "auto"
-    with pytest.raises(InvalidOption, match="give url beside path"):
+    with pytest.raises(InvalidOption, match="give url together with path"):
         _ = options.address
     both = parse_options({"topic": "t", "path": "/data", "url": "http://broker:8711"})
     assert both.address.url == "http://broker:8711"

@@ -58,10 +58,10 @@ def test_a_batch_write_may_be_named() -> None:
     [
         (False, {"txnAppId": "nightly"}, "'txnVersion': is missing"),
         (False, {"txnVersion": "1"}, "'txnAppId': is missing"),
-        (False, {"txnAppId": "a", "txnVersion": "-1"}, "no whole number"),
+        (False, {"txnAppId": "a", "txnVersion": "-1"}, "not an integer"),
         (False, {"txnAppId": "a", "txnVersion": str(MAX_EPOCH + 1)}, "is more than"),
         (False, {"txnAppId": "a", "txnVersion": "1", "idempotent": "false"}, "contradict"),
-        (True, {"txnAppId": "a", "txnVersion": "1"}, "a stream has its checkpoint"),
+        (True, {"txnAppId": "a", "txnVersion": "1"}, "a stream uses its checkpoint"),
         (False, {"durability": "none"}, "none of fsync, written"),
         (False, {"startingOffsets": "earliest"}, "is unknown"),
         (False, {"topics": "a"}, "did you mean 'topic'"),

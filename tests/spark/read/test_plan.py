@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.errors import BrokerRefused, DataLost, InvalidOption, TopicRecreated
-from holdfast.spark.options.address import Address
+from holdfast.spark.options.location import Address
 from holdfast.spark.options.offsets import QueueRange
 from holdfast.spark.options.read import ReadOptions, parse_options
 from holdfast.spark.read.plan import bind_topics, pack_parts, plan_partitions

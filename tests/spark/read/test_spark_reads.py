@@ -195,7 +195,7 @@ def test_a_schema_of_the_users_is_refused(
     spark: "SparkSession", broker: FakeBroker, topic: FakeTopic
 ) -> None:
     reader = spark.read.format("holdfast").schema("body binary")
-    with pytest.raises(Exception, match=r"load without .schema"):
+    with pytest.raises(Exception, match=r"omit .schema"):
         reader.options(url=broker.url, topic="orders").load().collect()
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.errors import InvalidOption
-from holdfast.spark.options.address import Address
+from holdfast.spark.options.location import Address
 from holdfast.spark.stream.group_progress import ProgressReporter
 from holdfast.spark.stream.offsets import StreamOffsets, TopicOffsets
 from tests.support.fake_broker import HANG_UP, Answer, FakeBroker

@@ -65,11 +65,11 @@ def test_offsets_survive_a_checkpoint(value: StreamOffsets) -> None:
 @pytest.mark.parametrize(
     ("found", "says"),
     [
-        ({}, "not written by this source"),
-        ([], "not written by this source"),
-        ({"orders": {"0": 12}}, "not written by this source"),
-        ({"version": 2, "topics": {}}, "its version is 2, this release of Holdfast reads 1"),
-        ({"version": 0, "topics": {}}, "its version is 0"),
+        ({}, "another source wrote them"),
+        ([], "another source wrote them"),
+        ({"orders": {"0": 12}}, "another source wrote them"),
+        ({"version": 2, "topics": {}}, "their version is 2, this release of Holdfast reads 1"),
+        ({"version": 0, "topics": {}}, "their version is 0"),
         ({"version": 1}, "damaged"),
         ({"version": 1, "topics": {"a": {}}}, "damaged"),
         ({"version": 1, "topics": {"a": {"id": 1, "queues": {"x": 1}}}}, "damaged"),

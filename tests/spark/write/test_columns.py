@@ -19,13 +19,13 @@ def test_names_are_not_case_sensitive_and_kept_for_messages() -> None:
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
-        ([("body", "binary"), ("tags", "string")], "'tags' is no part .* did you mean 'tag'"),
-        ([("body", "binary"), ("offset", "bigint")], r"the broker's to give.*drop\('offset'\)"),
-        ([("body", "binary"), ("timestampType", "int")], "the broker's to give"),
-        ([("body", "int")], "is of type int; cast it to string or binary"),
+        ([("body", "binary"), ("tags", "string")], "'tags' is not part .* did you mean 'tag'"),
+        ([("body", "binary"), ("offset", "bigint")], r"set by the broker.*drop\('offset'\)"),
+        ([("body", "binary"), ("timestampType", "int")], "set by the broker"),
+        ([("body", "int")], "has type int; cast it to string or binary"),
         ([("body", "binary"), ("born_timestamp", "timestamp_ntz")], "cast it to timestamp"),
-        ([("body", "binary"), ("value", "binary")], "'value' is there beside 'body'"),
-        ([("properties", MAP), ("body", "string"), ("headers", HEADERS)], "beside 'properties'"),
+        ([("body", "binary"), ("value", "binary")], "'value' has the same meaning as 'body'"),
+        ([("properties", MAP), ("body", "string"), ("headers", HEADERS)], "as 'properties'"),
         ([("key", "binary")], "'body' is missing"),
     ],
 )  # fmt: skip
@@ -45,5 +45,5 @@ def test_columns_to_sort_by_have_an_order_and_are_there() -> None:
     assert choose_sort_columns(schema, []) == ()
     with pytest.raises(UnwritableColumn, match="did you mean 'key'"):
         choose_sort_columns(schema, ["keys"])
-    with pytest.raises(UnwritableColumn, match="no order"):
+    with pytest.raises(UnwritableColumn, match="without an order"):
         choose_sort_columns(schema, ["properties"])

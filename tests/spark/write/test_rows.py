@@ -58,8 +58,8 @@ def test_times_are_microseconds() -> None:
     ("column", "values", "row", "says"),
     [
         ("body", [b"", None], 1, "is null"),
-        ("key", [None, b"", b""], 1, "is empty; make it null"),
-        ("key", [b"ok", b"\xff"], 1, "is not UTF-8"),
+        ("key", [None, b"", b""], 1, "is empty; use null"),
+        ("key", [b"ok", b"\xff"], 1, "is not valid UTF-8"),
         ("tag", ["a", ""], 1, "is empty"),
         ("topic", ["orders", None], 1, "is null"),
         ("queue", [None, 0, -1], 2, "is not from 0 to"),
@@ -68,7 +68,7 @@ def test_times_are_microseconds() -> None:
         ("properties", [[("a", "1")], None, [("b", "2"), ("c", None)]], 2, "value is null"),
         ("properties", [[("a", "1")], [("", "1")]], 1, "empty name"),
         ("headers", [[], [{"key": None, "value": b""}]], 1, "without a name"),
-        ("headers", [[], None, [{"key": "a", "value": b"\xff"}]], 2, "is not UTF-8"),
+        ("headers", [[], None, [{"key": "a", "value": b"\xff"}]], 2, "is not valid UTF-8"),
         (
             "headers",
             [[{"key": "a", "value": b"1"}], [{"key": "a", "value": b"1"}] * 2],

@@ -123,7 +123,7 @@ def test_a_task_that_failed_after_its_write_stores_nothing_twice(
 
 @pytest.mark.parametrize(
     ("mode", "says"),
-    [("overwrite", "only appended to"), ("error", "append"), ("ignore", "append")],
+    [("overwrite", "cannot be overwritten"), ("error", "append"), ("ignore", "append")],
     ids=["overwrite", "error", "ignore"],
 )
 def test_other_modes_than_append_are_refused(
@@ -187,5 +187,5 @@ def test_complete_output_cannot_be_written(
     query = writer.format("holdfast").outputMode("complete").options(
         url=running.url, topic=topic, checkpointLocation=str(tmp_path / "checkpoint")
     )  # fmt: skip
-    with pytest.raises(Exception, match="only appended to"):
+    with pytest.raises(Exception, match="cannot be overwritten"):
         query.trigger(availableNow=True).start().awaitTermination(90)

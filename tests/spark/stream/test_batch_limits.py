@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.spark.broker.catalog import Split
-from holdfast.spark.stream.limit_sharing import (
+from holdfast.spark.stream.batch_limits import (
     MAX_OVERSHOOT,
     divide_limit,
     find_count,
