@@ -360,7 +360,8 @@ class GroupTopic:
     def _rotation_of(self, lane: QueueLane) -> deque[QueueLane]:
         """Return the rotation that this lane is in: the lanes of its priority level. The first lane
         in it is served next."""
-        return self._rotations[level_of_queue(lane.key[1], self.levels)]
+        level = level_of_queue(lane.key[1], self.levels) if self.levels > 1 else 0
+        return self._rotations[level]
 
 
 def first_of(run: Run, count: int) -> Run:

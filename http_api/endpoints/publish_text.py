@@ -279,8 +279,10 @@ def check_queues(
             continue
         if queue >= queue_count:
             raise UnknownQueue(topic, queue, queue_count)
+        if message.priority is None:
+            continue
         level = level_of_queue(queue, levels)
-        if message.priority is not None and level_of(message.priority, levels) != level:
+        if level_of(message.priority, levels) != level:
             raise Problem(
                 "invalid-parameter",
                 f"messages[{index}].priority is {message.priority}, which is level "
