@@ -45,31 +45,30 @@ def browse(
     if not include_leased:
         hidden |= {State.LEASED, State.GRACE}
     room = max_bytes
-    for topic in topics:
-        for lane in _highest_first(topic):
-            offset = max(place.get(lane.key, 0), lane.cursor.floor)
-            while offset < lane.cursor.end and len(shown.messages) < max_messages:
-                found = source.read(lane.key, offset, lane.cursor.end, READ_AHEAD, lane.view.filter)
-                if found is None:
-                    shown.needs = lane.key, offset
-                    return shown
-                for head in found.heads:
-                    if len(shown.messages) >= max_messages:
-                        break
-                    offset = head.offset + 1
-                    if _is_shown(lane, head, hidden, now_ms):
-                        is_match = filter is None or source.matches(lane.key, head.offset, filter)
-                        if is_match is None:
-                            shown.needs = lane.key, head.offset
+    for lane in (lane for topic in topics for lane in _highest_first(topic)):
+        key, end = lane.key, lane.cursor.end
+        offset = max(place.get(key, 0), lane.cursor.floor)
+        while offset < end and len(shown.messages) < max_messages:
+            found = source.read(key, offset, end, READ_AHEAD, lane.view.filter)
+            if found is None:
+                shown.needs = key, offset
+                return shown
+            for head in found.heads:
+                if len(shown.messages) >= max_messages:
+                    break
+                if _is_shown(lane, head, hidden, now_ms):
+                    is_match = filter is None or source.matches(key, head.offset, filter)
+                    if is_match is None:
+                        shown.needs = key, head.offset
+                        return shown
+                    if is_match:
+                        if shown.messages and head.size_bytes > room:
                             return shown
-                        if is_match:
-                            if shown.messages and head.size_bytes > room:
-                                return shown
-                            room -= head.size_bytes
-                            shown.messages.append((lane.key, head.offset))
-                    shown.place[lane.key] = offset
-                else:
-                    offset = shown.place[lane.key] = found.scanned
+                        room -= head.size_bytes
+                        shown.messages.append((key, head.offset))
+                offset = shown.place[key] = head.offset + 1
+            else:
+                offset = shown.place[key] = found.scanned
     return shown
 
 

@@ -22,7 +22,6 @@ from holdfast.groups.core.fair_set import Costs, FairSet
 from holdfast.groups.core.group_topic import GroupTopic, QueueLane
 from holdfast.groups.core.members import AllInFlight, InFlight, Members, SingleActive, member_rule
 from holdfast.groups.core.outbox import Outbox
-from holdfast.groups.core.receipts import Receipt
 from holdfast.groups.core.requests import (
     AnswerCache,
     ReceiveRequest,
@@ -428,18 +427,13 @@ class Group:
             self.in_flight.add(lease.member)
             self.members.mark_seen(lease.member, lease.delivered_ms, lease.deadline_ms)
             if lease.attempt_id is not None:
-                offset, number, attempt = lease.head.offset, lease.number, lease.attempt
-                receipt = Receipt(
-                    self.group_id, *lane.key, offset, number, cursor.epoch, lease.deadline_ms,
-                    attempt, lease.member,
-                )  # fmt: skip
-                message = SelectedMessage(
-                    lane.key, offset, attempt, cursor.is_redelivery(offset), receipt
-                )
+                offset, receipt = lease.head.offset, lane.receipt(lease)
+                redelivered = cursor.is_redelivery(offset)
+                message = SelectedMessage(lane.key, offset, lease.attempt, redelivered, receipt)
                 self.answers.restore(lease.member, lease.attempt_id, [message], lease.delivered_ms)
 
     def _is_present(self, member: str) -> bool:
-        """Return whether a member holds leases or waits for messages."""
+        """Return whether a member has leases or waits for messages."""
         return self.in_flight.count_of(member) > 0 or any(
             waiter.request.member == member for waiter in self.waiters
         )

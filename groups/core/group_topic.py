@@ -19,6 +19,7 @@ from holdfast.commitlog.format.priority import level_of_queue
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.config import GroupConfig
 from holdfast.groups.core.key_selection import KeyedSelection
+from holdfast.groups.core.receipts import Receipt
 from holdfast.groups.core.requests import Room
 from holdfast.groups.core.selection import OrderedSelection, QueueView, Selection
 from holdfast.groups.cursor.cursor import NOT_KEPT, REJECTED, Cursor, End, State
@@ -213,6 +214,12 @@ class QueueLane:
         self.view.filter = filter
         self.cursor.offer_skipped()
         self.selection.reset()
+
+    def receipt(self, lease: Lease) -> Receipt:
+        """Return the receipt of a live lease."""
+        offset, number, epoch = lease.head.offset, lease.number, self.cursor.epoch
+        place = self.group_id, *self.key, offset, number, epoch
+        return Receipt(*place, lease.deadline_ms, lease.attempt, lease.member)
 
     def letter(self, offset: int) -> DeadLetter:
         """Return the dead letter of a dying message."""

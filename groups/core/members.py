@@ -175,9 +175,6 @@ class MemberRule(Protocol):
     def is_active(self, member: str) -> bool:
         """Return whether a member is served now."""
 
-    def may_settle(self, member: str) -> bool:
-        """Return whether a member's receipts may still be used after their leases have ended."""
-
     def leave(self, member: str) -> bool:
         """Remove a member that left or was fenced. Return True if another member may become active
         now."""
@@ -208,9 +205,6 @@ class AllMembers:
         return Admission.SERVED
 
     def is_active(self, member: str) -> bool:
-        return True
-
-    def may_settle(self, member: str) -> bool:
         return True
 
     def leave(self, member: str) -> bool:
@@ -244,10 +238,6 @@ class SingleActive:
 
     def is_active(self, member: str) -> bool:
         return member == self.active
-
-    def may_settle(self, member: str) -> bool:
-        """Return True for the active member; for every member while none is active."""
-        return self.active is None or member == self.active
 
     def leave(self, member: str) -> bool:
         """Remove a member. If it was active, the member that has waited longest is next."""
@@ -299,10 +289,6 @@ class Exclusive:
 
     def is_active(self, member: str) -> bool:
         return member == self.active
-
-    def may_settle(self, member: str) -> bool:
-        """Return True for the active member; for every member while none is active."""
-        return self.active is None or member == self.active
 
     def leave(self, member: str) -> bool:
         """Remove a member. If it was active, the next member that requests messages becomes

@@ -123,44 +123,37 @@ class ReceiptState(Enum):
     STALE = auto()
 
 
+_STALE = ReceiptState.STALE, None
+
+
 def receipt_state(cursor: Cursor, receipt: Receipt) -> tuple[ReceiptState, End | None]:
     """Return the state of a receipt of this cursor's queue. If the state is USED, also return how
     the receipt was used."""
     offset, number = receipt.offset, receipt.lease_number
     if receipt.epoch != cursor.epoch or offset >= cursor.end:
-        return ReceiptState.STALE, None
+        return _STALE
     lease = cursor.leases.get(offset)
     if lease is not None:
-        return (ReceiptState.LIVE if lease.number == number else ReceiptState.STALE), None
+        return (ReceiptState.LIVE, None) if lease.number == number else _STALE
     if offset in cursor.done:
-        return _settled_state(cursor, offset, number)
+        settlement = cursor.settled.get(offset)
+        if settlement is None:
+            # It was acknowledged under its first lease, or its entry was too old and was dropped.
+            return ReceiptState.USED, End.ACKED
+        return (ReceiptState.USED, settlement.end) if settlement.lease == number else _STALE
     attempts = cursor.attempts.get(offset)
     if attempts is not None and attempts.last_lease == number:
         if attempts.last_end is not End.EXPIRED:
             return ReceiptState.USED, attempts.last_end
         # Not LATE while the offset is in grace: a power loss may have lost a newer lease, so
         # another member may still have the message.
-        return (ReceiptState.LATE if cursor.is_available(offset) else ReceiptState.STALE), None
+        return (ReceiptState.LATE, None) if cursor.is_available(offset) else _STALE
     if _is_last_before_restart(cursor, receipt):
         if cursor.is_in_grace(offset):
             return ReceiptState.GRACE, None
         if cursor.is_available(offset):
             return ReceiptState.LATE, None
-    return ReceiptState.STALE, None
-
-
-def _settled_state(cursor: Cursor, offset: int, number: int) -> tuple[ReceiptState, End | None]:
-    """Return the state of a receipt whose offset is done. If the offset has no entry in
-    `cursor.settled`, it was acknowledged under its first lease, or its entry was too old and was
-    dropped."""
-    settlement = cursor.settled.get(offset)
-    if settlement is None:
-        return ReceiptState.USED, End.ACKED
-    return (
-        (ReceiptState.USED, settlement.end)
-        if settlement.lease == number
-        else (ReceiptState.STALE, None)
-    )
+    return _STALE
 
 
 def _is_last_before_restart(cursor: Cursor, receipt: Receipt) -> bool:

@@ -116,13 +116,10 @@ def leased_below(group: Group, receipts: Iterable[Receipt | None], now_ms: int) 
             offset = highest.get((lane, receipt.member), 0)
             highest[lane, receipt.member] = max(offset, receipt.offset)
     return [
-        Receipt(
-            group.group_id, *lane.key, lease.head.offset, lease.number, lane.cursor.epoch,
-            lease.deadline_ms, lease.attempt, member,
-        )
+        lane.receipt(lease)
         for (lane, member), offset in highest.items()
         for lease in lane.cursor.leases.of_member(member, offset)
-    ]  # fmt: skip
+    ]
 
 
 def release_undelivered(group: Group, receipts: Sequence[Receipt | None], now_ms: int) -> int:
@@ -242,7 +239,7 @@ def _takes_effect(
     return state is ReceiptState.GRACE or (
         verb in (Verb.ACK, Verb.REJECT)
         and not lane.config.strict_leases
-        and activity.may_settle(receipt.member)
+        and activity.active in (None, receipt.member)
     )
 
 

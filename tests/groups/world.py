@@ -961,7 +961,7 @@ class World:
             return done if thing.by is verb else stale
         if is_late:
             counts = verb in (Verb.ACK, Verb.REJECT) and not self.config.strict_leases
-            if not (counts and self.group.activity.may_settle(receipt.member)):
+            if not (counts and self.group.activity.active in (None, receipt.member)):
                 return stale
         elif not is_live and not is_grace:
             return stale
