@@ -14,13 +14,13 @@ also marks the topics for which the request waits. `serve` offers the messages o
 to the waiting requests until no request can get a message.
 """
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.config import SHORTEST_LEASE_MS, GroupConfig
 from holdfast.groups.core.fair_set import Costs, FairSet
 from holdfast.groups.core.group_topic import GroupTopic, QueueLane
-from holdfast.groups.core.members import AllInFlight, InFlight, Members, SingleActive, member_rule
+from holdfast.groups.core.members import AllInFlight, InFlight, Members, OneActive, member_rule
 from holdfast.groups.core.outbox import Outbox
 from holdfast.groups.core.requests import (
     AnswerCache,
@@ -266,7 +266,12 @@ class Group:
     def retire(self, member: str) -> None:
         """Give the active member no more messages. It may still settle its leases; the next
         member becomes active when these leases have ended."""
-        if isinstance(self.activity, SingleActive) and self.activity.retire(member):
+        activity = self.activity
+        if (
+            isinstance(activity, OneActive)
+            and not activity.is_exclusive
+            and activity.retire(member)
+        ):
             self.mark_all_dirty()
 
     def resume(self, member: str, now_ms: int) -> None:
@@ -279,19 +284,14 @@ class Group:
             return
         # Another member may have leases: it had just become active, but its name was not stored
         # yet, so its reply was not sent. Return its messages.
-        lanes = (lane for topic in self.topics.values() for lane in topic.lanes.values())
-        leases = [(lane.key, lease) for lane in lanes for lease in lane.cursor.leases]
+        leases = [(lane.key, lease) for lane in self._lanes() for lease in lane.cursor.leases]
         self.revoke([each for each in leases if each[1].member != member], now_ms)
 
     def next_deadline(self) -> int | None:
         """Return when to call `tick`; None if nothing has a deadline. The time may be earlier than
         necessary."""
-        times = (
-            self._timers.next_deadline(),
-            self.waiters.next_deadline(),
-            self.members.next_end(),
-        )
-        return min(filter(None, times), default=None)
+        tables = self._timers, self.waiters, self.members
+        return min(filter(None, [table.next_deadline() for table in tables]), default=None)
 
     def tick(self, now_ms: int) -> list[Waiter]:
         """End the leases, delays, members and requests whose time is over. Return these requests;
@@ -341,13 +341,11 @@ class Group:
     def may_become_active(self, member: str) -> bool:
         """Return whether a member may become active: True if no other member has a lease and no
         message is in grace."""
-        if self.lease_count > self.in_flight.count_of(member):
-            return False
-        return not any(
-            lane.cursor.grace_count
-            for topic in self.topics.values()
-            for lane in topic.lanes.values()
-        )
+        has_others = self.lease_count > self.in_flight.count_of(member)
+        return not has_others and not any(lane.cursor.grace_count for lane in self._lanes())
+
+    def _lanes(self) -> Iterator[QueueLane]:
+        return (lane for topic in self.topics.values() for lane in topic.lanes.values())
 
     # -- effects of a change, for receiving.py and settling.py --------------------------------
 
@@ -363,7 +361,6 @@ class Group:
         self.dirty_topics.add(topic.topic_id)
 
     def mark_all_dirty(self) -> None:
-        """Mark every topic as dirty."""
         for topic in self.topics.values():
             self._mark_dirty(topic)
 
@@ -393,12 +390,11 @@ class Group:
     def expire_due(self, lane: QueueLane, now_ms: int, most: int = ENDED_A_TURN) -> int:
         """End the leases and the delays of a lane that are due, at most `most` leases and `most`
         delays. Return how many ended."""
-        delays = lane.cursor.delays
-        delayed = len(delays)
+        delayed = len(lane.cursor.delays)
         ended = lane.tick(now_ms, most)
         self.expired_leases += len(ended)
         self.finish_leases(lane, ended, now_ms)
-        return len(ended) + delayed - len(delays)
+        return len(ended) + delayed - len(lane.cursor.delays)
 
     def finish_leases(self, lane: QueueLane, ended: list[Lease], now_ms: int) -> None:
         """Account for leases that ended, and offer the messages that are now available."""

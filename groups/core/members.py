@@ -22,8 +22,7 @@ from holdfast.groups.core.requests import UNLIMITED
 from holdfast.groups.errors import ExclusiveHeld
 
 MayBecomeActive = Callable[[str], bool]
-"""A function that returns whether a member may become active: True if no other member has a lease
-and no message is in grace."""
+"""Returns True if no other member has a lease and no message is in grace."""
 
 
 @dataclass(slots=True)
@@ -56,7 +55,7 @@ class Members:
     def forget(self, member: str) -> None:
         self._until.pop(member, None)
 
-    def next_end(self) -> int | None:
+    def next_deadline(self) -> int | None:
         """Return when to call `find_silent`; None if there are no members. The time may be earlier
         than necessary."""
         return self._earliest
@@ -216,16 +215,19 @@ class AllMembers:
 
 
 @dataclass(slots=True)
-class SingleActive:
-    """One member at a time, in the order in which they joined; the others wait."""
+class OneActive:
+    """The rule of single active and exclusive groups: one member is served at a time. In a single
+    active group the others wait, in the order in which they joined. In an exclusive group the
+    others are refused until the active member leaves."""
 
+    is_exclusive: bool
     active: str | None = None
     fencing_epoch: int = 0
     _waiting: dict[str, None] = field(default_factory=dict)
 
     def admit(self, member: str, may_become_active: MayBecomeActive) -> Admission:
         """Serve the active member. If there is none, the next member becomes active; if that member
-        had to wait, it gets a notice. All other members must wait."""
+        had to wait, it gets a notice."""
         if member == self.active:
             return Admission.SERVED
         first = next(iter(self._waiting), member)
@@ -233,6 +235,8 @@ class SingleActive:
             was_waiting = member in self._waiting
             self._activate(member)
             return Admission.NOTICE if was_waiting else Admission.SERVED
+        if self.is_exclusive:
+            raise ExclusiveHeld(member, self.active)
         self._waiting[member] = None
         return Admission.WAITS
 
@@ -253,8 +257,9 @@ class SingleActive:
         return True
 
     def claim(self, member: str) -> None:
-        """Make the member active, unless any member has been active since the broker's start."""
-        if self.active is None and not self.fencing_epoch:
+        """Make the member active if none is. In a single active group do this only if no member has
+        been active since the broker's start."""
+        if self.active is None and (self.is_exclusive or not self.fencing_epoch):
             self._activate(member)
 
     def resume(self, member: str) -> None:
@@ -272,45 +277,7 @@ class SingleActive:
         self.fencing_epoch += 1
 
 
-@dataclass(slots=True)
-class Exclusive:
-    """One member. No other member is admitted until this member leaves."""
-
-    active: str | None = None
-    fencing_epoch: int = 0
-
-    def admit(self, member: str, may_become_active: MayBecomeActive) -> Admission:
-        """Serve the first member. Raises ExclusiveHeld for any other."""
-        if member != self.active:
-            if self.active is not None or not may_become_active(member):
-                raise ExclusiveHeld(member, self.active)
-            self.claim(member)
-        return Admission.SERVED
-
-    def is_active(self, member: str) -> bool:
-        return member == self.active
-
-    def leave(self, member: str) -> bool:
-        """Remove a member. If it was active, the next member that requests messages becomes
-        active."""
-        if member != self.active:
-            return False
-        self.active = None
-        return True
-
-    def claim(self, member: str) -> None:
-        """Make the member active if none is."""
-        if self.active is None:
-            self.active = member
-            self.fencing_epoch += 1
-
-    def resume(self, member: str) -> None:
-        """Make the member active without a new fencing epoch."""
-        self.active = member
-
-
 def member_rule(mode: str) -> MemberRule:
     """Return the rule of a mode."""
-    if mode == "single_active":
-        return SingleActive()
-    return Exclusive() if mode == "exclusive" else AllMembers()
+    is_exclusive = mode == "exclusive"
+    return OneActive(is_exclusive) if is_exclusive or mode == "single_active" else AllMembers()

@@ -21,7 +21,7 @@ from weakref import finalize
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.config import GroupConfig
 from holdfast.groups.core.group import Group
-from holdfast.groups.core.members import SingleActive
+from holdfast.groups.core.members import OneActive
 from holdfast.groups.core.receipts import Receipt
 from holdfast.groups.core.receiving import receive, serve
 from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
@@ -796,7 +796,7 @@ class World:
     def check_waiters(self) -> None:
         active = self.group.activity.active
         for waiter in self.group.waiters:  # I13, L15
-            if isinstance(self.group.activity, SingleActive):
+            if isinstance(self.group.activity, OneActive):
                 next_member = self.group.activity.next_member()
                 if next_member == waiter.request.member and self.group.may_become_active(
                     next_member

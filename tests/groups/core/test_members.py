@@ -17,7 +17,7 @@ def test_who_comes_while_another_is_busy_for_long_is_missed_in_time() -> None:
     members = Members(ttl_ms=100)
     members.mark_seen("busy", 0, busy_until_ms=50_000)
     members.mark_seen("brief", 1_000)
-    assert members.next_end() == 1_100
+    assert members.next_deadline() == 1_100
     assert members.find_silent(1_100) == ["brief"]
 
 
