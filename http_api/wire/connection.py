@@ -263,7 +263,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def serve_next(self) -> None:
         """Begin to answer the oldest waiting request, if there is one."""
-        if self._state is not State.IDLE or not self.reader.has_waiting:
+        if self._state is not State.IDLE or not self.reader.waiting:
             return
         self._on_undelivered = nothing
         self._connections.idle.remove(self)
@@ -348,11 +348,11 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._state is State.ANSWERING:
             self._state = State.IDLE
-            if not reader.has_waiting:
+            if not reader.waiting and reader.parser is not None:
                 reader.parse_held_back()
-            if reader.has_waiting:
+            if reader.waiting:
                 self.serve_next()
-            elif not reader.is_answering:
+            elif self._state is State.IDLE:
                 self._connections.idle.add(self)
                 if reader.is_head_incomplete:
                     self._connections.header_timeouts.add(self)

@@ -111,7 +111,7 @@ async def test_only_so_many_requests_are_taken_in_behind_a_held_pull(api: Api) -
         async with asyncio.timeout(10):
             while not connection.reader.pause_reasons & PauseReason.PIPELINE:
                 await asyncio.sleep(0)
-        assert 0 < connection.reader.waiting_count <= 2 * MAX_WAITING
+        assert 0 < len(connection.reader.waiting) <= 2 * MAX_WAITING
         await api.publish("orders", {"body": "y", "queue": 1})
         assert await statuses(one, 5001) == [200] * 5001
 
@@ -136,11 +136,11 @@ async def test_the_idle_and_the_held_keep_no_parser_and_the_answered_no_task(api
         await one.send(HEALTH)
         await statuses(one, 1)
         (connection,) = api.connections
-        assert not connection.reader.has_parser
+        assert connection.reader.parser is None
         assert connection.task is None
         await one.send(PULL)
         await api.held(1)
-        assert not connection.reader.has_parser
+        assert connection.reader.parser is None
         assert connection.task is not None
 
 
@@ -149,7 +149,7 @@ async def test_a_parser_is_kept_where_the_next_head_has_begun(api: Api) -> None:
         await one.send(HEALTH + HEALTH[:20])
         await statuses(one, 1)
         (connection,) = api.connections
-        assert connection.reader.has_parser
+        assert connection.reader.parser is not None
         await one.send(HEALTH[20:] + b"\r\n\r\n" + HEALTH)  # extra empty lines are ignored
         assert await statuses(one, 2) == [200, 200]
 

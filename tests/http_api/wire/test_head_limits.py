@@ -123,7 +123,7 @@ async def test_small_requests_are_not_counted(api: Api) -> None:
         await api.held(1)
         await one.send(HEALTH)
         (connection,) = api.connections
-        await until(lambda: connection.reader.has_waiting)
+        await until(lambda: connection.reader.waiting)
         assert counted(api) == 0
         assert connection.reader.waiting_memory <= UNCOUNTED_BYTES
 
@@ -172,7 +172,7 @@ async def test_requests_that_wait_have_a_limit_by_memory(headers: int) -> None:
         one.writer.write(request * count)
         await until(lambda: connection.reader.pause_reasons & PauseReason.PIPELINE)
         most_in_a_packet = RECEIVE_BUFFER_BYTES // len(request) + 1
-        one_request = connection.reader.waiting_memory // connection.reader.waiting_count
+        one_request = connection.reader.waiting_memory // len(connection.reader.waiting)
         bound = 30_000 + most_in_a_packet * one_request
         assert one_request < connection.reader.waiting_memory <= bound
         assert connection.reader.counted_bytes == counted(api) >= connection.reader.waiting_memory
@@ -193,7 +193,7 @@ async def test_one_request_waits_whatever_it_takes() -> None:
         await one.send(HEALTH)
         await one.send(HEALTH)
         assert connection.reader.is_paused
-        assert connection.reader.waiting_count == 1
+        assert len(connection.reader.waiting) == 1
         await api.publish("orders", {"body": "y", "queue": 1})
         for _ in range(4):
             assert (await one.answer())[0] == 200
@@ -360,7 +360,7 @@ async def test_heads_that_wait_with_a_client_that_holds_the_most_are_cut_off() -
 
         first = await held_with_waiting("127.0.0.2")
         (connection,) = api.connections
-        await until(lambda: connection.reader.waiting_count == 2)
+        await until(lambda: len(connection.reader.waiting) == 2)
         of_one = counted(api)
         for number in (2, 3):
             await held_with_waiting("127.0.0.2")
