@@ -7,7 +7,7 @@ from copy import copy
 from time import monotonic
 from typing import Any, NoReturn
 
-from aiohttp import hdrs
+from aiohttp import EMPTY_PAYLOAD, hdrs
 
 from holdfast.http_api.access.audit import AuditedRequest, record_denial
 from holdfast.http_api.access.authorization import UNKNOWN, Denied
@@ -100,40 +100,32 @@ class App:
     async def _answer(self, request: Request) -> Reply:
         http, limiter = self._http, self._http.rate_limiter
         started = monotonic()
-        path = "other"
-        who = UNKNOWN.name
+        path, who = "other", UNKNOWN.name
         act: AuditedRequest | None = None
         payer: Principal | None = None
         """The principal whose rate limit is charged with the reply; None if no limit is charged."""
         try:
             try:
                 check_framing(request)
-                preflight = self._preflight(request)
+                preflight = None if self._pages is None else self._preflight(request, self._pages)
                 if preflight is None:
-                    principal, refusal = http.access.identify(request)
-                    route, values = self._find_route(request, refusal)
-                    http.access.check(
-                        principal, refusal, route.access, values, request.headers, self._pages
-                    )
+                    principal, route, values = self._authorize(request)
             except Problem:
                 if limiter is not None:
-                    caller = http.access.principal_of(request)
-                    limiter.admit(request, caller)
-                    payer = caller
+                    payer = limiter.admit(request, http.access.principal_of(request))
                 raise
             if preflight is not None:
                 if limiter is not None:
-                    limiter.admit(request, UNKNOWN)
-                    payer = UNKNOWN
+                    payer = limiter.admit(request, UNKNOWN)
                 reply = preflight
             else:
                 path, who = route.path, principal.name
                 if route.act and http.audit is not None:
                     act = AuditedRequest(http.audit, request, route.act, values, principal)
                 if limiter is not None and not route.is_open:
-                    limiter.admit(request, principal)
-                    payer = principal
-                reply = await self._handle(request, route, values, principal)
+                    payer = limiter.admit(request, principal)
+                call = self._make_call(request, route, values, principal)
+                reply = reconnect_later() if call is None else await route.handler(call)
                 if reply.held_s:
                     self._check_still_valid(principal, reply)
                 if act is not None:
@@ -143,75 +135,86 @@ class App:
             _clear_tracebacks(error)
             if isinstance(problem, Denied):
                 who = problem.principal
-            if http.audit is not None and isinstance(problem, Denied):
-                record_denial(http.audit, request, problem)
-            elif act is not None:
-                act.record_problem(problem)
-            if _logger.isEnabledFor(logging.DEBUG):
-                where = f"{request.method} {redact_secrets(request.url.raw_path)}"
-                why = redact_secrets(str(problem))
-                _logger.debug("refused %s of %s: %s", where, request.peer.client, why)
+            self._record_problem(request, problem, act)
             reply = problem_reply(problem)
         except asyncio.CancelledError:
             if act is not None:
                 act.record_disconnect()
             raise
         finally:
-            http.bodies.done(request)
+            if request.content is not EMPTY_PAYLOAD:
+                http.bodies.done(request)
         if limiter is not None and payer is not None:
-            limiter.answered(request, payer, reply)
+            limiter.charge(request, payer, reply)
         took_s = monotonic() - started
         http.metrics.count_request(path, reply.status, took_s - reply.held_s)
         if self._access_log is not None:
             self._access_log.log_request(request, who, reply, took_s)
         return reply
 
-    def _find_route(
-        self, request: Request, refusal: Denied | None
-    ) -> tuple[Route, Mapping[str, str]]:
-        """Return the route of a request, and the parameters in its path.
+    def _authorize(self, request: Request) -> tuple[Principal, Route, Mapping[str, str]]:
+        """Return the caller, the route, and the parameters in the path.
 
-        Raises Problem (not-found, method-not-allowed); to a caller that is not authenticated, this
-        raises `refusal` instead.
+        Raises Denied, and Problem (not-found, method-not-allowed). An unauthenticated caller gets
+        Denied also for an unknown path.
         """
+        access = self._http.access
+        principal, refusal = access.identify(request)
         try:
-            return self._router.find(request.method, request.url.raw_path)
+            route, values = self._router.find(request.method, request.url.raw_path)
         except Problem:
             if refusal is not None:
                 raise refusal from None
             raise
+        access.check(principal, refusal, route.access, values, request.headers, self._pages)
+        return principal, route, values
 
-    def _preflight(self, request: Request) -> Reply | None:
+    def _preflight(self, request: Request, pages: CrossOrigin) -> Reply | None:
         """Return the reply to a browser's CORS preflight request; None for any other request.
 
         Raises Denied if the request's host name is not allowed.
         """
-        if self._pages is None or ORIGIN not in request.headers:
+        if ORIGIN not in request.headers:
             return None
-        reply = self._pages.preflight(request.method, request.headers)
+        reply = pages.preflight(request.method, request.headers)
         if reply is not None:
             self._http.access.check_host(request.headers)
         return reply
 
-    async def _handle(
+    def _make_call(
         self, request: Request, route: Route, values: Mapping[str, str], principal: Principal
-    ) -> Reply:
-        """Check the broker's state, the query and the media type, then call the route's handler."""
+    ) -> OpenCall[Any] | None:
+        """Check the broker's state, the query and the media type. Return the handler's argument.
+
+        Return None if the client asks for an event stream and must reconnect later.
+        """
         http, context = self._http, self._context
-        phase = http.phase() if not route.is_open else "ready"
+        phase = "ready" if route.is_open else http.phase()
         if phase != "ready" and not _asks_for_events(request, route):
             raise not_ready(phase)
         params: Any = self._queries.read(route.params, request.url.raw_query_string)
-        media = (
-            negotiate(list_header(request.headers, hdrs.ACCEPT), route.offers)
-            if route.offers
-            else JSON
-        )
+        media = JSON
+        if route.offers:
+            media = negotiate(list_header(request.headers, hdrs.ACCEPT), route.offers)
         if phase != "ready":
-            return reconnect_later()
+            return None
         if context is None:
-            return await route.handler(OpenCall(http, request, values, params, media, principal))
-        return await route.handler(Call(http, request, values, params, media, principal, context))
+            return OpenCall(http, request, values, params, media, principal)
+        return Call(http, request, values, params, media, principal, context)
+
+    def _record_problem(
+        self, request: Request, problem: Problem, act: AuditedRequest | None
+    ) -> None:
+        """Record a problem in the audit log, if it belongs there, and in the debug log."""
+        audit = self._http.audit
+        if audit is not None and isinstance(problem, Denied):
+            record_denial(audit, request, problem)
+        elif act is not None:
+            act.record_problem(problem)
+        if _logger.isEnabledFor(logging.DEBUG):
+            what = f"{request.method} {redact_secrets(request.url.raw_path)}"
+            why = redact_secrets(str(problem))
+            _logger.debug("refused %s of %s: %s", what, request.peer.client, why)
 
     def _check_still_valid(self, principal: Principal, reply: Reply) -> None:
         """Raise Denied if the token was revoked or has expired while the request was held.

@@ -24,20 +24,20 @@ class RateLimiter:
             config.max_requests_per_s_per_client, config.max_bytes_per_s_per_client
         )
 
-    def admit(self, request: Request, principal: Principal) -> None:
-        """Charge the client for a request, before its body is read.
+    def admit(self, request: Request, principal: Principal) -> Principal:
+        """Charge the client for a request, before its body is read, and return `principal`.
 
         Raises Problem (rate-limited) if the client exceeds a limit.
         """
         refusal = self._limit.ask(client_name(request, principal), monotonic())
         if refusal is None:
-            return
+            return principal
         name, seconds = refusal
         limit = getattr(self._config, name)
         reason = f"this client is over {name} ({limit})"
         raise _rate_limited(reason, seconds, limit, name, ", or send more in a request")
 
-    def answered(self, request: Request, principal: Principal, reply: Reply) -> None:
+    def charge(self, request: Request, principal: Principal, reply: Reply) -> None:
         """Charge the client for the received bytes of the request's body, and for the reply."""
         size = request.content.total_bytes + reply.size
         self._limit.charge(client_name(request, principal), size, monotonic())

@@ -343,7 +343,7 @@ class Connection(asyncio.BufferedProtocol):
         """Continue or end the connection, after a request was answered or its client has gone."""
         self._task = None
         reader = self.reader
-        is_body_complete = reader.end_request()
+        body = reader.end_request()
         if not self.writer.is_open:
             return
         if self._state is State.ANSWERING:
@@ -359,7 +359,7 @@ class Connection(asyncio.BufferedProtocol):
         elif self._state is State.REFUSING or reader.has_more_input:
             self.writer.half_close()
             self._linger(State.DRAINING_INPUT)
-        elif is_body_complete or reader.discards_input:
+        elif body.is_eof() or reader.discards_input:
             self.close()
         else:
             self._linger(State.DRAINING_BODY)

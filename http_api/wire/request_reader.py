@@ -570,12 +570,12 @@ class RequestReader:
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Continue reading. A chunked body calls this when it has room again or is complete."""
-        if not self.pause_reasons & PauseReason.BODY_BUFFER:
-            return
-        self.pause_reasons &= ~PauseReason.BODY_BUFFER
-        if resume_parser:
-            self.parse_held_back()
-        self._apply_pause()
+        # aiohttp calls this at the end of each body. The first test is much faster.
+        if self.pause_reasons and self.pause_reasons & PauseReason.BODY_BUFFER:
+            self.pause_reasons &= ~PauseReason.BODY_BUFFER
+            if resume_parser:
+                self.parse_held_back()
+            self._apply_pause()
 
     def _pause(self, reason: PauseReason) -> None:
         self.pause_reasons |= reason
@@ -645,14 +645,14 @@ class RequestReader:
         self._pause(PauseReason.BODY_READER)
         request.content = self._arriving
 
-    def end_request(self) -> bool:
-        """Note that the current request was answered. Return whether its whole body has arrived."""
+    def end_request(self) -> Content:
+        """Note that the current request was answered. Return its body, which may be incomplete."""
         self.is_answering = False
         content, self._content = self._content, EMPTY_PAYLOAD
         if self._request_memory:
             self._request_memory = 0
             self._recount()
-        return content.is_eof()
+        return content
 
     def parse_held_back(self) -> None:
         """Parse the bytes that the parser holds back, if there are any."""
