@@ -1,0 +1,96 @@
+"""Dispositions, decoded and encoded by position. Pure.
+
+An acknowledgement is a disposition, so its common forms do not take the way of the generic codec:
+any range of deliveries with an outcome without fields (accepted, released) or without a state.
+"""
+
+import struct
+
+from holdfast.amqp.wire.conditions import DecodeError
+from holdfast.amqp.wire.performatives import (
+    Accepted,
+    Disposition,
+    Released,
+    decode_composite,
+    encode_composite,
+)
+from holdfast.amqp.wire.types import Buffer
+
+_PREFIX = b"\x00\x53\x15\xc0"
+_U32 = struct.Struct(">I").unpack_from
+_STATES: dict[bytes, Accepted | Released] = {
+    b"\x00\x53\x24\x45": Accepted(),
+    b"\x00\x53\x24\xc0\x01\x00": Accepted(),
+    b"\x00\x53\x26\x45": Released(),
+    b"\x00\x53\x26\xc0\x01\x00": Released(),
+}
+_BOOLEANS = {0x41: True, 0x42: False, 0x40: False}
+
+
+def decode_disposition(buffer: Buffer, start: int, end: int) -> Disposition:
+    """Decode the disposition at `start`. Raises DecodeError if the bytes are not one."""
+    if buffer[start : start + 4] == _PREFIX and end - start > 6:
+        found = _decode(bytes(buffer[start + 5 : end]), buffer[start + 4])
+        if found is not None:
+            return found
+    disposition, stop = decode_composite(buffer, start, end)
+    if type(disposition) is not Disposition or stop != end:
+        raise DecodeError("the bytes are not a disposition")
+    return disposition
+
+
+def _decode(octets: bytes, size: int) -> Disposition | None:
+    """Decode the fields that follow their count; None if the generic decoder must do it."""
+    if len(octets) != size or not 4 <= octets[0] <= 6:
+        return None
+    try:
+        role = {0x41: True, 0x42: False}[octets[1]]
+        first, at = _serial(octets, 2)
+        last = None
+        if octets[at] == 0x40:
+            at += 1
+        else:
+            last, at = _serial(octets, at)
+        is_settled, rest = _BOOLEANS[octets[at]], octets[at + 1 :]
+        is_batchable = False
+        if octets[0] == 6:
+            is_batchable, rest = _BOOLEANS[rest[-1]], rest[:-1]
+        state = _STATES[rest] if octets[0] > 4 else None
+        if octets[0] == 4 and rest:
+            return None
+    except (IndexError, KeyError, struct.error):
+        return None
+    return Disposition(role, first, last, is_settled, state, is_batchable)
+
+
+def _serial(octets: bytes, at: int) -> tuple[int, int]:
+    code = octets[at]
+    if code == 0x52:
+        return octets[at + 1], at + 2
+    if code == 0x70:
+        return _U32(octets, at + 1)[0], at + 5
+    if code == 0x43:
+        return 0, at + 1
+    raise KeyError(code)
+
+
+_ACCEPTED = b"\x00\x53\x24\x45"
+
+
+def encode_accepted(role: bool, first: int, last: int, is_settled: bool) -> bytes:
+    """Encode the disposition that accepts the deliveries from `first` to `last`."""
+    return b"\x00\x53\x15\xc0\x11\x05%c\x70%b\x70%b%c%b" % (
+        0x41 if role else 0x42,
+        first.to_bytes(4, "big"),
+        last.to_bytes(4, "big"),
+        0x41 if is_settled else 0x42,
+        _ACCEPTED,
+    )
+
+
+def encode_disposition(disposition: Disposition) -> bytes:
+    """Encode any disposition."""
+    state, last = disposition.state, disposition.last
+    if type(state) is Accepted and last is not None and not disposition.batchable:
+        return encode_accepted(disposition.role, disposition.first, last, disposition.settled)
+    return encode_composite(disposition)

@@ -1,0 +1,143 @@
+"""The transfer performative, decoded and encoded by position. Pure.
+
+A transfer is sent for every message, so it does not take the way of the generic codec (which costs
+about 15 us). Values that a client seldom sends fall back to it, with the same result.
+"""
+
+import struct
+from typing import Any
+
+from holdfast.amqp.wire.conditions import DecodeError
+from holdfast.amqp.wire.performatives import Transfer, decode_composite
+from holdfast.amqp.wire.types import Buffer
+
+_FIELDS = 11
+_PREFIX = b"\x00\x53\x14"
+_U32 = struct.Struct(">I").unpack_from
+
+
+def decode_transfer(buffer: Buffer, start: int, end: int) -> tuple[Transfer, int]:
+    """Decode the transfer at `start`; return it with the offset where its message part begins.
+
+    Raises DecodeError if the bytes are no transfer.
+    """
+    if buffer[start : start + 3] == _PREFIX and end - start > 6:
+        code = buffer[start + 3]
+        if code == 0xC0:
+            at = start + 5
+            found = _decode(buffer, at + 1, at + buffer[start + 4], buffer[at], end)
+        elif code == 0xD0 and end - start > 12:
+            at = start + 8
+            stop = at + _U32(buffer, start + 4)[0]
+            found = _decode(buffer, at + 4, stop, _U32(buffer, at)[0], end)
+        else:
+            found = None
+        if found is not None:
+            return found
+    transfer, offset = decode_composite(buffer, start, end)
+    if type(transfer) is not Transfer:
+        raise DecodeError("the bytes are not a transfer")
+    return transfer, offset
+
+
+def _decode(
+    buffer: Buffer, at: int, stop: int, count: int, end: int
+) -> tuple[Transfer, int] | None:
+    """Decode `count` fields from `at` to `stop`; None if the generic decoder must do it."""
+    if stop > end or not 0 < count <= _FIELDS:
+        return None
+    fields: list[Any] = []
+    add = fields.append
+    try:
+        for _ in range(count):
+            code = buffer[at]
+            if code == 0x52:
+                add(buffer[at + 1])
+                at += 2
+            elif code == 0x43:
+                add(0)
+                at += 1
+            elif code == 0x70:
+                add(_U32(buffer, at + 1)[0])
+                at += 5
+            elif code == 0xA0:
+                size = buffer[at + 1]
+                add(bytes(buffer[at + 2 : at + 2 + size]))
+                at += 2 + size
+            elif code == 0x41:
+                add(True)
+                at += 1
+            elif code == 0x42:
+                add(False)
+                at += 1
+            elif code == 0x40:
+                add(_DEFAULTS[len(fields)])
+                at += 1
+            else:
+                return None
+    except (IndexError, struct.error):
+        return None
+    if at != stop or not _has_types(fields):
+        return None
+    fields.extend(_DEFAULTS[count:])
+    return Transfer(*fields), stop
+
+
+def _has_types(fields: list[Any]) -> bool:
+    """Whether the fields have their types; if not, the generic decoder names the error."""
+    for value, kind in zip(fields, _TYPES, strict=False):
+        if type(value) is not kind and value is not None:
+            return False
+    return fields[0] is not None
+
+
+#: The defaults of the fields; a transfer without a handle is refused by the generic decoder.
+_DEFAULTS = (None, None, None, None, None, False, None, None, False, False, False)
+#: The types of the fields that are decoded here. A rcv-settle-mode and a state are not.
+_TYPES = (int, int, bytes, int, bool, bool, type(None), type(None), bool, bool, bool)
+
+_FRAME = struct.Struct(">IBBH")
+
+
+class TransferEncoder:
+    """Makes the transfer frames of one outgoing link.
+
+    `channel` and `handle` are those of this end. `max_frame_bytes` is the peer's limit.
+    """
+
+    def __init__(self, channel: int, handle: int, max_frame_bytes: int) -> None:
+        self._channel = channel
+        self._max_frame_bytes = max_frame_bytes
+        self._handle = bytes((0x52, handle)) if handle < 256 else struct.pack(">BI", 0x70, handle)
+
+    def frames(
+        self, delivery_id: int, tag: bytes, is_settled: bool, message: Buffer
+    ) -> list[bytes]:
+        """Return the frames of one delivery, each at most as large as the peer allows."""
+        fields = b"%b\x70%b\xa0%c%b\x43%c" % (
+            self._handle,
+            delivery_id.to_bytes(4, "big"),
+            len(tag),
+            tag,
+            0x41 if is_settled else 0x42,
+        )
+        room = self._max_frame_bytes - 8 - 6 - len(fields)
+        if len(message) <= room:
+            return [self._frame(fields, 5, message)]
+        frames = [self._frame(fields + b"\x41", 6, message[: room - 1])]
+        later = self._handle + b"\x40\x40\x40\x40"
+        at, room = room - 1, self._max_frame_bytes - 8 - 6 - len(later) - 1
+        while len(message) - at > room:
+            frames.append(self._frame(later + b"\x41", 6, message[at : at + room]))
+            at += room
+        frames.append(self._frame(self._handle, 1, message[at:]))
+        return frames
+
+    def _frame(self, fields: bytes, count: int, part: Buffer) -> bytes:
+        return b"%b\x00\x53\x14\xc0%c%c%b%b" % (
+            _FRAME.pack(14 + len(fields) + len(part), 2, 0, self._channel),
+            len(fields) + 1,
+            count,
+            fields,
+            part,
+        )
