@@ -1,0 +1,495 @@
+"""A connection: protocol headers, SASL, open and close, and its sessions. Pure.
+
+    connection = Connection(settings, is_server=True)
+    for event in connection.receive_data(data):
+        ...
+    socket.send(connection.take_output())
+
+The owner acts on an event before the frames that follow are processed: peers send open, begin and
+attach at once, without waiting for answers. `receive_data` never raises. An error of the peer ends
+the link, the session or the connection as the specification asks, and is reported as an event with
+`is_local`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from holdfast.amqp.engine.events import (
+    Closed,
+    Ended,
+    Event,
+    Opened,
+    Received,
+    SaslChallenged,
+    SaslEnded,
+    SaslOffered,
+    SaslResponded,
+    SaslStarted,
+)
+from holdfast.amqp.engine.frame_writer import FrameWriter
+from holdfast.amqp.engine.link import error_of
+from holdfast.amqp.engine.session import Session, SessionState
+from holdfast.amqp.wire.conditions import (
+    FRAMING_ERROR,
+    ILLEGAL_STATE,
+    NOT_ALLOWED,
+    RESOURCE_LIMIT_EXCEEDED,
+    AmqpError,
+    ConnectionFailed,
+    DecodeError,
+    SessionFailed,
+)
+from holdfast.amqp.wire.fast_disposition import decode_disposition
+from holdfast.amqp.wire.frames import (
+    AMQP_FRAME,
+    AMQP_HEADER,
+    EMPTY_FRAME,
+    HEADER_BYTES,
+    MIN_MAX_FRAME_BYTES,
+    SASL_FRAME,
+    SASL_HEADER,
+    Frame,
+    cut,
+)
+from holdfast.amqp.wire.performatives import (
+    Attach,
+    Begin,
+    Close,
+    Detach,
+    Disposition,
+    End,
+    Flow,
+    Open,
+    SaslChallenge,
+    SaslInit,
+    SaslMechanisms,
+    SaslOutcome,
+    SaslResponse,
+    Transfer,
+    decode_composite,
+)
+from holdfast.amqp.wire.types import Buffer
+
+#: The shortest idle timeout of a peer that is accepted: frames would be most of the traffic.
+MIN_IDLE_TIMEOUT_MS = 100
+#: The largest SASL frame: tokens may be long.
+MAX_SASL_FRAME_BYTES = 8_192
+
+_TRANSFER = b"\x00\x53\x14"
+_DISPOSITION = b"\x00\x53\x15"
+
+
+@dataclass(frozen=True)
+class ConnectionSettings:
+    """What this end announces. `idle_timeout_ms` 0 means none."""
+
+    container_id: str
+    max_frame_bytes: int = 65_536
+    channel_max: int = 65_535
+    idle_timeout_ms: int = 0
+    incoming_window: int = 400
+    handle_max: int = 0xFFFFFFFF
+    hostname: str | None = None
+    offered_capabilities: tuple[str, ...] = ()
+    desired_capabilities: tuple[str, ...] = ()
+    properties: dict[str, Any] | None = None
+    requires_sasl: bool = True
+
+
+class Phase(Enum):
+    """What the connection expects of the peer next.
+
+    | phase       | expected                                              |
+    |-------------|-------------------------------------------------------|
+    | SASL_HEADER | the protocol header of SASL (a server: or of AMQP)    |
+    | SASL        | SASL frames                                           |
+    | SASL_WAIT   | nothing: the owner has to give the outcome            |
+    | AMQP_HEADER | the protocol header of AMQP                           |
+    | FRAMES      | AMQP frames; the first is open                        |
+    | CLOSE_SENT  | close; everything before it is ignored                |
+    | CLOSED      | nothing                                               |
+    """
+
+    SASL_HEADER = "SASL header"
+    SASL = "SASL"
+    SASL_WAIT = "SASL wait"
+    AMQP_HEADER = "AMQP header"
+    FRAMES = "frames"
+    CLOSE_SENT = "close sent"
+    CLOSED = "closed"
+
+
+class Connection:
+    """One connection, at the end that `is_server` says."""
+
+    def __init__(self, settings: ConnectionSettings, *, is_server: bool) -> None:
+        self.settings = settings
+        self.is_server = is_server
+        self.context: Any = None
+        """Whatever the owner keeps with the connection."""
+        self.remote: Open | None = None
+        """The open of the peer; None until it has arrived."""
+        self._writer = FrameWriter()
+        self._buffer = b""
+        self._phase = Phase.SASL_HEADER
+        self._is_open_sent = False
+        self._mechanisms: tuple[str, ...] = ("ANONYMOUS",)
+        self._sessions: dict[int, Session] = {}
+        """By the channels of this end."""
+        self._by_remote_channel: dict[int, Session] = {}
+        if not is_server:
+            self._phase = Phase.SASL_HEADER if settings.requires_sasl else Phase.AMQP_HEADER
+            self._send_header(SASL_HEADER if settings.requires_sasl else AMQP_HEADER)
+
+    # ---- Commands of the owner
+
+    def take_output(self) -> bytes:
+        """Return the bytes to send; b"" if there are none."""
+        return self._writer.take()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether both ends have closed, or an error makes further frames useless."""
+        return self._phase is Phase.CLOSED
+
+    def offer_mechanisms(self, mechanisms: tuple[str, ...]) -> None:
+        """Offer SASL mechanisms. A server calls this before it receives."""
+        self._mechanisms = mechanisms
+
+    def sasl_challenge(self, challenge: bytes) -> None:
+        """Send a challenge to the client."""
+        self._writer.write(0, SaslChallenge(challenge), SASL_FRAME)
+        self._phase = Phase.SASL
+
+    def sasl_outcome(self, code: int) -> None:
+        """End the authentication; code 0 lets the client in, any other ends the connection.
+
+        If the outcome was not given while the event was handled, call `receive_data(b"")` then:
+        the client may have sent more.
+        """
+        self._writer.write(0, SaslOutcome(code), SASL_FRAME)
+        self._phase = Phase.CLOSED if code else Phase.AMQP_HEADER
+
+    def sasl_init(self, mechanism: str, response: bytes | None, hostname: str | None) -> None:
+        """Choose a mechanism, as the client."""
+        self._writer.write(0, SaslInit(mechanism, response, hostname), SASL_FRAME)
+
+    def sasl_response(self, response: bytes) -> None:
+        """Answer a challenge, as the client."""
+        self._writer.write(0, SaslResponse(response), SASL_FRAME)
+
+    def open(self, properties: dict[str, Any] | None = None) -> None:
+        """Send the open of this end, once."""
+        if self._is_open_sent:
+            return
+        self._is_open_sent = True
+        settings = self.settings
+        self._writer.write(
+            0,
+            Open(
+                settings.container_id,
+                settings.hostname,
+                settings.max_frame_bytes,
+                settings.channel_max,
+                settings.idle_timeout_ms or None,
+                offered_capabilities=settings.offered_capabilities,
+                desired_capabilities=settings.desired_capabilities,
+                properties=properties if properties is not None else settings.properties,
+            ),
+        )
+
+    def close(self, error: AmqpError | None = None) -> None:
+        """Send the close of this end. Does nothing if that was done before."""
+        if self._phase in (Phase.CLOSE_SENT, Phase.CLOSED):
+            return
+        if self._phase is not Phase.FRAMES:
+            self._phase = Phase.CLOSED
+            return
+        self.open()
+        self._writer.write(0, Close(error_of(error) if error else None))
+        self._phase = Phase.CLOSE_SENT
+
+    def begin(self) -> Session:
+        """Begin a session, once `open` was sent.
+
+        Raises SessionFailed if the peer accepts no further session.
+        """
+        assert self._is_open_sent
+        session = self._new_session()
+        session.begin()
+        return session
+
+    def send_empty_frame(self) -> None:
+        """Keep the connection alive: see `keepalive_ms`."""
+        if self._phase is Phase.FRAMES and self._is_open_sent:
+            self._writer.write_bytes(EMPTY_FRAME)
+
+    @property
+    def keepalive_ms(self) -> int | None:
+        """How long this end may be silent: half of the peer's idle timeout. None: any time."""
+        timeout = self.remote.idle_time_out if self.remote else None
+        return timeout // 2 if timeout else None
+
+    @property
+    def sessions(self) -> list[Session]:
+        """The sessions that are not ended by both ends."""
+        return list(self._sessions.values())
+
+    def answer_begin(self, session: Session) -> None:
+        """Answer the begin of the peer: see the event Begun."""
+        (channel,) = (at for at, each in self._by_remote_channel.items() if each is session)
+        session.begin(channel)
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """The bytes held for unfinished frames and deliveries."""
+        return len(self._buffer) + sum(each.unfinished_bytes for each in self.sessions)
+
+    # ---- Bytes of the peer
+
+    def receive_data(self, data: Buffer) -> Iterator[Event]:
+        """Process bytes of the peer. Iterate to the end, and act on each event at once."""
+        buffer = self._buffer + data if self._buffer else data
+        self._buffer = b""
+        at, end = 0, len(buffer)
+        events: list[Event] = []
+        try:
+            while self._phase not in (Phase.CLOSED, Phase.SASL_WAIT):
+                phase = self._phase
+                if phase in (Phase.SASL_HEADER, Phase.AMQP_HEADER):
+                    if not self._header_arrived(bytes(buffer[at : at + HEADER_BYTES]), events):
+                        break
+                    at += HEADER_BYTES
+                    continue
+                limit = MAX_SASL_FRAME_BYTES
+                if phase is not Phase.SASL:
+                    limit = self.settings.max_frame_bytes
+                for each in cut(buffer, at, end, limit):
+                    at = each.end
+                    self._frame_arrived(buffer, each, events)
+                    # Deliveries are collected as long as nothing else arrives.
+                    if events and type(events[-1]) is not Received:
+                        yield from events
+                        events.clear()
+                    if self._phase is not phase:
+                        break
+                else:
+                    break
+        except AmqpError as error:
+            self._fail(error, events)
+            at = end
+        self._buffer = bytes(buffer[at:end])
+        yield from events
+
+    def fail(self, error: AmqpError) -> list[Event]:
+        """Close the connection for an error that the owner found (such as a timeout)."""
+        events: list[Event] = []
+        self._fail(error, events)
+        return events
+
+    def _fail(self, error: AmqpError, events: list[Event]) -> None:
+        if self._phase in (Phase.CLOSE_SENT, Phase.CLOSED):
+            self._phase = Phase.CLOSED
+            return
+        self.close(error)
+        events.append(Closed(error, is_local=True))
+
+    def _header_arrived(self, header: bytes, events: list[Event]) -> bool:
+        """Process a protocol header; return whether it was whole."""
+        is_sasl_possible = self._phase is Phase.SASL_HEADER
+        expected = [SASL_HEADER] if is_sasl_possible else [AMQP_HEADER]
+        if self.is_server and is_sasl_possible and not self.settings.requires_sasl:
+            expected.append(AMQP_HEADER)
+        if not any(each.startswith(header) for each in expected):
+            # The specification: answer with the header that is supported, and close.
+            self._send_header(expected[0])
+            self._phase = Phase.CLOSED
+            events.append(
+                Closed(
+                    ConnectionFailed(FRAMING_ERROR, f"protocol header {header!r}"), is_local=True
+                )
+            )
+            return True
+        if len(header) < HEADER_BYTES:
+            return False
+        if self.is_server:
+            self._send_header(header)
+        if header == AMQP_HEADER:
+            self._phase = Phase.FRAMES
+            if not self.is_server:
+                self.open()
+            return True
+        self._phase = Phase.SASL
+        if self.is_server:
+            self._writer.write(0, SaslMechanisms(self._mechanisms), SASL_FRAME)
+        return True
+
+    def _send_header(self, header: bytes) -> None:
+        self._writer.write_bytes(header)
+
+    def _frame_arrived(self, buffer: Buffer, found: Frame, events: list[Event]) -> None:
+        if self._phase is Phase.SASL:
+            self._sasl_arrived(buffer, found, events)
+            return
+        if found.type != AMQP_FRAME:
+            raise DecodeError(f"frame type {found.type} is not allowed here", FRAMING_ERROR)
+        if found.start == found.end:
+            return  # an empty frame
+        prefix = bytes(buffer[found.start : found.start + 3])
+        if self._phase is Phase.CLOSE_SENT:
+            performative, _ = decode_composite(buffer, found.start, found.end)
+            if type(performative) is Close:
+                self._phase = Phase.CLOSED
+                events.append(Closed(performative.error))
+            return
+        if prefix == _TRANSFER:
+            session = self._session(found.channel)
+            if session.state is not SessionState.END_SENT:
+                self._in_session(
+                    session, events,
+                    lambda: session.transfer_arrived(buffer, found.start, found.end, events),
+                )  # fmt: skip
+            return
+        if prefix == _DISPOSITION:
+            performative: Any = decode_disposition(buffer, found.start, found.end)
+        else:
+            performative, stop = decode_composite(buffer, found.start, found.end)
+            if type(performative) is not Transfer and stop != found.end:
+                raise DecodeError("a frame has bytes behind its performative")
+        self._performative_arrived(performative, buffer, found, events)
+
+    def _performative_arrived(
+        self, performative: Any, buffer: Buffer, found: Frame, events: list[Event]
+    ) -> None:
+        kind = type(performative)
+        if kind is Open:
+            self._open_arrived(performative, events)
+            return
+        if self.remote is None:
+            raise ConnectionFailed(ILLEGAL_STATE, "the first frame is not open")
+        if kind is Close:
+            self.close()
+            self._phase = Phase.CLOSED
+            events.append(Closed(performative.error))
+            return
+        if kind is Begin:
+            events.append(self._begin_arrived(performative, found.channel))
+            return
+        session = self._session(found.channel)
+        if kind is End:
+            del self._by_remote_channel[found.channel]
+            is_reported = session.state is not SessionState.END_SENT
+            event = session.remote_end(performative)
+            del self._sessions[session.channel]
+            if is_reported:
+                events.append(event)
+            return
+        if session.state is SessionState.END_SENT:
+            return  # the peer has not received the end
+        if kind is Transfer:
+            self._in_session(
+                session, events,
+                lambda: session.transfer_arrived(buffer, found.start, found.end, events),
+            )  # fmt: skip
+        elif kind is Disposition:
+            event_or_none = session.disposition_arrived(performative)
+            if event_or_none is not None:
+                events.append(event_or_none)
+        elif kind is Flow:
+            self._in_session(session, events, lambda: session.flow_arrived(performative, events))
+        elif kind is Attach:
+            self._in_session(
+                session, events, lambda: events.append(session.attach_arrived(performative))
+            )
+        elif kind is Detach:
+            self._in_session(
+                session, events, lambda: events.append(session.detach_arrived(performative))
+            )
+        else:
+            raise DecodeError(f"{kind.__name__} is not a performative")
+
+    def _in_session(self, session: Session, events: list[Event], act: Any) -> None:
+        """Run `act`; an error of the session ends the session alone."""
+        try:
+            act()
+        except SessionFailed as error:
+            session.end(error)
+            events.append(Ended(session, error, is_local=True))
+
+    def _session(self, channel: int) -> Session:
+        if self.remote is None:
+            raise ConnectionFailed(ILLEGAL_STATE, "the first frame is not open")
+        session = self._by_remote_channel.get(channel)
+        if session is None:
+            raise ConnectionFailed(NOT_ALLOWED, f"channel {channel} has no session")
+        return session
+
+    def _open_arrived(self, performative: Open, events: list[Event]) -> None:
+        if self.remote is not None:
+            raise ConnectionFailed(ILLEGAL_STATE, "open arrived a second time")
+        timeout = performative.idle_time_out
+        if timeout is not None and 0 < timeout < MIN_IDLE_TIMEOUT_MS:
+            raise ConnectionFailed(
+                NOT_ALLOWED, f"an idle-time-out below {MIN_IDLE_TIMEOUT_MS} ms is not supported"
+            )
+        if performative.max_frame_size < MIN_MAX_FRAME_BYTES:
+            raise ConnectionFailed(
+                NOT_ALLOWED, f"a max-frame-size below {MIN_MAX_FRAME_BYTES} is not allowed"
+            )
+        self.remote = performative
+        self._writer.max_frame_bytes = performative.max_frame_size
+        events.append(Opened(performative))
+
+    def _begin_arrived(self, begin: Begin, channel: int) -> Event:
+        if channel > self.settings.channel_max:
+            raise ConnectionFailed(FRAMING_ERROR, f"channel {channel} is above channel-max")
+        if channel in self._by_remote_channel:
+            raise ConnectionFailed(ILLEGAL_STATE, f"channel {channel} has a session")
+        if begin.remote_channel is not None:
+            session = self._sessions.get(begin.remote_channel)
+            if session is None or session.state not in (
+                SessionState.BEGIN_SENT, SessionState.END_SENT,
+            ):  # fmt: skip
+                raise ConnectionFailed(NOT_ALLOWED, "begin answers no session of this end")
+        else:
+            session = self._new_session()
+        self._by_remote_channel[channel] = session
+        return session.remote_begin(begin)
+
+    def _new_session(self) -> Session:
+        channel = 0
+        while channel in self._sessions:
+            channel += 1
+        if self.remote is not None and channel > self.remote.channel_max:
+            raise SessionFailed(RESOURCE_LIMIT_EXCEEDED, "the peer accepts no further session")
+        session = Session(
+            channel, self._writer, self.settings.incoming_window, self.settings.handle_max
+        )
+        self._sessions[channel] = session
+        return session
+
+    def _sasl_arrived(self, buffer: Buffer, found: Frame, events: list[Event]) -> None:
+        if found.type != SASL_FRAME:
+            raise DecodeError(f"frame type {found.type} is not allowed here", FRAMING_ERROR)
+        value, _ = decode_composite(buffer, found.start, found.end)
+        if self.is_server and type(value) is SaslInit:
+            self._phase = Phase.SASL_WAIT
+            events.append(SaslStarted(value.mechanism, value.initial_response, value.hostname))
+        elif self.is_server and type(value) is SaslResponse:
+            self._phase = Phase.SASL_WAIT
+            events.append(SaslResponded(value.response))
+        elif not self.is_server and type(value) is SaslMechanisms:
+            events.append(SaslOffered(value.mechanisms))
+        elif not self.is_server and type(value) is SaslChallenge:
+            events.append(SaslChallenged(value.challenge))
+        elif not self.is_server and type(value) is SaslOutcome:
+            events.append(SaslEnded(value.code))
+            if value.code:
+                self._phase = Phase.CLOSED
+            else:
+                self._phase = Phase.AMQP_HEADER
+                self._send_header(AMQP_HEADER)
+        else:
+            raise DecodeError(f"{type(value).__name__} is not allowed here", FRAMING_ERROR)

@@ -1,0 +1,166 @@
+"""A link on which this end receives: credit, and deliveries made of transfer frames. Pure."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.amqp.engine.link import Link, Wiring
+from holdfast.amqp.wire import serials
+from holdfast.amqp.wire.conditions import (
+    INVALID_FIELD,
+    MESSAGE_SIZE_EXCEEDED,
+    TRANSFER_LIMIT_EXCEEDED,
+    LinkFailed,
+    SessionFailed,
+)
+from holdfast.amqp.wire.performatives import Attach, Flow, Transfer
+
+#: The longest delivery-tag (part 2.8.7).
+MAX_TAG_BYTES = 32
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """One message that arrived. `message` is the encoded sections."""
+
+    link: "IncomingLink"
+    id: int
+    tag: bytes
+    format: int
+    message: bytes
+    is_settled: bool
+    state: Any = None
+    rcv_settle_mode: int | None = None
+
+
+class IncomingLink(Link):
+    """This end is the receiver.
+
+    `max_message_bytes` is what this end announces as max-message-size; 0 means no limit.
+    """
+
+    role = True
+
+    def __init__(
+        self, name: str, handle: int, wiring: Wiring, remote: Attach | None,
+        max_message_bytes: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(name, handle, wiring, remote)
+        self.max_message_bytes = max_message_bytes
+        self._delivery_count = 0
+        if remote is not None:
+            self._delivery_count = remote.initial_delivery_count or 0
+        self._edge = self._highest_edge = self._delivery_count
+        self.available: int | None = None
+        """How many messages the sender has, as it reported last; None if it never did."""
+        self.is_draining = False
+        self._first: Transfer | None = None
+        self._parts: list[bytes] = []
+        self.unfinished_bytes = 0
+        """The bytes of the delivery whose last frame has not arrived."""
+
+    @property
+    def credit(self) -> int:
+        """How many deliveries the sender may still send, by the last grant."""
+        return max(0, serials.distance(self._delivery_count, self._edge))
+
+    def grant(self, credit: int, *, drain: bool = False, echo: bool = False) -> None:
+        """Let the sender send `credit` deliveries from now on, and no more.
+
+        With `drain` the sender uses up the credit or gives it back: see the event Drained.
+        """
+        self._edge = serials.add(self._delivery_count, credit)
+        if serials.distance(self._highest_edge, self._edge) > 0:
+            self._highest_edge = self._edge
+        self.is_draining = drain
+        self.send_flow(echo=echo)
+
+    def send_flow(self, *, echo: bool = False) -> None:
+        """Send the state of the link and of the session's windows."""
+        flow = self._wiring.windows.flow()
+        self._wiring.writer.write(
+            self._wiring.channel,
+            flow._replace(
+                handle=self.handle,
+                delivery_count=self._delivery_count,
+                link_credit=self.credit,
+                drain=self.is_draining,
+                echo=echo,
+            ),
+        )
+
+    def remote_attached(self, attach: Attach) -> None:
+        """Apply the attach of the sender, with its initial delivery-count."""
+        credit = self.credit
+        self._delivery_count = attach.initial_delivery_count or 0
+        self._edge = self._highest_edge = serials.add(self._delivery_count, credit)
+        super().remote_attached(attach)
+
+    def remote_flow(self, flow: Flow) -> bool:
+        """Apply a flow of the sender; return whether it ends a drain."""
+        if flow.available is not None:
+            self.available = flow.available
+        if flow.delivery_count is not None:
+            advanced = serials.distance(self._delivery_count, flow.delivery_count)
+            if 0 < advanced <= serials.distance(self._delivery_count, self._highest_edge):
+                self._delivery_count = flow.delivery_count
+        if self.is_draining and self.credit == 0:
+            self.is_draining = False
+            return True
+        return False
+
+    def transfer_arrived(self, transfer: Transfer, part: bytes) -> Delivery | None:
+        """Add a transfer frame; return the delivery that it completes.
+
+        Raises LinkFailed if the sender exceeds the credit or the size limit, and SessionFailed for
+        a frame that does not continue its delivery.
+        """
+        first = self._first
+        if first is None:
+            if transfer.delivery_id is None or transfer.delivery_tag is None:
+                raise SessionFailed(INVALID_FIELD, "a delivery has no delivery-id or delivery-tag")
+            if len(transfer.delivery_tag) > MAX_TAG_BYTES:
+                raise SessionFailed(INVALID_FIELD, "a delivery-tag is longer than 32 bytes")
+            if self._delivery_count == self._highest_edge:
+                raise LinkFailed(TRANSFER_LIMIT_EXCEEDED, "a transfer is beyond the link's credit")
+            self._delivery_count = serials.add(self._delivery_count, 1)
+            self._first = first = transfer
+        else:
+            self._check_continues(first, transfer)
+            if transfer.settled and not first.settled:
+                self._first = first = first._replace(settled=True)
+        if transfer.aborted:
+            self._end_delivery()
+            return None
+        size = self.unfinished_bytes + len(part)
+        if self.max_message_bytes and size > self.max_message_bytes:
+            self._end_delivery()
+            raise LinkFailed(
+                MESSAGE_SIZE_EXCEEDED, f"a message is larger than {self.max_message_bytes} bytes"
+            )
+        if transfer.more:
+            self._parts.append(part)
+            self.unfinished_bytes = size
+            return None
+        message = b"".join([*self._parts, part]) if self._parts else part
+        self._end_delivery()
+        return Delivery(
+            self,
+            first.delivery_id or 0,
+            first.delivery_tag or b"",
+            first.message_format or 0,
+            message,
+            bool(first.settled),
+            first.state,
+            first.rcv_settle_mode,
+        )
+
+    def _check_continues(self, first: Transfer, transfer: Transfer) -> None:
+        if transfer.delivery_id not in (None, first.delivery_id):
+            raise SessionFailed(INVALID_FIELD, "a delivery begins before the one before it ends")
+        if transfer.delivery_tag not in (None, first.delivery_tag):
+            raise SessionFailed(INVALID_FIELD, "a delivery changes its delivery-tag")
+
+    def _end_delivery(self) -> None:
+        self._first = None
+        self._parts = []
+        self.unfinished_bytes = 0

@@ -1,0 +1,126 @@
+"""What both kinds of links have in common: names, handles, and attaching and detaching. Pure."""
+
+from enum import Enum
+from typing import Any, NamedTuple
+
+from holdfast.amqp.engine.frame_writer import FrameWriter
+from holdfast.amqp.engine.windows import Windows
+from holdfast.amqp.wire.conditions import AmqpError
+from holdfast.amqp.wire.performatives import Attach, Detach, Error, Source, Target
+from holdfast.amqp.wire.types import Symbol
+
+
+class LinkState(Enum):
+    """Where a link is between its two attaches and its two detaches.
+
+    | state           | this end sent | the peer sent | messages and credit |
+    |-----------------|---------------|---------------|---------------------|
+    | ATTACH_SENT     | attach        |               | no                  |
+    | ATTACH_RECEIVED |               | attach        | no                  |
+    | ATTACHED        | attach        | attach        | yes                 |
+    | DETACH_SENT     | detach        |               | arriving: ignored   |
+    | DETACH_RECEIVED |               | detach        | no                  |
+    | DETACHED        | detach        | detach        | no                  |
+    """
+
+    ATTACH_SENT = "attach sent"
+    ATTACH_RECEIVED = "attach received"
+    ATTACHED = "attached"
+    DETACH_SENT = "detach sent"
+    DETACH_RECEIVED = "detach received"
+    DETACHED = "detached"
+
+
+class Wiring(NamedTuple):
+    """What a link uses of its session: the channel, the windows and the output."""
+
+    channel: int
+    windows: Windows
+    writer: FrameWriter
+
+
+def error_of(error: AmqpError) -> Error:
+    """Return the error as it is sent."""
+    info = {Symbol(key): value for key, value in error.info.items()} or None
+    return Error(error.condition, error.description or None, info)
+
+
+class Link:
+    """One link of a session. IncomingLink and OutgoingLink add messages and credit."""
+
+    #: The role of this end in attach frames: True for a receiver.
+    role: bool
+
+    def __init__(self, name: str, handle: int, wiring: Wiring, remote: Attach | None) -> None:
+        self.name = name
+        self.handle = handle
+        self.remote = remote
+        """The attach of the peer; None until it has arrived."""
+        self.state = LinkState.ATTACH_RECEIVED if remote else LinkState.ATTACH_SENT
+        self.context: Any = None
+        """Whatever the owner keeps with the link."""
+        self._wiring = wiring
+        self._owes_flow = False
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether messages and credit may be sent."""
+        return self.state is LinkState.ATTACHED
+
+    def send_attach(self, attach: Attach) -> None:
+        """Send the attach of this end; `attach` has the link's name, handle and role."""
+        self._wiring.writer.write(self._wiring.channel, attach)
+        if self.state is LinkState.ATTACH_RECEIVED:
+            self.state = LinkState.ATTACHED
+            if self._owes_flow:
+                self.send_flow()
+
+    def send_flow(self) -> None:
+        """Send the state of the link and of the session's windows."""
+        raise NotImplementedError
+
+    def answer_echo(self) -> None:
+        """Send the flow that the peer asked for, at the latest once the link is attached."""
+        if self.state is LinkState.ATTACH_RECEIVED:
+            self._owes_flow = True
+        elif self.is_attached:
+            self.send_flow()
+
+    def refuse(self, error: AmqpError) -> None:
+        """Answer the peer's attach with a null source or target, and detach with the error.
+
+        This is how the specification refuses a link (part 2.6.3).
+        """
+        remote = self.remote
+        assert remote is not None
+        source, target = (None, remote.target) if self.role is False else (remote.source, None)
+        initial = None if self.role else 0
+        self.send_attach(
+            Attach(
+                self.name, self.handle, self.role, remote.snd_settle_mode, remote.rcv_settle_mode,
+                source if isinstance(source, Source) else None,
+                target if isinstance(target, Target) else None,
+                initial_delivery_count=initial,
+            )
+        )  # fmt: skip
+        self.detach(error)
+
+    def detach(self, error: AmqpError | None = None, *, closed: bool = True) -> None:
+        """Detach the link, with an error if there is one. Does nothing if that was done before."""
+        if self.state in (LinkState.DETACH_SENT, LinkState.DETACHED):
+            return
+        detach = Detach(self.handle, closed, error_of(error) if error else None)
+        self._wiring.writer.write(self._wiring.channel, detach)
+        is_last = self.state is LinkState.DETACH_RECEIVED
+        self.state = LinkState.DETACHED if is_last else LinkState.DETACH_SENT
+
+    def remote_attached(self, attach: Attach) -> None:
+        """Apply the attach of the peer that answers ours."""
+        self.remote = attach
+        if self.state is LinkState.ATTACH_SENT:
+            self.state = LinkState.ATTACHED
+
+    def remote_detached(self) -> None:
+        """Apply the detach of the peer."""
+        is_last = self.state is LinkState.DETACH_SENT
+        self.state = LinkState.DETACHED if is_last else LinkState.DETACH_RECEIVED

@@ -1,0 +1,156 @@
+"""A link on which this end sends: credit of the receiver, and deliveries cut into frames. Pure."""
+
+from collections import deque
+from typing import Any
+
+from holdfast.amqp.engine.link import Link, Wiring
+from holdfast.amqp.engine.unsettled import Unsettled
+from holdfast.amqp.wire import serials
+from holdfast.amqp.wire.conditions import MESSAGE_SIZE_EXCEEDED, LinkFailed
+from holdfast.amqp.wire.fast_transfer import TransferEncoder
+from holdfast.amqp.wire.performatives import Attach, Flow
+
+
+class Sent:
+    """An unsettled delivery of an outgoing link. `context` is the owner's."""
+
+    __slots__ = ("context", "link", "tag")
+
+    def __init__(self, link: "OutgoingLink", tag: bytes, context: Any) -> None:
+        self.link = link
+        self.tag = tag
+        self.context = context
+
+
+class DeliveryIds:
+    """Gives the deliveries of a session, in one direction, their ids."""
+
+    def __init__(self, next_id: int = 0) -> None:
+        self._next = next_id
+
+    def take(self) -> int:
+        """Return the next id."""
+        taken = self._next
+        self._next = serials.add(taken, 1)
+        return taken
+
+
+class OutgoingLink(Link):
+    """This end is the sender.
+
+    At most one delivery is partly sent: its other frames wait until the session's window opens, and
+    no other delivery of the link is sent before.
+    """
+
+    role = False
+
+    def __init__(
+        self, name: str, handle: int, wiring: Wiring, remote: Attach | None,
+        unsettled: Unsettled[Sent], ids: DeliveryIds,
+    ) -> None:  # fmt: skip
+        super().__init__(name, handle, wiring, remote)
+        self._unsettled = unsettled
+        self._ids = ids
+        self._delivery_count = 0
+        self._edge = 0
+        self._waiting: deque[bytes] = deque()
+        self._encoder: TransferEncoder | None = None
+        self.is_draining = False
+        """Whether the receiver wants the credit used up or given back: see `drained`."""
+        self.available: int | None = None
+        """How many messages this end has for the receiver; told in its flows."""
+
+    @property
+    def credit(self) -> int:
+        """How many deliveries the receiver accepts now."""
+        return max(0, serials.distance(self._delivery_count, self._edge))
+
+    @property
+    def sendable(self) -> int:
+        """How many deliveries of one frame can be sent at once, by credit and window."""
+        if not self.is_attached or self._waiting:
+            return 0
+        return min(self.credit, self._wiring.windows.outgoing_room)
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The largest message that the receiver accepts; 0 means no limit."""
+        return (self.remote.max_message_size or 0) if self.remote else 0
+
+    def send(
+        self, message: bytes, *, settled: bool = False, context: Any = None,
+        tag: bytes | None = None,
+    ) -> int:  # fmt: skip
+        """Send a message; return its delivery-id. Call it only while `sendable` is above 0.
+
+        Raises LinkFailed if the message is larger than the receiver accepts.
+        """
+        assert self.credit > 0
+        assert not self._waiting
+        limit = self.max_message_bytes
+        if limit and len(message) > limit:
+            raise LinkFailed(MESSAGE_SIZE_EXCEEDED, f"the receiver accepts at most {limit} bytes")
+        encoder = self._encoder
+        if encoder is None:
+            wiring = self._wiring
+            encoder = self._encoder = TransferEncoder(
+                wiring.channel, self.handle, wiring.writer.max_frame_bytes
+            )
+        delivery_id = self._ids.take()
+        if tag is None:
+            tag = delivery_id.to_bytes(4, "big")
+        self._delivery_count = serials.add(self._delivery_count, 1)
+        if not settled:
+            self._unsettled.add(delivery_id, Sent(self, tag, context))
+        frames = encoder.frames(delivery_id, tag, settled, message)
+        if len(frames) == 1 and self._wiring.windows.outgoing_room > 0:
+            self._wiring.writer.write_bytes(frames[0])
+            self._wiring.windows.sent(1)
+        else:
+            self._waiting.extend(frames)
+            self.continue_delivery()
+        return delivery_id
+
+    def continue_delivery(self) -> bool:
+        """Send frames of a partly sent delivery; return whether all of it is sent."""
+        windows, waiting = self._wiring.windows, self._waiting
+        room = min(windows.outgoing_room, len(waiting))
+        self._wiring.writer.write_all([waiting.popleft() for _ in range(room)])
+        windows.sent(room)
+        return not waiting
+
+    def drained(self) -> None:
+        """Give the unused credit back, as the receiver asked with drain."""
+        self._delivery_count = self._edge
+        self.send_flow()
+        self.is_draining = False
+
+    def send_flow(self, properties: dict[str, Any] | None = None) -> None:
+        """Send the state of the link and of the session's windows."""
+        flow = self._wiring.windows.flow()
+        self._wiring.writer.write(
+            self._wiring.channel,
+            flow._replace(
+                handle=self.handle,
+                delivery_count=self._delivery_count,
+                link_credit=self.credit,
+                available=self.available,
+                drain=self.is_draining,
+                properties=properties,
+            ),
+        )
+
+    def remote_flow(self, flow: Flow) -> None:
+        """Apply the credit in a flow of the receiver."""
+        if flow.link_credit is not None:
+            # The receiver had not received our attach: it counts from the initial delivery-count.
+            count = 0 if flow.delivery_count is None else flow.delivery_count
+            self._edge = serials.add(count, flow.link_credit)
+            if serials.distance(self._delivery_count, self._edge) < 0:
+                self._edge = self._delivery_count
+        self.is_draining = flow.drain
+
+    @property
+    def is_partly_sent(self) -> bool:
+        """Whether frames of a delivery wait for the session's window."""
+        return bool(self._waiting)

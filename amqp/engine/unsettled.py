@@ -1,0 +1,49 @@
+"""The unsettled deliveries of a session, in one direction, by delivery-id. Pure.
+
+Dispositions name ranges of ids. A range costs as much as the deliveries that it finds, however wide
+it is.
+"""
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from holdfast.amqp.wire import serials
+
+_Item = TypeVar("_Item")
+
+
+class Unsettled(Generic[_Item]):
+    """Deliveries in the order of their ids, which are serial numbers."""
+
+    def __init__(self) -> None:
+        self._items: dict[int, _Item] = {}
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, delivery_id: int, item: _Item) -> None:
+        """Add a delivery; its id follows all others."""
+        self._items[delivery_id] = item
+
+    def find(self, first: int, last: int) -> list[tuple[int, _Item]]:
+        """Return the deliveries from `first` to `last` with their ids, in order."""
+        items = self._items
+        if first == last:
+            item = items.get(first)
+            return [] if item is None else [(first, item)]
+        count = serials.distance(first, last) + 1
+        if count <= len(items):
+            ids: Iterator[int] = (serials.add(first, index) for index in range(count))
+            return [(each, items[each]) for each in ids if each in items]
+        return [
+            (each, item)
+            for each, item in items.items()
+            if 0 <= serials.distance(first, each) < count
+        ]
+
+    def remove(self, delivery_id: int) -> _Item | None:
+        """Remove a delivery; return None if it is not there."""
+        return self._items.pop(delivery_id, None)
+
+    def __iter__(self) -> Iterator[tuple[int, _Item]]:
+        return iter(list(self._items.items()))

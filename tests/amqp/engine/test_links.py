@@ -1,0 +1,444 @@
+from typing import Any
+
+import pytest
+
+from holdfast.amqp.engine.connection import ConnectionSettings
+from holdfast.amqp.engine.events import (
+    Attached,
+    CreditChanged,
+    Detached,
+    Disposed,
+    Drained,
+    Ended,
+    Received,
+    SenderSettled,
+    WindowOpened,
+)
+from holdfast.amqp.engine.incoming_link import IncomingLink
+from holdfast.amqp.engine.link import LinkState
+from holdfast.amqp.engine.outgoing_link import OutgoingLink
+from holdfast.amqp.engine.session import Session
+from holdfast.amqp.wire.conditions import NOT_FOUND, AmqpError, LinkFailed
+from holdfast.amqp.wire.frames import frame
+from holdfast.amqp.wire.performatives import (
+    Accepted,
+    Attach,
+    Begin,
+    Detach,
+    Disposition,
+    Flow,
+    Modified,
+    Released,
+    Source,
+    Target,
+    Transfer,
+    encode_composite,
+)
+from tests.amqp.engine.pair import Pair
+
+
+class Ready:
+    """A pair with a session, and a link on which the client sends and one on which it receives."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.pair = Pair(server=ConnectionSettings("server", **settings))
+        self.pair.pump()
+        self.client_session, self.server_session = self.pair.begun()
+        self.out, self.out_remote = self.pair.sender(self.client_session)
+        self.into, self.into_remote = self.pair.receiver(self.client_session)
+        self.pump()
+
+    def pump(self) -> None:
+        self.pair.pump()
+
+    def server_events(self, kind: type) -> list[Any]:
+        return self.pair.server.take(kind)
+
+    def client_events(self, kind: type) -> list[Any]:
+        return self.pair.client.take(kind)
+
+    def send_raw(self, performative: Any, payload: bytes = b"") -> None:
+        """Let the server receive a frame of the client's session."""
+        octets = frame(self.client_session.channel, encode_composite(performative) + payload)
+        self.pair.server.receive(octets)
+
+
+def test_deliveries_arrive_in_order_as_far_as_the_credit_allows() -> None:
+    ready = Ready()
+    assert ready.out.sendable == 0
+    ready.out_remote.grant(3)
+    ready.pump()
+    assert ready.client_events(CreditChanged) == [CreditChanged(ready.out)]
+    assert ready.out.sendable == 3
+    ids = [ready.out.send(b"message %d" % index) for index in range(3)]
+    assert ready.out.sendable == 0
+    ready.pump()
+    (received,) = ready.server_events(Received)
+    assert received.link is ready.out_remote
+    assert [each.message for each in received.deliveries] == [
+        b"message 0", b"message 1", b"message 2"
+    ]  # fmt: skip
+    assert [each.id for each in received.deliveries] == ids
+    assert ready.out_remote.credit == 0
+    assert not any(each.is_settled for each in received.deliveries)
+
+
+def test_a_range_of_deliveries_is_accepted_at_once() -> None:
+    ready = Ready()
+    ready.out_remote.grant(10)
+    ready.pump()
+    for index in range(5):
+        ready.out.send(b"", context=index)
+    ready.pump()
+    ready.server_session.dispose(0, 3, Accepted(), settled=True)
+    ready.pump()
+    (disposed,) = ready.client_events(Disposed)
+    assert [sent.context for _, sent in disposed.deliveries] == [0, 1, 2, 3]
+    assert type(disposed.state) is Accepted
+    assert disposed.is_settled
+    assert len(ready.client_session.outgoing_unsettled) == 1
+    assert len(ready.server_session.incoming_unsettled) == 1
+
+
+def test_a_receiver_that_settles_second_waits_for_the_sender() -> None:
+    ready = Ready()
+    ready.out_remote.grant(1)
+    ready.pump()
+    ready.out.send(b"")
+    ready.pump()
+    ready.server_session.dispose(0, 0, Accepted(), settled=False)
+    ready.pump()
+    (disposed,) = ready.client_events(Disposed)
+    assert not disposed.is_settled
+    assert len(ready.client_session.outgoing_unsettled) == 1
+    ready.client_session.dispose(0, 0, Accepted(), settled=True, role=False)
+    ready.pump()
+    (settled,) = ready.server_events(SenderSettled)
+    assert [delivery_id for delivery_id, _ in settled.deliveries] == [0]
+    assert len(ready.client_session.outgoing_unsettled) == 0
+    assert len(ready.server_session.incoming_unsettled) == 0
+
+
+def test_a_settled_delivery_is_not_remembered() -> None:
+    ready = Ready()
+    ready.out_remote.grant(1)
+    ready.pump()
+    ready.out.send(b"", settled=True)
+    ready.pump()
+    (received,) = ready.server_events(Received)
+    assert received.deliveries[0].is_settled
+    assert len(ready.client_session.outgoing_unsettled) == 0
+    assert len(ready.server_session.incoming_unsettled) == 0
+
+
+@pytest.mark.parametrize("state", [Released(), Modified(True), None])
+def test_every_state_arrives(state: Any) -> None:
+    ready = Ready()
+    ready.into.grant(1)
+    ready.pump()
+    ready.into_remote.send(b"m", context="c")
+    ready.pump()
+    ready.client_session.dispose(0, 0, state, settled=True)
+    ready.pump()
+    (disposed,) = ready.server_events(Disposed)
+    assert type(disposed.state) is type(state)
+    assert disposed.deliveries[0][1].context == "c"
+
+
+def test_a_drain_gives_the_credit_back() -> None:
+    ready = Ready()
+    ready.into.grant(10, drain=True)
+    ready.pump()
+    assert ready.server_events(CreditChanged) == [CreditChanged(ready.into_remote)]
+    assert ready.into_remote.is_draining
+    ready.into_remote.send(b"only one")
+    ready.into_remote.drained()
+    ready.pump()
+    kinds = [type(each).__name__ for each in ready.pair.client.events]
+    assert kinds[-2:] == ["Received", "Drained"]
+    assert ready.into.credit == 0
+    assert not ready.into.is_draining
+    ready.into.grant(2)
+    ready.pump()
+    assert ready.into_remote.sendable == 2
+
+
+def test_a_drain_without_credit_is_answered() -> None:
+    ready = Ready()
+    ready.into.grant(0, drain=True)
+    ready.pump()
+    ready.into_remote.drained()
+    ready.pump()
+    assert ready.client_events(Drained) == [Drained(ready.into)]
+
+
+def test_credit_that_is_taken_back_makes_no_delivery_on_its_way_a_violation() -> None:
+    ready = Ready()
+    ready.out_remote.grant(2)
+    ready.pump()
+    ready.out_remote.grant(0)
+    ready.out.send(b"one")
+    ready.out.send(b"two")
+    ready.pump()
+    assert ready.pair.server.messages() == [b"one", b"two"]
+    assert ready.server_events(Detached) == []
+    assert ready.out.sendable == 0
+    ready.send_raw(Transfer(0, 2, b"t"), b"three")
+    (detached,) = ready.server_events(Detached)
+    assert detached.error.condition == "amqp:link:transfer-limit-exceeded"
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_message_above_the_limit_detaches_the_link(more: int) -> None:
+    ready = Ready()
+    ready.out_remote.grant(1)
+    ready.out_remote.max_message_bytes = 1_000
+    ready.pump()
+    ready.out.send(bytes(1_000 + more))
+    ready.pump()
+    if more > 0:
+        (detached,) = ready.client_events(Detached)
+        assert detached.error.condition == "amqp:link:message-size-exceeded"
+    else:
+        assert [len(each) for each in ready.pair.server.messages()] == [1_000 + more]
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_sender_does_not_send_more_than_the_receiver_accepts(more: int) -> None:
+    ready = Ready()
+    ready.out_remote.grant(1)
+    ready.pump()
+    assert ready.out.remote is not None
+    ready.out.remote = ready.out.remote._replace(max_message_size=10)
+    if more > 0:
+        with pytest.raises(LinkFailed, match="at most 10 bytes"):
+            ready.out.send(bytes(10 + more))
+    else:
+        ready.out.send(bytes(10 + more))
+
+
+def test_a_large_message_takes_many_frames_and_waits_for_the_window() -> None:
+    ready = Ready(incoming_window=4, max_frame_bytes=512)
+    other, other_remote = ready.pair.sender(ready.client_session, "other")
+    ready.out_remote.grant(2)
+    other_remote.grant(1)
+    ready.pump()
+    message = bytes(range(256)) * 40
+    ready.out.send(message)
+    assert ready.out.is_partly_sent
+    assert ready.out.sendable == 0
+    ready.pump()
+    assert ready.pair.server.messages() == [message]
+    assert len(ready.client_events(WindowOpened)) >= 5
+    assert not ready.out.is_partly_sent
+    other.send(b"small")
+    ready.pump()
+    assert ready.pair.server.messages() == [b"small"]
+
+
+def test_a_closed_window_stops_the_peer_and_an_open_one_lets_it_go_on() -> None:
+    ready = Ready(incoming_window=2)
+    ready.out_remote.grant(10)
+    ready.server_session.set_incoming_window(0)
+    ready.pump()
+    assert ready.out.sendable == 0
+    ready.server_session.set_incoming_window(2)
+    ready.pump()
+    assert ready.client_events(WindowOpened) == [WindowOpened(ready.client_session)]
+    assert ready.out.sendable == 2
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_frame_beyond_the_window_ends_the_session(more: int) -> None:
+    ready = Ready(incoming_window=3)
+    ready.out_remote.grant(10)
+    ready.server_session.set_incoming_window(0)
+    for index in range(3 + more):
+        ready.send_raw(Transfer(0, index, b"t"))
+    ended = ready.server_events(Ended)
+    assert [each.error.condition for each in ended] == (
+        ["amqp:session:window-violation"] if more > 0 else []
+    )
+
+
+def test_an_aborted_delivery_is_forgotten() -> None:
+    ready = Ready()
+    ready.out_remote.grant(2)
+    ready.send_raw(Transfer(0, 0, b"t", more=True), b"abc")
+    assert ready.server_session.unfinished_bytes == 3
+    ready.send_raw(Transfer(0, aborted=True))
+    assert ready.server_session.unfinished_bytes == 0
+    ready.send_raw(Transfer(0, 1, b"u"), b"whole")
+    assert ready.pair.server.messages() == [b"whole"]
+    assert len(ready.server_session.incoming_unsettled) == 1
+
+
+def test_a_later_frame_may_settle_its_delivery() -> None:
+    ready = Ready()
+    ready.out_remote.grant(1)
+    ready.send_raw(Transfer(0, 0, b"t", 0, more=True), b"abc")
+    ready.send_raw(Transfer(0, settled=True), b"def")
+    ((delivery,),) = [each.deliveries for each in ready.server_events(Received)]
+    assert (delivery.message, delivery.is_settled, delivery.tag) == (b"abcdef", True, b"t")
+
+
+@pytest.mark.parametrize(
+    ("frames", "condition"),
+    [
+        ([Transfer(9, 0, b"t")], "amqp:session:unattached-handle"),
+        ([Transfer(1, 0, b"t")], "amqp:session:errant-link"),
+        ([Transfer(0, None, b"t")], "amqp:invalid-field"),
+        ([Transfer(0, 0, None)], "amqp:invalid-field"),
+        ([Transfer(0, 0, bytes(33))], "amqp:invalid-field"),
+        ([Transfer(0, 0, b"t", more=True), Transfer(0, 1)], "amqp:invalid-field"),
+        ([Transfer(0, 0, b"t", more=True), Transfer(0, None, b"u")], "amqp:invalid-field"),
+        ([Flow(0, 10, 0, 10, 9)], "amqp:session:unattached-handle"),
+        ([Detach(9)], "amqp:session:unattached-handle"),
+        ([Attach("x", 0, False)], "amqp:session:handle-in-use"),
+    ],
+)
+def test_frames_that_are_not_allowed_end_the_session(frames: list[Any], condition: str) -> None:
+    ready = Ready()
+    ready.out_remote.grant(5)
+    for each in frames:
+        ready.send_raw(each)
+    (ended,) = ready.server_events(Ended)
+    assert ended.error.condition == condition
+    ready.pump()
+    assert [each.error.condition for each in ready.client_events(Ended)] == [condition]
+    assert not ready.pair.server.connection.is_closed
+
+
+def test_a_handle_above_handle_max_closes_the_connection() -> None:
+    ready = Ready(handle_max=5)
+    ready.send_raw(Attach("at", 5, False))
+    assert len(ready.server_events(Attached)) == 1
+    ready.send_raw(Attach("above", 6, False))
+    (closed,) = ready.pair.closed()[1]
+    assert closed.error.condition == "amqp:connection:framing-error"
+
+
+def test_a_refused_link_is_attached_without_a_terminus_and_detached() -> None:
+    ready = Ready()
+    ready.pair.server.on_event = lambda event: type(event) is Attached and _refuse(event.link)
+    for attach in (ready.pair.sender, ready.pair.receiver):
+        link, _ = attach(ready.client_session, "refused")
+        ready.pump()
+        assert link.remote is not None
+        assert (
+            link.remote.target if isinstance(link, OutgoingLink) else link.remote.source
+        ) is None
+        (detached,) = ready.client_events(Detached)
+        assert (detached.is_closed, detached.error.condition) == (True, NOT_FOUND)
+        assert link.state is LinkState.DETACHED
+
+
+def _refuse(link: Any) -> bool:
+    link.refuse(AmqpError(NOT_FOUND, "there is no such topic"))
+    return True
+
+
+def test_a_detached_link_frees_its_handle_and_its_name() -> None:
+    ready = Ready()
+    ready.out.detach()
+    ready.pump()
+    (detached,) = ready.server_events(Detached)
+    assert detached.link is ready.out_remote
+    assert ready.out.state is LinkState.DETACHED
+    again, _ = ready.pair.sender(ready.client_session)
+    assert again.handle == ready.out.handle
+    assert again.is_attached
+
+
+def test_transfers_on_their_way_to_a_link_that_is_detached_are_ignored() -> None:
+    ready = Ready()
+    ready.out_remote.grant(1)
+    ready.pump()
+    ready.out_remote.detach(AmqpError(NOT_FOUND))
+    ready.out.send(b"late")
+    ready.pump()
+    assert ready.pair.server.messages() == []
+    assert ready.server_events(Ended) == []
+
+
+def test_an_echo_is_answered_with_the_state_of_the_link() -> None:
+    ready = Ready()
+    ready.into_remote.available = 17
+    ready.into.grant(2, echo=True)
+    ready.pump()
+    assert ready.into.available == 17
+    assert ready.into.credit == 2
+
+
+def test_an_echo_of_the_session_is_answered() -> None:
+    ready = Ready()
+    ready.send_raw(Flow(0, 10, 0, 10, echo=True))
+    output = ready.pair.server.connection.take_output()
+    assert len(output) > 0
+
+
+def test_a_flow_before_the_attach_counts_from_the_initial_delivery_count() -> None:
+    link: OutgoingLink
+    ready = Ready()
+    link = ready.into_remote
+    ready.send_raw(Flow(0, 10, 0, 10, ready.into.handle, None, 7))
+    assert link.credit == 7
+
+
+def test_the_answer_to_a_link_that_waits_is_found_by_its_name_and_role() -> None:
+    ready = Ready()
+    links = [
+        make(
+            "same",
+            lambda handle, role=role: Attach(  # type: ignore[misc]
+                "same", handle, role, source=Source("a"), target=Target("b"),
+                initial_delivery_count=None if role else 0,
+            ),
+        )
+        for make, role in (
+            (ready.client_session.sender, False), (ready.client_session.receiver, True),
+        )
+    ]  # fmt: skip
+    ready.pump()
+    assert all(link.is_attached for link in links)
+    assert isinstance(links[0], OutgoingLink)
+    assert isinstance(links[1], IncomingLink)
+
+
+def test_delivery_ids_and_counts_wrap() -> None:
+    ready = Ready()
+    start = 2**32 - 2
+    session: Session = ready.server_session
+    ready.send_raw(Attach("wrap", 7, False, source=Source(), target=Target(),
+                          initial_delivery_count=start))  # fmt: skip
+    (attached,) = ready.server_events(Attached)
+    attached.link.grant(4)
+    for index in range(4):
+        ready.send_raw(Transfer(7, (start + index) % 2**32, b"t"))
+    assert attached.link.credit == 0
+    ids = [each.id for event in ready.server_events(Received) for each in event.deliveries]
+    assert ids == [start, start + 1, 0, 1]
+    session.dispose(start, 1, Accepted(), settled=True)
+    assert len(session.incoming_unsettled) == 0
+
+
+def test_a_disposition_of_a_huge_range_costs_what_it_finds() -> None:
+    ready = Ready()
+    ready.into.grant(5)
+    ready.pump()
+    for _ in range(5):
+        ready.into_remote.send(b"")
+    ready.send_raw(Disposition(True, 0, 2**31 - 1, True, Accepted()))
+    (disposed,) = ready.server_events(Disposed)
+    assert len(disposed.deliveries) == 5
+    ready.send_raw(Disposition(True, 5, 0, True, Accepted()))
+    ready.send_raw(Disposition(True, 0, None, True, Accepted()))
+    assert ready.server_events(Disposed) == []
+
+
+def test_a_session_may_begin_anywhere_in_its_ids() -> None:
+    ready = Ready()
+    octets = frame(9, encode_composite(Begin(None, 2**32 - 1, 2**32 - 1, 1)))
+    ready.pair.server.receive(octets)
+    session = ready.pair.server.connection.sessions[-1]
+    assert session.windows.next_incoming_id == 2**32 - 1
