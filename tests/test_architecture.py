@@ -29,6 +29,7 @@ FORMAT = ("commitlog.format", "commitlog.errors")
 #: "holdfast", which covers only the package's `__init__`. The longest name that covers a module is
 #: its rule.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "amqp": (),
     "commitlog": (),
     "consumequeue": ("commitlog",),
     "holdservice": ("commitlog", "consumequeue"),
@@ -132,6 +133,8 @@ IMPURE = {
 #: Files that are pure even if their docstrings do not say so. A name covers its submodules.
 PURE = (
     *FORMAT,
+    "amqp.engine",
+    "amqp.wire",
     "commitlog.setting",
     "consumequeue.errors",
     "consumequeue.state.records",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("commitlog", "consumequeue", "groups", "holdservice", "http_api", "spark")
+PARTS = ("amqp", "commitlog", "consumequeue", "groups", "holdservice", "http_api", "spark")
 LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info"
 )

@@ -338,6 +338,7 @@ class Connection:
         if found.start == found.end:
             return  # an empty frame
         prefix = bytes(buffer[found.start : found.start + 3])
+        performative: Any
         if self._phase is Phase.CLOSE_SENT:
             performative, _ = decode_composite(buffer, found.start, found.end)
             if type(performative) is Close:
@@ -353,7 +354,7 @@ class Connection:
                 )  # fmt: skip
             return
         if prefix == _DISPOSITION:
-            performative: Any = decode_disposition(buffer, found.start, found.end)
+            performative = decode_disposition(buffer, found.start, found.end)
         else:
             performative, stop = decode_composite(buffer, found.start, found.end)
             if type(performative) is not Transfer and stop != found.end:

@@ -41,7 +41,7 @@ class Wiring(NamedTuple):
 
 def error_of(error: AmqpError) -> Error:
     """Return the error as it is sent."""
-    info = {Symbol(key): value for key, value in error.info.items()} or None
+    info: dict[str, object] | None = {Symbol(key): error.info[key] for key in error.info} or None
     return Error(error.condition, error.description or None, info)
 
 

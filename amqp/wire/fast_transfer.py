@@ -134,10 +134,8 @@ class TransferEncoder:
         return frames
 
     def _frame(self, fields: bytes, count: int, part: Buffer) -> bytes:
-        return b"%b\x00\x53\x14\xc0%c%c%b%b" % (
+        return b"".join((
             _FRAME.pack(14 + len(fields) + len(part), 2, 0, self._channel),
-            len(fields) + 1,
-            count,
-            fields,
+            b"\x00\x53\x14\xc0%c%c%b" % (len(fields) + 1, count, fields),
             part,
-        )
+        ))  # fmt: skip

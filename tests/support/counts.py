@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-PARTS = ("commitlog", "consumequeue", "groups", "holdservice", "http_api", "spark")
+PARTS = ("amqp", "commitlog", "consumequeue", "groups", "holdservice", "http_api", "spark")
 LONG_FUNCTION = 50
 
 
@@ -198,6 +198,9 @@ def rows(root: Path) -> Iterator[tuple[str, str]]:
     """Yield the table's rows: what is counted, and the count."""
     own, checks = product(root), tests(root)
     yield "product lines", f"{sum(file.lines for file in own):,}"
+    for part in (*PARTS, "holdfast"):
+        inside = (file for file in own if file.name.split(".")[0] == part)
+        yield f"  of these in {part}", f"{sum(file.lines for file in inside):,}"
     yield "product files", str(len(own))
     yield "test lines", f"{sum(file.lines for file in checks):,}"
     yield "test files", str(len(checks))

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("commitlog", "consumequeue", "groups", "holdservice", "http_api", "spark")
+PARTS = ("amqp", "commitlog", "consumequeue", "groups", "holdservice", "http_api", "spark")
 
 #: Former names of modules. They stay for users' programs and pickles; the product does not use
 #: them.
@@ -17,6 +17,10 @@ FORMER_NAMES = ("commitlog.batch", "holdfast.client.message")
 #: What each sub-package may import of its own package: other sub-packages, and the package's own
 #: files. The package's own files may import every sub-package, if that makes no circle.
 WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
+    "amqp": {
+        "wire": (),
+        "engine": ("wire",),
+    },
     "commitlog": {
         "format": ("errors",),
         "disk": ("errors", "log_limit"),

@@ -86,7 +86,7 @@ def test_a_connection_opens_and_closes() -> None:
     pair.client.connection.close(AmqpError(NOT_FOUND, "no more"))
     pair.pump()
     client, server = pair.closed()
-    assert [each.error.condition for each in server] == [NOT_FOUND]
+    assert [each.error and each.error.condition for each in server] == [NOT_FOUND]
     assert client == [Closed(None)]
     assert pair.client.connection.is_closed
     assert pair.server.connection.is_closed

@@ -225,12 +225,11 @@ def test_a_large_message_takes_many_frames_and_waits_for_the_window() -> None:
     ready.pump()
     message = bytes(range(256)) * 40
     ready.out.send(message)
-    assert ready.out.is_partly_sent
-    assert ready.out.sendable == 0
+    assert (ready.out.is_partly_sent, ready.out.sendable) == (True, 0)
     ready.pump()
     assert ready.pair.server.messages() == [message]
     assert len(ready.client_events(WindowOpened)) >= 5
-    assert not ready.out.is_partly_sent
+    assert (ready.out.is_partly_sent, ready.out.sendable) == (False, 1)
     other.send(b"small")
     ready.pump()
     assert ready.pair.server.messages() == [b"small"]
@@ -315,6 +314,7 @@ def test_a_handle_above_handle_max_closes_the_connection() -> None:
     assert len(ready.server_events(Attached)) == 1
     ready.send_raw(Attach("above", 6, False))
     (closed,) = ready.pair.closed()[1]
+    assert closed.error
     assert closed.error.condition == "amqp:connection:framing-error"
 
 
