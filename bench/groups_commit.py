@@ -58,7 +58,7 @@ class _Recorded(CursorStore):
 
     transactions: list[Rows]
 
-    def _put(self, changes: list[Any]) -> None:
+    def _put(self, changes: Sequence[Any]) -> None:
         writes = [write for change in changes for write in change.writes]
         self.transactions.append([stored_row(w) for w in writes if isinstance(w, Write)])
         super()._put(changes)

@@ -16,8 +16,7 @@ from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
 from holdfast.consumequeue.damage.damage_book import DamageBook
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue
 from holdfast.consumequeue.index.index import Index
-from holdfast.consumequeue.maintenance.read_lease_service import ReadLease, ReadLeaseService
-from holdfast.consumequeue.maintenance.read_leases import LeaseLimits
+from holdfast.consumequeue.maintenance.read_leases import ReadLease, ReadLeases
 from holdfast.consumequeue.publishing import (
     ArrivalListener,
     PublishAdmission,
@@ -125,15 +124,8 @@ class MessageStore:
             log=log, index=index, queues=queues, table=table, reading=self.reading
         )
 
-        self.read_leases = ReadLeaseService(
-            readable=self.reading.readable,
-            limits=LeaseLimits(
-                queue_config.max_read_leases,
-                queue_config.max_leased_queues,
-                queue_config.max_read_leases_per_client,
-                queue_config.max_leased_queues_per_client,
-            ),
-            now_ms=now_ms,
+        self.read_leases = ReadLeases(
+            readable=self.reading.readable, limits=queue_config, now_ms=now_ms
         )
 
         self.offsets = GroupOffsets(table, config, changes, self.reading.queue_state)
@@ -145,7 +137,7 @@ class MessageStore:
         await self.topic_created(topic)
 
     def _topic_deleted(self, topic_id: int) -> None:
-        self.read_leases.leases.end_topic(topic_id)
+        self.read_leases.end_topic(topic_id)
         self.topic_room.forget(topic_id)
         self.topic_deleted(topic_id)
 

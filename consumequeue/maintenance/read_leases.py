@@ -1,15 +1,29 @@
-"""Read leases: readers pin messages for a limited time. Pure: no clock, no loop, no locks.
+"""Read leases: readers pin messages for a limited time, and retention respects the leases.
 
-A reader takes a lease with the queues and the start offsets of its plan. Until the lease ends,
-retention by age and size keeps the messages of these queues from the start offsets on. Leases are
-only in memory. Times are seconds on the caller's clock. The leases of each client are limited.
+A lease pins the messages in the plan of a parallel reader (`GET .../splits`): until the lease ends,
+a topic's own retention limits keep the messages of these queues from the start offsets of the plan
+on. The leases of each client are limited. Leases are only in memory and do not survive a restart.
+Belongs to the event loop.
 """
 
+import asyncio
+import secrets
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from holdfast.consumequeue.config import ConsumeQueueConfig
 from holdfast.consumequeue.errors import TooManyReadLeases, UnknownReadLease
+from holdfast.consumequeue.topics import Topic
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLease:
+    """A granted lease. It ends at `until_ms` by the wall clock unless it is extended."""
+
+    lease_id: str
+    until_ms: int
 
 
 @dataclass(slots=True)
@@ -21,29 +35,33 @@ class _Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseLimits:
-    """The largest numbers of leases and of pinned queues: in total, and for each client."""
-
-    max_read_leases: int
-    max_leased_queues: int
-    max_read_leases_per_client: int
-    max_leased_queues_per_client: int
-
-
-@dataclass(frozen=True, slots=True)
 class Pinned:
     """The messages of one topic that active leases pin. `starts` has the lowest start offset of
-    each pinned queue. The last lease ends at `until_s`."""
+    each pinned queue. The last lease ends at `until_ms` by the wall clock."""
 
     starts: Mapping[int, int]
     lease_count: int
-    until_s: float
+    until_ms: int
 
 
 class ReadLeases:
-    """The active leases, as many as `limits` allow."""
+    """The active leases, as many as `limits` allow. `readable(topic, queue, offset)` raises if a
+    queue cannot be read from an offset. `now_ms` is the wall clock."""
 
-    def __init__(self, limits: LeaseLimits) -> None:
+    def __init__(
+        self,
+        *,
+        readable: Callable[[Topic, int, int], object],
+        limits: ConsumeQueueConfig,
+        now_ms: Callable[[], int],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.now_ms = now_ms
+        self.monotonic = monotonic
+        self.trimming = asyncio.Lock()
+        """`take` holds this lock. Retention holds it from reading the leases until it has raised
+        the queues' min offsets, so that no lease is granted on messages that will be deleted."""
+        self._readable = readable
         self._limits = limits
         self._leases: dict[str, _Lease] = {}
         self._leases_of: Counter[str] = Counter()
@@ -54,51 +72,49 @@ class ReadLeases:
         self.refused_total = 0
         self.expired_total = 0
 
-    def __len__(self) -> int:
-        return len(self._leases)
+    async def take(
+        self, topic: Topic, starts: Mapping[int, int], lease_ms: int, *, client: str = ""
+    ) -> ReadLease:
+        """Pin queues of a topic from their start offsets on, for `lease_ms`. Raises
+        TooManyReadLeases, UnknownQueue, OffsetTrimmed, OffsetBeyondEnd."""
+        async with self.trimming:
+            for queue, start in starts.items():
+                self._readable(topic, queue, start)
+            leases = self.count() + 1
+            leases_of, queues_of = (
+                self._leases_of[client] + 1,
+                self._queues_of[client] + len(starts),
+            )
+            for limit_name, wanted in (
+                ("max_read_leases_per_client", leases_of),
+                ("max_leased_queues_per_client", queues_of),
+                ("max_read_leases", leases),
+                ("max_leased_queues", self.queue_count + len(starts)),
+            ):
+                if wanted > (limit := getattr(self._limits, limit_name)):
+                    self.refused_total += 1
+                    raise TooManyReadLeases(limit_name, limit)
+            lease_id, until_s = secrets.token_hex(16), self.monotonic() + lease_ms / 1000
+            self._leases[lease_id] = _Lease(topic.topic_id, dict(starts), until_s, client)
+            self._leases_of[client], self._queues_of[client] = leases_of, queues_of
+            self.queue_count += len(starts)
+            self.taken_total += 1
+        return ReadLease(lease_id, self._wall_ms(until_s))
 
-    def take(
-        self,
-        lease_id: str,
-        topic_id: int,
-        starts: Mapping[int, int],
-        *,
-        client: str = "",
-        now_s: float,
-        until_s: float,
-    ) -> None:
-        """Pin queues of a topic from their start offsets on. Raises TooManyReadLeases."""
-        self.expire(now_s)
-        leases, queues = self._leases_of[client] + 1, self._queues_of[client] + len(starts)
-        for limit_name, wanted in (
-            ("max_read_leases_per_client", leases),
-            ("max_leased_queues_per_client", queues),
-            ("max_read_leases", len(self._leases) + 1),
-            ("max_leased_queues", self.queue_count + len(starts)),
-        ):
-            if wanted > (limit := getattr(self._limits, limit_name)):
-                self.refused_total += 1
-                raise TooManyReadLeases(limit_name, limit)
-        self._leases[lease_id] = _Lease(topic_id, dict(starts), until_s, client)
-        self._leases_of[client], self._queues_of[client] = leases, queues
-        self.queue_count += len(starts)
-        self.taken_total += 1
-
-    def extend(self, lease_id: str, topic_id: int, *, now_s: float, until_s: float) -> float:
-        """Extend a lease so that it ends at `until_s`. A lease that ends later does not change.
-        Return when the lease ends. Raises UnknownReadLease if the lease has ended or belongs to
-        another topic."""
-        self.expire(now_s)
+    def extend(self, topic: Topic, lease_id: str, lease_ms: int) -> ReadLease:
+        """Extend a lease so that it ends `lease_ms` from now. A lease that ends later does not
+        change. Raises UnknownReadLease if the lease has ended or belongs to another topic."""
+        self._expire()
         lease = self._leases.get(lease_id)
-        if lease is None or lease.topic_id != topic_id:
+        if lease is None or lease.topic_id != topic.topic_id:
             raise UnknownReadLease(lease_id)
-        lease.until_s = max(lease.until_s, until_s)
-        return lease.until_s
+        lease.until_s = max(lease.until_s, self.monotonic() + lease_ms / 1000)
+        return ReadLease(lease_id, self._wall_ms(lease.until_s))
 
-    def end(self, lease_id: str, topic_id: int) -> bool:
+    def end(self, topic: Topic, lease_id: str) -> bool:
         """End a lease of a topic; return whether there was one."""
         lease = self._leases.get(lease_id)
-        if lease is None or lease.topic_id != topic_id:
+        if lease is None or lease.topic_id != topic.topic_id:
             return False
         self._remove([lease_id])
         return True
@@ -107,15 +123,14 @@ class ReadLeases:
         """End all leases on a topic."""
         self._remove([each for each, lease in self._leases.items() if lease.topic_id == topic_id])
 
-    def expire(self, now_s: float) -> None:
-        """Remove expired leases. At its end time a lease is expired."""
-        over = [each for each, lease in self._leases.items() if lease.until_s <= now_s]
-        self.expired_total += len(over)
-        self._remove(over)
+    def count(self) -> int:
+        """Return the number of active leases."""
+        self._expire()
+        return len(self._leases)
 
-    def pinned(self, topic_id: int, *, now_s: float) -> Pinned | None:
-        """Return which messages of a topic are pinned, or None if none are."""
-        self.expire(now_s)
+    def pinned(self, topic_id: int) -> Pinned | None:
+        """Return which messages of a topic are pinned now, or None if none are."""
+        self._expire()
         leases = [lease for lease in self._leases.values() if lease.topic_id == topic_id]
         if not leases:
             return None
@@ -123,7 +138,15 @@ class ReadLeases:
         for lease in leases:
             for queue, start in lease.starts.items():
                 starts[queue] = min(start, starts.get(queue, start))
-        return Pinned(starts, len(leases), max(lease.until_s for lease in leases))
+        until_s = max(lease.until_s for lease in leases)
+        return Pinned(starts, len(leases), self._wall_ms(until_s))
+
+    def _expire(self) -> None:
+        """Remove expired leases. At its end time a lease is expired."""
+        now_s = self.monotonic()
+        expired = [each for each, lease in self._leases.items() if lease.until_s <= now_s]
+        self.expired_total += len(expired)
+        self._remove(expired)
 
     def _remove(self, lease_ids: list[str]) -> None:
         for lease_id in lease_ids:
@@ -133,3 +156,7 @@ class ReadLeases:
             self._leases_of[lease.client] -= 1
             if not self._leases_of[lease.client]:
                 del self._leases_of[lease.client], self._queues_of[lease.client]
+
+    def _wall_ms(self, until_s: float) -> int:
+        """Convert a monotonic time to the wall clock, in milliseconds."""
+        return self.now_ms() + round((until_s - self.monotonic()) * 1000)

@@ -4,6 +4,7 @@ loop; an executor does the work on the disk."""
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -14,7 +15,7 @@ from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.commitlog.segments.segment import Segment
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue
 from holdfast.consumequeue.index.index import Index
-from holdfast.consumequeue.maintenance.read_lease_service import ReadLeaseService
+from holdfast.consumequeue.maintenance.read_leases import ReadLeases
 from holdfast.consumequeue.maintenance.retention import (
     Begins,
     SegmentQueues,
@@ -41,6 +42,7 @@ class InThread(Protocol):
         """Return the function's result."""
 
 
+@dataclass(eq=False, kw_only=True)
 class RetentionService:
     """Decides what is deleted. `run_once` may be called at any time; passes run one by one.
 
@@ -52,36 +54,21 @@ class RetentionService:
     whole log ignores leases.
     """
 
-    def __init__(
-        self,
-        *,
-        log: CommitLog,
-        index: Index,
-        queues: dict[QueueKey, ConsumeQueue],
-        table: TopicTable,
-        keep_unknown_topics: bool,
-        commit_state: Callable[[Changes], Awaitable[None]],
-        read_leases: ReadLeaseService,
-        is_disk_low: Callable[[], bool],
-        in_thread: InThread,
-        max_total_bytes: int,
-        interval_s: float,
-        now_us: Callable[[], int],
-        on_trim: Callable[[Begins], None] = lambda begins: None,
-    ) -> None:
-        self._log = log
-        self._index = index
-        self._queues = queues
-        self._table = table
-        self._keep_unknown_topics = keep_unknown_topics
-        self._commit_state = commit_state
-        self._read_leases = read_leases
-        self._is_disk_low = is_disk_low
-        self._in_thread = in_thread
-        self._max_total_bytes = max_total_bytes
-        self._interval_s = interval_s
-        self._now_us = now_us
-        self._on_trim = on_trim
+    log: CommitLog
+    index: Index
+    queues: dict[QueueKey, ConsumeQueue]
+    table: TopicTable
+    keep_unknown_topics: bool
+    commit_state: Callable[[Changes], Awaitable[None]]
+    read_leases: ReadLeases
+    is_disk_low: Callable[[], bool]
+    in_thread: InThread
+    max_total_bytes: int
+    interval_s: float
+    now_us: Callable[[], int]
+    on_trim: Callable[[Begins], None] = lambda begins: None
+
+    def __post_init__(self) -> None:
         self._contents: dict[int, SegmentQueues] = {}
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -101,7 +88,7 @@ class RetentionService:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(self.interval_s)
             try:
                 await self.run_once()
             except Exception:  # the next pass tries again
@@ -111,15 +98,13 @@ class RetentionService:
         """Run one pass. Return how many segments it deleted."""
         async with self._lock:
             by_topic = self._queues_by_topic()
-            now_us = self._now_us()
-            for topic in self._table.all():
+            now_us = self.now_us()
+            for topic in self.table.all():
                 queues = by_topic.get(topic.topic_id, {})
                 await self._expire(
                     topic.topic_id,
                     queues,
-                    await self._in_thread(
-                        partial(find_expired, self._index, topic, queues, now_us)
-                    ),
+                    await self.in_thread(partial(find_expired, self.index, topic, queues, now_us)),
                 )
             await self._drop_deleted_topics(by_topic)
             indexed = await self._indexed_segments()
@@ -128,7 +113,7 @@ class RetentionService:
 
     def _queues_by_topic(self) -> dict[int, dict[int, ConsumeQueue]]:
         by_topic: dict[int, dict[int, ConsumeQueue]] = {}
-        for (topic_id, queue), cq in list(self._queues.items()):
+        for (topic_id, queue), cq in list(self.queues.items()):
             by_topic.setdefault(topic_id, {})[queue] = cq
         return by_topic
 
@@ -138,11 +123,11 @@ class RetentionService:
         """Raise the min offsets of a topic's queues, as far as read leases allow."""
         if not begins:
             return
-        async with self._read_leases.trimming:
-            pinned = self._read_leases.pinned(topic_id)
-            if pinned is not None and not self._is_disk_low():
-                begins = await self._in_thread(
-                    partial(limit_to_leases, self._index, queues, begins, pinned.starts)
+        async with self.read_leases.trimming:
+            pinned = self.read_leases.pinned(topic_id)
+            if pinned is not None and not self.is_disk_low():
+                begins = await self.in_thread(
+                    partial(limit_to_leases, self.index, queues, begins, pinned.starts)
                 )
             await self._move(begins)
 
@@ -152,55 +137,55 @@ class RetentionService:
         begins = {
             key: begin
             for key, begin in begins.items()
-            if (cq := self._queues.get(key)) is not None and begin > cq.min_offset
+            if (cq := self.queues.get(key)) is not None and begin > cq.min_offset
         }
         changes: dict[bytes, bytes | None] = {}
         stored = []
         for topic_id in {key[0] for key in begins}:
-            kept = dict(self._table.kept.get(topic_id, {}))
+            kept = dict(self.table.kept.get(topic_id, {}))
             kept.update({key[1]: begin for key, begin in begins.items() if key[0] == topic_id})
-            if self._table.by_id(topic_id) is not None:
-                self._table.kept[topic_id] = kept
+            if self.table.by_id(topic_id) is not None:
+                self.table.kept[topic_id] = kept
                 changes[kept_key(topic_id)] = encode_kept(kept)
                 stored.append(topic_id)
         if changes:
-            await self._commit_state(changes)
+            await self.commit_state(changes)
             await self._forget_deleted(stored)
         if begins:
-            await self._in_thread(partial(self._apply, begins))
-            self._on_trim(begins)
+            await self.in_thread(partial(self._apply, begins))
+            self.on_trim(begins)
 
     async def _forget_deleted(self, topic_ids: list[int]) -> None:
         """Delete the records that were just stored, if their topic was deleted meanwhile."""
-        deleted = {kept_key(each): None for each in topic_ids if self._table.by_id(each) is None}
+        deleted = {kept_key(each): None for each in topic_ids if self.table.by_id(each) is None}
         if deleted:
-            await self._commit_state(deleted)
+            await self.commit_state(deleted)
 
     def _apply(self, begins: Begins) -> None:
         try:
-            apply_begins(self._index, self._queues, begins)
+            apply_begins(self.index, self.queues, begins)
         except lmdb.Error as error:
             # Entries below a min offset do no harm. The next rise of the min offset deletes them.
             _logger.warning("deleted entries could not be removed from the index: %s", error)
 
     async def _drop_deleted_topics(self, by_topic: Mapping[int, Mapping[int, object]]) -> None:
         for topic_id, queues in by_topic.items():
-            if topic_id == STATE_TOPIC_ID or self._table.by_id(topic_id) is not None:
+            if topic_id == STATE_TOPIC_ID or self.table.by_id(topic_id) is not None:
                 continue
             for queue in queues:
-                cq = self._queues.pop((topic_id, queue))
-                await self._in_thread(
-                    partial(_delete_all, self._index, (topic_id, queue), cq.max_offset)
+                cq = self.queues.pop((topic_id, queue))
+                await self.in_thread(
+                    partial(_delete_all, self.index, (topic_id, queue), cq.max_offset)
                 )
 
     async def _indexed_segments(self) -> list[Segment]:
         """Return the segments that are completely in the index on disk, oldest first. Only these
         may be deleted, because blocks that are not indexed are in no queue yet and would seem
         unneeded."""
-        position = await self._in_thread(self._index.position)
+        position = await self.in_thread(self.index.position)
         return [
             segment
-            for segment in self._log.segments[:-1]
+            for segment in self.log.segments[:-1]
             if segment.end_offset <= position.segment_start
         ]
 
@@ -211,7 +196,7 @@ class RetentionService:
         own: Begins = {}
         for segment in segments:
             held = await self._content(segment)
-            if not unneeded(held, self._queues, self._is_gone):
+            if not unneeded(held, self.queues, self._is_gone):
                 break
             own.update((key, last) for key, last in held.ends.items() if key[0] == STATE_TOPIC_ID)
             end = segment.end_offset
@@ -221,18 +206,18 @@ class RetentionService:
         return await self._delete_before(end)
 
     def _is_gone(self, topic_id: int) -> bool:
-        return not self._keep_unknown_topics and self._table.by_id(topic_id) is None
+        return not self.keep_unknown_topics and self.table.by_id(topic_id) is None
 
     async def _delete_beyond_limit(self, segments: list[Segment]) -> int:
         """Delete the oldest segments while the whole log is larger than its limit. Return the
         number of deleted segments."""
-        if not self._max_total_bytes:
+        if not self.max_total_bytes:
             return 0
-        size = self._log.size_bytes
+        size = self.log.size_bytes
         begins: Begins = {}
         end = None
         for segment in segments:
-            if size <= self._max_total_bytes:
+            if size <= self.max_total_bytes:
                 break
             size -= segment.size
             begins.update((await self._content(segment)).ends)
@@ -245,7 +230,7 @@ class RetentionService:
     async def _content(self, segment: Segment) -> SegmentQueues:
         held = self._contents.get(segment.start_offset)
         if held is None:
-            held = await self._in_thread(partial(self._queues_of, segment))
+            held = await self.in_thread(partial(self._queues_of, segment))
             self._contents[segment.start_offset] = held
         return held
 
@@ -256,10 +241,10 @@ class RetentionService:
             return queues_in(segment)
         except (OSError, UnknownFormatVersion) as error:
             _logger.error("%s cannot be read: %s", segment.path.name, error)
-            return queues_by_index(self._index, self._queues, segment)
+            return queues_by_index(self.index, self.queues, segment)
 
     async def _delete_before(self, end: int) -> int:
-        gone = await self._in_thread(partial(self._log.delete_before, end))
+        gone = await self.in_thread(partial(self.log.delete_before, end))
         for segment in gone:
             self._contents.pop(segment.start_offset, None)
             _logger.info("retention deleted segment %s", segment.path.name)

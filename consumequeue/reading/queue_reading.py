@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
@@ -18,6 +19,7 @@ from holdfast.consumequeue.errors import (
     OffsetTrimmed,
     QueueCorrupt,
     StoreError,
+    UnknownQueue,
     UnknownTopic,
 )
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue, CqUnit
@@ -40,7 +42,7 @@ from holdfast.consumequeue.reading.reader import (
 )
 from holdfast.consumequeue.state.topic_table import TopicTable
 from holdfast.consumequeue.thread_calls import call_in_thread
-from holdfast.consumequeue.topics import QueueKey, QueueState, Topic, check_queue
+from holdfast.consumequeue.topics import QueueKey, QueueState, Topic
 
 #: A filtered read on the event loop scans at most this many bytes.
 MAX_HOT_SCAN_BYTES = 64 * 1024
@@ -64,44 +66,39 @@ _T = TypeVar("_T")
 Unreadable = OffsetTrimmed | OffsetBeyondEnd | QueueCorrupt
 
 
+@dataclass(eq=False, kw_only=True)
 class QueueReader:
     """Reads queues. Call every method on the event loop."""
 
-    def __init__(
-        self,
-        *,
-        log: CommitLog,
-        index: Index,
-        queues: Mapping[QueueKey, ConsumeQueue],
-        table: TopicTable,
-        executor: ThreadPoolExecutor,
-        cache_bytes: int,
-        damage: DamageBook,
-    ) -> None:
-        self._damage = damage
-        self._log = log
-        self._queues = queues
-        self._table = table
-        self._executor = executor
+    log: CommitLog
+    index: Index
+    queues: Mapping[QueueKey, ConsumeQueue]
+    table: TopicTable
+    executor: ThreadPoolExecutor
+    cache_bytes: int
+    damage: DamageBook
+
+    def __post_init__(self) -> None:
         self._reads = asyncio.Semaphore(READS_AT_ONCE)
         #: Only one filtered read runs at a time. A filter keeps the interpreter busy, and several
         #: filters together would block the event loop.
         self._filtered_reads = asyncio.Semaphore(1)
-        self._disk_reader = DiskReader(log, index)
-        self._cache = BlockCache(cache_bytes)
+        self._disk_reader = DiskReader(self.log, self.index)
+        self._cache = BlockCache(self.cache_bytes)
 
     def max_offset(self, key: QueueKey) -> int | None:
         """Return the next offset of a queue, or None if there is no such topic or queue."""
-        topic = self._table.by_id(key[0])
+        topic = self.table.by_id(key[0])
         if topic is None or not 0 <= key[1] < topic.queue_count:
             return None
-        cq = self._queues.get(key)
+        cq = self.queues.get(key)
         return 0 if cq is None else cq.max_offset
 
     def queue_state(self, topic: Topic, queue: int) -> QueueState:
         """Return where a queue begins and ends. Raises UnknownQueue."""
-        check_queue(topic, queue)
-        cq = self._queues.get((topic.topic_id, queue))
+        if not 0 <= queue < topic.queue_count:
+            raise UnknownQueue(topic.name, queue, topic.queue_count)
+        cq = self.queues.get((topic.topic_id, queue))
         if cq is None:
             return QueueState(queue, 0, 0, 0, None)
         newest = cq.newest
@@ -130,13 +127,13 @@ class QueueReader:
     ) -> Fetched | None:
         """Read as `read` does, but return None if the read would have to wait for the disk or is
         so large that it would block the loop for too long."""
-        place = self._locate(topic, queue, offset)
+        cq = self.readable(topic, queue, offset)
+        if cq is None or offset == (max_offset := cq.max_offset):
+            return Fetched((), offset, 0 if cq is None else cq.min_offset, offset, 0)
+        key = (topic.topic_id, queue)
+        place = Place(key, cq, offset, max_offset, self.damage.lost.get(key, ()))
         wanted = Wanted(max_messages, max_bytes, filter, skip_corrupt)
-        return (
-            self._read_hot(topic, place, wanted)
-            if place
-            else self._read_nothing(topic, queue, offset)
-        )
+        return self._read_hot(topic, place, wanted)
 
     async def read(
         self,
@@ -221,9 +218,10 @@ class QueueReader:
         """Return a place for each queue that has something to read, in the given order. Put the
         results of the other queues into `found`."""
         places = []
-        topic_id, queues, lost = topic.topic_id, self._queues, self._damage.lost
-        check_queue(topic, min(offsets))
-        check_queue(topic, max(offsets))
+        topic_id, queues, lost = topic.topic_id, self.queues, self.damage.lost
+        for queue in (min(offsets), max(offsets)):
+            if not 0 <= queue < topic.queue_count:
+                raise UnknownQueue(topic.name, queue, topic.queue_count)
         for queue in order:
             offset, key = offsets[queue], (topic_id, queue)
             cq = queues.get(key)
@@ -312,7 +310,7 @@ class QueueReader:
     ) -> int | None:
         """Return the first matching offset from `start` to before `end`, or `end` if none matches.
         Return None if the scan would have to wait for the disk or block the loop for too long."""
-        cq = self._queues.get(key)
+        cq = self.queues.get(key)
         units = cq.from_tail(start) if cq is not None else None
         if units is None:
             return None
@@ -335,8 +333,9 @@ class QueueReader:
     def readable(self, topic: Topic, queue: int, offset: int) -> ConsumeQueue | None:
         """Return the queue if `offset` is within its bounds (max_offset included), or None if the
         queue never had a message. Raises UnknownQueue, OffsetTrimmed, OffsetBeyondEnd."""
-        check_queue(topic, queue)
-        cq = self._queues.get((topic.topic_id, queue))
+        if not 0 <= queue < topic.queue_count:
+            raise UnknownQueue(topic.name, queue, topic.queue_count)
+        cq = self.queues.get((topic.topic_id, queue))
         low, high = (0, 0) if cq is None else (cq.min_offset, cq.max_offset)
         if offset < low:
             raise OffsetTrimmed(topic.name, queue, offset, low, high)
@@ -346,30 +345,16 @@ class QueueReader:
 
     def record_lost(self, topic: Topic, queue: int, lost: LostRange) -> None:
         """Record messages that a look-up found damaged, unless their topic was deleted."""
-        if self._table.by_id(topic.topic_id) is not None:
+        if self.table.by_id(topic.topic_id) is not None:
             key = (topic.topic_id, queue)
-            self._damage.record_lost(key, lost.start_offset, lost.end_offset, lost.reason)
-
-    def _locate(self, topic: Topic, queue: int, offset: int) -> Place | None:
-        """Return where a read begins, or None if that is the queue's end. Raises as `readable`
-        does."""
-        cq = self.readable(topic, queue, offset)
-        if cq is None or offset == cq.max_offset:
-            return None
-        key = (topic.topic_id, queue)
-        return Place(key, cq, offset, cq.max_offset, self._damage.lost.get(key, ()))
-
-    def _read_nothing(self, topic: Topic, queue: int, offset: int) -> Fetched:
-        """Return the empty result for a read at the queue's end."""
-        cq = self._queues.get((topic.topic_id, queue))
-        return Fetched((), offset, 0 if cq is None else cq.min_offset, offset, 0)
+            self.damage.record_lost(key, lost.start_offset, lost.end_offset, lost.reason)
 
     async def in_thread(self, function: Callable[[], _T]) -> _T:
         """Run a function in a reader thread, where it may wait for the disk. Functions start in
         order of arrival. Cancelling takes effect when the thread is done; until then the function
         counts as one of READS_AT_ONCE."""
         async with self._reads:
-            return await call_in_thread(function, executor=self._executor)
+            return await call_in_thread(function, executor=self.executor)
 
     async def all_in_thread(self, items: Iterator[_T]) -> list[_T]:
         """Return all items of an iterator that may wait for the disk at each item. A reader thread
@@ -409,7 +394,7 @@ class QueueReader:
     def _read_block_hot(self, unit: CqUnit) -> Batch:
         batch = self._cache.get(unit.physical_offset)
         if batch is None:
-            batch = self._log.read_batch_nowait(unit.physical_offset, unit.size)
+            batch = self.log.read_batch_nowait(unit.physical_offset, unit.size)
             if batch is None:
                 raise NeedsDisk
             self._cache.put(batch)
@@ -421,10 +406,10 @@ class QueueReader:
         """Record the damage that a read skipped. If the read could read a range that was recorded
         as damaged, forget this range: the disk may have failed only once. If a skipped range was
         not damaged but deleted, raise the error of `_read_error`."""
-        if overlaps(place.lost, place.offset, fetched.next_offset):
+        if place.lost and overlaps(place.lost, place.offset, fetched.next_offset):
             for piece in fetched.slices:
                 base = piece.batch.header.base_offset
-                self._damage.record_readable(place.key, base, base + len(piece.batch))
+                self.damage.record_readable(place.key, base, base + len(piece.batch))
         for each in fetched.skipped:
             if not each.accepted:
                 error = CorruptRecord(0, each.reason, next_offset=each.end_offset)
@@ -438,12 +423,12 @@ class QueueReader:
         """Return the error for a `place` that cannot be read: its topic was deleted, or retention
         deleted the offset, or the block is damaged. Record damage."""
         cq, queue, offset = place.cq, place.key[1], place.offset
-        if self._table.by_id(topic.topic_id) is None:
+        if self.table.by_id(topic.topic_id) is None:
             return UnknownTopic(topic.name)
         if offset < cq.min_offset:
             return OffsetTrimmed(topic.name, queue, offset, cq.min_offset, cq.max_offset)
         following = error.next_offset if error.next_offset is not None else offset + 1
-        self._damage.record_lost(place.key, offset, following, error.reason)
+        self.damage.record_lost(place.key, offset, following, error.reason)
         return QueueCorrupt(
             topic.name, queue, offset, following, cq.min_offset, cq.max_offset, error.reason
         )
@@ -453,13 +438,14 @@ class QueueReader:
 OBJECTS_BYTES = 1600
 
 
-def room_of(batch: Batch) -> int:
+def memory_of(batch: Batch) -> int:
     """Return about how many bytes of memory a decoded batch takes."""
     return batch.header.total_size + OBJECTS_BYTES
 
 
 class BlockCache:
-    """The most recently used batches by physical offset, up to `max_bytes`."""
+    """The most recently used batches by physical offset, up to `max_bytes`. Decoded batches are
+    cached because many pulls wait for the same message."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -478,11 +464,11 @@ class BlockCache:
 
     def put(self, batch: Batch) -> None:
         """Add a verified batch, and drop the least recently used ones above the limit."""
-        size = room_of(batch)
+        size = memory_of(batch)
         if size > self._max_bytes or batch.header.physical_offset in self._batches:
             return
         self._batches[batch.header.physical_offset] = batch
         self._bytes += size
         while self._bytes > self._max_bytes:
             _, oldest = self._batches.popitem(last=False)
-            self._bytes -= room_of(oldest)
+            self._bytes -= memory_of(oldest)

@@ -13,8 +13,7 @@ cursors.
 """
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,22 +21,16 @@ import lmdb
 
 from holdfast.commitlog.disk.owned_files import FILE_MODE
 from holdfast.commitlog.format.checksum import crc32c
-from holdfast.consumequeue.errors import StateUnavailable
-from holdfast.consumequeue.lmdb_env.env import CORRUPT, check_env_files, open_env
-from holdfast.consumequeue.lmdb_env.group_commit import Done, GroupCommit, write_with_room
-from holdfast.consumequeue.lmdb_env.live_env import LiveEnv
+from holdfast.consumequeue.lmdb_env.env import CORRUPT, check_env_files
+from holdfast.consumequeue.lmdb_env.synced_store import FORMAT_KEY, Done, SyncedStore
 from holdfast.groups.cursor import rows
 from holdfast.groups.cursor.cursor import CursorKey
 from holdfast.groups.cursor.rows import ACK, ACTIVE, ATT, CUR, DEAD, DeleteRange, Write
 from holdfast.groups.storage.stored_cursors import StoredCursors
 
-FORMAT = b"holdfast-groups-1"
-#: One transaction, which is synced once, has at most this many changes.
-MAX_GROUP = 1024
-
 Writes = Sequence[Write | DeleteRange]
 
-_FORMAT_KEY, _BOOT_KEY, _CLOCK_KEY, _COPIED_KEY = b"\0format", b"\0boot", b"\0clock", b"\0copied"
+_BOOT_KEY, _CLOCK_KEY, _COPIED_KEY = b"\0boot", b"\0clock", b"\0copied"
 #: The bytes of the tables. `cur` is the first table, so a cursor's `cur` row is read before its
 #: other rows.
 _NUMBERS = {CUR: b"\1", ACK: b"\2", ATT: b"\3", DEAD: b"\4", ACTIVE: b"\5"}
@@ -55,48 +48,15 @@ class _Change(NamedTuple):
     now_ms: int
 
 
-class CursorStore:
+class CursorStore(SyncedStore[_Change]):
     """The rows of all cursors. Any thread may call `commit`; its `done` is called in the store's
     own thread."""
 
-    def __init__(
-        self,
-        directory: Path,
-        map_size_bytes: int,
-        *,
-        readonly: bool = False,
-        disk_full: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Open or create the environment. With `readonly` it must exist, and is not changed.
+    FORMAT = b"holdfast-groups-1"
+    THREAD_NAME = "holdfast-groups"
+    CORRUPT_ERROR = CursorsCorrupt
 
-        If the disk is full, `disk_full` is called in the store's thread, and then the change is
-        tried once more. Raises CursorsCorrupt if the environment is damaged or has another format.
-        Raises other lmdb.Errors, OSError.
-        """
-        self._disk_full = disk_full
-        self._commits: GroupCommit[_Change] = GroupCommit(
-            "holdfast-groups", MAX_GROUP, self._commit_group
-        )
-        try:
-            self._env = LiveEnv(partial(open_env, directory, map_size_bytes, readonly=readonly))
-        except CORRUPT as error:
-            raise CursorsCorrupt(str(error)) from error
-        try:
-            with self._env.transaction() as txn:
-                self._read_head(txn)
-        except CORRUPT as error:
-            self._env.close()
-            raise CursorsCorrupt(str(error)) from error
-        except CursorsCorrupt:
-            self._env.close()
-            raise
-
-    def _read_head(self, txn: "lmdb.Transaction[bytes]") -> None:
-        found = txn.get(_FORMAT_KEY)
-        self.is_new = found is None
-        """Whether the environment was never opened for writing before."""
-        if found not in (None, FORMAT):
-            raise CursorsCorrupt(f"format {found!r}, not {FORMAT!r}")
+    def _read(self, txn: "lmdb.Transaction[bytes]") -> None:
         self.boot = 0 if self.is_new else _number(txn, _BOOT_KEY)
         """How many starts of the broker have opened the environment. `begin` counts this start."""
         self.clock_ms = 0 if self.is_new else _number(txn, _CLOCK_KEY)
@@ -107,7 +67,7 @@ class CursorStore:
 
     def load(self) -> StoredCursors:
         """Return the content of all rows. Raises CursorsCorrupt if LMDB's pages are damaged."""
-        with self._env.transaction() as txn:
+        with self.env.transaction() as txn:
             try:
                 return load_rows(txn)
             except CORRUPT as error:
@@ -120,16 +80,16 @@ class CursorStore:
         `writes`, durably. Must be called before `start`. Raises StateFull, StateUnavailable."""
 
         def put() -> None:
-            with self._env.transaction(write=True) as txn:
+            with self.env.transaction(write=True) as txn:
                 for key in damaged:
                     txn.delete(key)
-                txn.put(_FORMAT_KEY, FORMAT)
+                txn.put(FORMAT_KEY, self.FORMAT)
                 _put(txn, _BOOT_KEY, _NUMBER.pack(self.boot + 1))
                 _put(txn, _CLOCK_KEY, _NUMBER.pack(self.clock_ms))
                 txn.delete(_COPIED_KEY)
                 _apply(txn, writes)
 
-        write_with_room(self._env, put, self._disk_full)
+        self._write_with_room(put)
         self.boot += 1
         self.is_new = self.is_copy = False
 
@@ -139,64 +99,31 @@ class CursorStore:
         ranges = [each for key in cursors for each in rows.all_of(*key)]
 
         def put() -> None:
-            with self._env.transaction(write=True) as txn:
+            with self.env.transaction(write=True) as txn:
                 for key in damaged:
                     txn.delete(key)
                 _apply(txn, ranges)
 
-        write_with_room(self._env, put, self._disk_full)
-
-    def start(self) -> None:
-        """Start the commit thread."""
-        self._commits.start()
-
-    def stop(self) -> None:
-        """Commit pending changes, end the thread, and close the environment. May be called
-        twice."""
-        self._commits.stop()
-        self._env.close()
+        self._write_with_room(put)
 
     def commit(self, writes: Writes, done: Done, *, now_ms: int = 0) -> None:
         """Queue writes for the next transaction. Either all are stored, in this order, or none.
         `done` is called in the store's thread, with None when they are durable, or with StateFull
         or StateUnavailable. `now_ms` is the broker's time."""
-        self._commits.submit(_Change(writes, now_ms), done)
+        self._waiting.put((_Change(writes, now_ms), done))
 
-    @property
-    def failure(self) -> str | None:
-        """Why changes cannot be stored now; None if they can."""
-        return self._commits.failure
-
-    @property
-    def env(self) -> LiveEnv:
-        """The LMDB environment, for the code that checks its reader slots."""
-        return self._env
-
-    # -- the store's thread ----------------------------------------------------------------
-
-    def _commit_group(self, group: list[tuple[_Change, Done]]) -> None:
-        error: Exception | None = None
-        try:
-            self._write([change for change, _ in group])
-        except StateUnavailable as failure:
-            error = failure
-        self._commits.set_failure(error)
-        for _, done in group:
-            done(error)
-
-    def _write(self, changes: list[_Change]) -> None:
-        write_with_room(self._env, lambda: self._put(changes), self._disk_full)
-        self.clock_ms = max([self.clock_ms, *(change.now_ms for change in changes)])
-
-    def _put(self, changes: list[_Change]) -> None:
+    def _put(self, changes: Sequence[_Change]) -> None:
         clock_ms = max((change.now_ms for change in changes), default=0)
-        with self._env.transaction(write=True) as txn:
+        with self.env.transaction(write=True) as txn:
             if not changes:
-                txn.put(_FORMAT_KEY, FORMAT)
+                txn.put(FORMAT_KEY, self.FORMAT)
             if clock_ms > self.clock_ms:
                 _put(txn, _CLOCK_KEY, _NUMBER.pack(clock_ms))
             for change in changes:
                 _apply(txn, change.writes)
+
+    def _on_commit(self, change: _Change) -> None:
+        self.clock_ms = max(self.clock_ms, change.now_ms)
 
 
 # -- rows, byte by byte ----------------------------------------------------------------------
@@ -252,7 +179,7 @@ def _delete_range(txn: "lmdb.Transaction[bytes]", start: bytes, end: bytes) -> N
 def has_rows(txn: "lmdb.Transaction[bytes]") -> bool:
     """Return whether an environment has any cursor. Raises one of CORRUPT if it has another
     format."""
-    if txn.get(_FORMAT_KEY) != FORMAT:
+    if txn.get(FORMAT_KEY) != CursorStore.FORMAT:
         raise lmdb.InvalidError("no cursors of this format")
     with txn.cursor() as cursor:
         return bool(cursor.set_range(b"\1"))

@@ -25,7 +25,7 @@ from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.commitlog.segments.log_scan import Damage, scan_log
 from holdfast.commitlog.segments.segment import Segment, read_trailer
 from holdfast.consumequeue.lmdb_env.env import CORRUPT, check_env_files
-from holdfast.consumequeue.state.store import FORMAT as STATE_FORMAT
+from holdfast.consumequeue.state.store import StateStore
 from holdfast.groups.storage.cursor_store import has_rows, load_rows, mark_as_copy
 from holdfast.groups.storage.stored_cursors import StoredCursors
 
@@ -168,7 +168,7 @@ class LiveState:
         records: dict[bytes, bytes] = {}
         damaged = []
         with self._env.begin() as txn:
-            if txn.get(b"\0format") != STATE_FORMAT:
+            if txn.get(b"\0format") != StateStore.FORMAT:
                 raise lmdb.InvalidError("no state of this format")
             for key, value in txn.cursor():
                 if key == b"\0format":

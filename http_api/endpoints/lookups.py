@@ -9,7 +9,7 @@ from msgspec import UNSET
 from holdfast.commitlog.format.message_id import parse_message_id
 from holdfast.consumequeue.errors import UnknownMessage
 from holdfast.consumequeue.lost_ranges import LostRange
-from holdfast.consumequeue.maintenance.read_lease_service import ReadLease
+from holdfast.consumequeue.maintenance.read_leases import ReadLease
 from holdfast.consumequeue.message_store import QueueState
 from holdfast.consumequeue.reading.fetched import BatchSlice
 from holdfast.consumequeue.slices import in_slices

@@ -58,12 +58,11 @@ def lease_reply(lease: ReadLease) -> ReadLeaseReply:
 
 def describe_read_leases(context: ApiContext, topic: Topic) -> ReadLeasesReply | UnsetType:
     """Return what the read leases of a topic protect; UNSET if the topic has no read leases."""
-    leases = context.store.read_leases
-    pinned = leases.pinned(topic.topic_id)
+    pinned = context.store.read_leases.pinned(topic.topic_id)
     if pinned is None:
         return UNSET
     return ReadLeasesReply(
         pinned.lease_count,
-        leases.wall_ms(pinned.until_s),
+        pinned.until_ms,
         {str(queue): start for queue, start in sorted(pinned.starts.items())},
     )

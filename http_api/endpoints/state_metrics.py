@@ -146,9 +146,8 @@ def _held(context: ApiContext) -> Iterator[Metric]:
 
 
 def _read_leases(context: ApiContext) -> Iterator[Metric]:
-    leasing = context.store.read_leases
-    yield _gauge("read_leases", "Leases that readers hold now.", leasing.count())
-    leases = leasing.leases
+    leases = context.store.read_leases
+    yield _gauge("read_leases", "Leases that readers hold now.", leases.count())
     yield _gauge("read_lease_queues", "Queues that these leases pin.", leases.queue_count)
     counts = {
         "taken": ("Leases that readers took.", leases.taken_total),

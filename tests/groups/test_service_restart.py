@@ -314,7 +314,7 @@ async def test_rows_of_dead_letters_do_not_pile_up(  # R12
 
 
 def _rows(broker: GroupBroker, table: bytes) -> int:
-    with broker.storage.groups.store._env.transaction() as txn:
+    with broker.storage.groups.store.env.transaction() as txn:
         return sum(key[:1] == table for key, _ in txn.cursor())
 
 

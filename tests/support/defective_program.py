@@ -17,7 +17,7 @@ def _acknowledge_without_sync() -> None:
 def _acknowledge_offsets_without_commit() -> None:
     from holdfast.consumequeue.state.store import StateStore
 
-    StateStore._write = lambda self, group: None  # type: ignore[method-assign]
+    StateStore._write = lambda self, changes: None  # type: ignore[method-assign]
 
 
 def _commit_the_index_position_before_its_entries() -> None:

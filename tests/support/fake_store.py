@@ -18,7 +18,7 @@ from holdfast.commitlog.format.batch_check import MessageLimits
 from holdfast.commitlog.format.batch_encoding import Rows, as_batch
 from holdfast.commitlog.format.message_id import parse_message_id
 from holdfast.commitlog.format.segment_format import SegmentHeader
-from holdfast.consumequeue.config import TopicsConfig
+from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
 from holdfast.consumequeue.errors import (
     InvalidTopicChange,
     OffsetBeyondEnd,
@@ -33,8 +33,7 @@ from holdfast.consumequeue.errors import (
 )
 from holdfast.consumequeue.index.consume_queue import CqUnit
 from holdfast.consumequeue.lost_ranges import LostRange
-from holdfast.consumequeue.maintenance.read_lease_service import ReadLeaseService
-from holdfast.consumequeue.maintenance.read_leases import LeaseLimits
+from holdfast.consumequeue.maintenance.read_leases import ReadLeases
 from holdfast.consumequeue.message_store import (
     Fetched,
     MessageFilter,
@@ -88,9 +87,9 @@ class FakeStore:
         #: The parts of a MessageStore: this class has the methods of all of them.
         self.table = self.topics = self.publishing = self.admission = self
         self.reading = self.lookups = self.offsets = self
-        self.read_leases = ReadLeaseService(
+        self.read_leases = ReadLeases(
             readable=self._readable,
-            limits=LeaseLimits(3, 100, 1000, 1000),
+            limits=ConsumeQueueConfig(max_read_leases=3, max_leased_queues=100),
             now_ms=lambda: time.time_ns() // 1_000_000,
         )
 
@@ -195,7 +194,7 @@ class FakeStore:
         del self._topics[name]
         for stored in self._offsets.values():
             stored.pop(topic.topic_id, None)
-        self.read_leases.leases.end_topic(topic.topic_id)
+        self.read_leases.end_topic(topic.topic_id)
         self.topic_deleted(topic.topic_id)
 
     async def _commit(self) -> None:

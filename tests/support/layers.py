@@ -42,7 +42,7 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
             "thread_calls",
             "topics",
         ),
-        "maintenance": ("damage", "index", "reading", "state", "errors", "topics"),
+        "maintenance": ("damage", "index", "reading", "state", "config", "errors", "topics"),
     },
     "groups": {
         "cursor": (),

@@ -212,7 +212,7 @@ class SimulatedGroups(SimulatedReading):
         super()._keep_lmdb()
         kept = self._kept_lmdb / "state"
         (kept / "groups").mkdir()
-        self.storage.groups.store._env.copy(kept / "groups")
+        self.storage.groups.store.env.copy(kept / "groups")
         shutil.copy(self._data_dir / "state" / "groups.page", kept)
 
     def _events(self) -> StorageEvents:

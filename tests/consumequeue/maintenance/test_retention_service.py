@@ -52,7 +52,7 @@ async def test_files_go_when_all_their_messages_are_too_old(tmp_path: Path) -> N
         topic = await filled_topic(storage, queues=2)
         ends = [storage.store.reading.queue_state(topic, queue).max_offset for queue in (0, 1)]
         topic = await storage.store.topics.change("t", fields={"retention_ms": 1})
-        await until(lambda: storage.retention._now_us() > _newest_us(storage, topic) + 1000)
+        await until(lambda: storage.retention.now_us() > _newest_us(storage, topic) + 1000)
         assert await storage.retention.run_once() == 3
         assert live(storage) == [3]
         assert 0 not in files(tmp_path)
@@ -260,14 +260,14 @@ async def test_a_begin_that_moves_while_its_topic_is_deleted_is_not_kept(
     async with open_storage(small_config(tmp_path)) as storage:
         topic = await filled_topic(storage)
         await storage.store.topics.change("t", fields={"retention_bytes": 1})
-        commit_state = storage.retention._commit_state
+        commit_state = storage.retention.commit_state
 
         async def deleted_meanwhile(changes: Changes) -> None:
             if storage.store.table.by_id(topic.topic_id) is not None:
                 await storage.store.topics.delete("t")
             await commit_state(changes)
 
-        monkeypatch.setattr(storage.retention, "_commit_state", deleted_meanwhile)
+        monkeypatch.setattr(storage.retention, "commit_state", deleted_meanwhile)
         await storage.retention.run_once()
         assert kept_key(topic.topic_id) not in storage.opened.state.records
 
@@ -276,7 +276,7 @@ async def test_topics_that_may_have_been_lost_keep_their_segments(tmp_path: Path
     config = small_config(tmp_path)
     async with open_storage(config) as storage:
         await filled_topic(storage)
-        storage.retention._keep_unknown_topics = True
+        storage.retention.keep_unknown_topics = True
         await storage.store.topics.delete("t")
         assert await storage.retention.run_once() == 0
 

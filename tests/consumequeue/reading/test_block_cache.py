@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
-from holdfast.consumequeue.reading.queue_reading import BlockCache, room_of
+from holdfast.consumequeue.reading.queue_reading import BlockCache, memory_of
 from tests.support.batches import stamped
 
 
@@ -15,7 +15,7 @@ def block(number: int, body_bytes: int = 0) -> Batch:
     return stamped(encode_batch([b"." * body_bytes]), physical_offset=number)
 
 
-SIZE = room_of(block(0))
+SIZE = memory_of(block(0))
 BLOCKS = [[block(number, size * 40) for size in range(10)] for number in range(10)]
 
 
@@ -59,7 +59,7 @@ def test_the_room_is_never_exceeded(puts: list[tuple[int, int]]) -> None:
     for number, size in puts:
         cache.put(BLOCKS[number][size])
         kept = [found for n in range(10) if (found := cache.get(n)) is not None]
-        assert sum(map(room_of, kept)) <= 5 * SIZE
+        assert sum(map(memory_of, kept)) <= 5 * SIZE
 
 
 def test_small_batches_count_for_what_their_objects_take() -> None:
@@ -68,4 +68,4 @@ def test_small_batches_count_for_what_their_objects_take() -> None:
     kept = [Batch.decode(each) for each in raw]
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert taken <= sum(room_of(each) - len(each.block) for each in kept)
+    assert taken <= sum(memory_of(each) - len(each.block) for each in kept)

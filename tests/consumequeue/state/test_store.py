@@ -359,7 +359,7 @@ def test_restoring_mends_what_was_damaged_and_leaves_the_rest_named(tmp_path: Pa
 def test_a_failed_commit_is_noted_until_one_succeeds_though_nobody_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.consumequeue.lmdb_env.group_commit.PROBE_INTERVAL_S", 0.01)
+    monkeypatch.setattr("holdfast.consumequeue.lmdb_env.synced_store.PROBE_INTERVAL_S", 0.01)
     store = StateStore(tmp_path, 1 << 20)
     store.restore({})
     store.start()

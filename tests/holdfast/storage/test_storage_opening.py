@@ -255,7 +255,7 @@ async def test_a_state_read_from_a_damaged_log_is_marked_as_such_for_good(tmp_pa
     for _ in range(2):
         async with open_storage(small_config(tmp_path)) as storage:
             assert any("topics may be missing" in each.detail for each in storage.degraded)
-            assert storage.retention._keep_unknown_topics
+            assert storage.retention.keep_unknown_topics
 
 
 async def test_a_new_topic_does_not_get_the_id_of_one_that_was_lost(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ route without a request here fails.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -95,7 +96,8 @@ async def api(api: Api) -> Api:
     await api.publish("orders", {"body": "x", "key": "k", "queue": 0})
     await api.store.offsets.store_offsets("billing", topic, {0: 0})
     await api.groups.put_group("billing", GroupSpec(topics={"orders": TopicSpec()}))
-    api.store.read_leases.leases.take(LEASE, topic.topic_id, {0: 0}, now_s=0, until_s=1e9)
+    with patch("secrets.token_hex", lambda size: LEASE):
+        await api.store.read_leases.take(topic, {0: 0}, 10**9)
     return api
 
 

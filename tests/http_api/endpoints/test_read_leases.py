@@ -28,8 +28,8 @@ async def take(api: Api, query: str = "") -> dict[str, Any]:
 
 def stop_the_clocks(api: Api) -> None:
     """Stop both clocks: a lease's end is computed with two clocks, which could differ by 1 ms."""
-    api.store.read_leases._monotonic = lambda: 1000.0
-    api.store.read_leases._now_ms = lambda: 1_700_000_000_000
+    api.store.read_leases.monotonic = lambda: 1000.0
+    api.store.read_leases.now_ms = lambda: 1_700_000_000_000
 
 
 async def pinned(api: Api) -> dict[str, Any] | None:
