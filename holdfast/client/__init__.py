@@ -53,47 +53,14 @@ if TYPE_CHECKING:
     )
     from holdfast.client.sync_client import Client
 
-__all__ = [
-    "AsyncClient",
-    "Client",
-    "Message",
-    "MessageBatch",
-    "PublishResult",
-    "PullResult",
-    "StoredOffsets",
-    "AsyncProducer",
-    "Producer",
-    "SendHandle",
-    "BlockingSendHandle",
-    "AsyncReader",
-    "Reader",
-    "AsyncConsumer",
-    "Consumer",
-    "Delivery",
-    "ReceivedMessage",
-    "ReceiveResult",
-    "Settling",
-    "AsyncOffsetConsumer",
-    "OffsetConsumer",
-    "BrokerInfo",
-    "Fairness",
-    "GroupConfig",
-    "GroupDescription",
-    "GroupMember",
-    "GroupQueue",
-    "GroupSummary",
-    "GroupTopic",
-    "OffsetsReset",
-    "QueueDescription",
-    "Served",
-    "Split",
-    "Subscription",
-    "TopicConfig",
-    "TopicDescription",
-    "TopicSummary",
-    "HoldfastError",
-    "errors",
-]
+__all__ = ["AsyncClient", "Client", "Message", "MessageBatch", "PublishResult", "PullResult"]
+__all__ += ["StoredOffsets", "AsyncReader", "Reader", "AsyncOffsetConsumer", "OffsetConsumer"]
+__all__ += ["AsyncProducer", "Producer", "SendHandle", "BlockingSendHandle"]
+__all__ += ["AsyncConsumer", "Consumer", "Delivery", "ReceivedMessage", "ReceiveResult", "Settling"]
+__all__ += ["BrokerInfo", "OffsetsReset", "QueueDescription", "Split", "TopicConfig"]
+__all__ += ["TopicDescription", "TopicSummary", "Fairness", "GroupConfig", "GroupDescription"]
+__all__ += ["GroupMember", "GroupQueue", "GroupSummary", "GroupTopic", "Served", "Subscription"]
+__all__ += ["HoldfastError", "errors"]
 
 #: The modules of the names in __all__. All other names are in `descriptions`.
 _MODULES = {

@@ -13,18 +13,16 @@ from urllib.parse import quote
 
 import msgspec
 
-from holdfast.client.consume import group_requests
 from holdfast.client.consume.consumer import AsyncConsumer
 from holdfast.client.consume.delivery import ReceiveResult, Status
 from holdfast.client.consume.group_requests import (
+    GroupRequests,
     Redriven,
     ResetTo,
     SeekTo,
     Topics,
     drop_none,
     encode_topics,
-    group_path,
-    send_json,
 )
 from holdfast.client.consume.join import ConsumeOptions, SerialBy, make_member_name
 from holdfast.client.descriptions import (
@@ -73,9 +71,7 @@ from holdfast.client.read.pull import (
     PullOptions,
     Start,
     TopicFacts,
-    fetch_topic_facts,
-    find_offset,
-    pull_queue,
+    TopicRequests,
 )
 from holdfast.client.read.readers import AsyncOffsetConsumer, AsyncReader
 from holdfast.client.read.sources import QueueSource, Range, Source, TopicSource
@@ -318,18 +314,19 @@ class AsyncClient:
         return producer
 
     def _producer_target(self, topic: str) -> ProducerTarget:
+        requests = TopicRequests(self._transport, topic)
+
         async def describe() -> TopicFacts:
             try:
-                return await fetch_topic_facts(self._transport, check_name("topic", topic))
+                return await requests.fetch_facts()
             except UnknownTopic:
-                if not (await self._request_json("GET", "/v1/info")).get(
-                    "auto_create_topics", True
-                ):
+                info = await self._request_json("GET", "/v1/info")
+                if not info.get("auto_create_topics", True):
                     raise
                 await self._request_json("PUT", _topic_path(topic), body={})
-                return await fetch_topic_facts(self._transport, topic)
+                return await requests.fetch_facts()
 
-        return ProducerTarget(self._transport, check_name("topic", topic), describe)
+        return ProducerTarget(self._transport, topic, describe)
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -409,7 +406,6 @@ class AsyncClient:
         *,
         follow: bool,
     ) -> Source:
-        check_name("topic", topic)
         if queue is None:
             return TopicSource(self._transport, topic, start, options, follow=follow)
         return QueueSource(self._transport, topic, queue, start, options, follow=follow)
@@ -439,14 +435,8 @@ class AsyncClient:
             filter=filter,
             skip_corrupt=skip_corrupt,
         )
-        pulled = await pull_queue(
-            self._transport,
-            check_name("topic", topic),
-            queue,
-            Start(offset=offset),
-            options,
-            wait_ms=wait_ms,
-        )
+        requests = TopicRequests(self._transport, topic)
+        pulled = await requests.pull(queue, Start(offset=offset), options, wait_ms)
         messages = [message for part in pulled.parts for message in part]
         next_offset, max_offset = pulled.next_offsets[queue], pulled.max_offsets[queue]
         if len(messages) > max_messages:
@@ -572,8 +562,8 @@ class AsyncClient:
 
         Return (max_offset, None) when there is no such message.
         """
-        topic = check_name("topic", topic)
-        return await find_offset(self._transport, topic, queue, as_timestamp_ms(timestamp_ms))
+        requests = TopicRequests(self._transport, topic)
+        return await requests.find_offset(queue, as_timestamp_ms(timestamp_ms))
 
     async def message(self, message_id: str) -> Message:
         """Return one message. Raises UnknownMessage, also for text that is not a message id."""
@@ -670,14 +660,13 @@ class AsyncClient:
             fields["dead_letter_topic"] = dead_letter_topic or None
         if topics is not None:
             fields["topics"] = encode_topics(topics)
-        return await self._fetch_description(
-            GroupDescription, "PUT", group_path(group), body=fields
-        )
+        path = self._group(group).path
+        return await self._fetch_description(GroupDescription, "PUT", path, body=fields)
 
     async def delete_group(self, group: str) -> None:
         """Delete a group and its state. Its messages stay in their topics."""
         await self._transport.request(
-            "DELETE", group_path(group), params={"confirm": group}, safe=False
+            "DELETE", self._group(group).path, params={"confirm": group}, safe=False
         )
 
     async def seek_group(self, group: str, to: SeekTo) -> dict[str, dict[int, int]]:
@@ -694,8 +683,7 @@ class AsyncClient:
             }
         else:
             target = to if isinstance(to, str) else as_timestamp_ms(to)
-        path = f"{group_path(group)}/seek"
-        reply = await send_json(self._transport, "POST", path, {"to": target})
+        reply = await self._group(group).post("seek", {"to": target})
         return reply.json(_SeekReply).offsets
 
     async def receive(
@@ -731,7 +719,7 @@ class AsyncClient:
             browse=browse or None,
             attempt_id=attempt_id,
         )
-        reply = await group_requests.receive(self._transport, group, fields, wait_ms=wait_ms)
+        reply = await self._group(group).receive(fields, wait_ms)
         messages = [message.as_received() for message in reply.messages]
         return ReceiveResult(messages, reply.available, reply.active)
 
@@ -750,8 +738,8 @@ class AsyncClient:
         With `cumulative`, also acknowledge all earlier messages of the same queue that the member
         holds. `used_ms` is the processing time of each message.
         """
-        return await group_requests.settle(
-            self._transport, group, "ack", receipts, cumulative=cumulative, used_ms=used_ms
+        return await self._group(group).settle(
+            "ack", receipts, cumulative=cumulative, used_ms=used_ms
         )
 
     async def nack(
@@ -759,32 +747,28 @@ class AsyncClient:
     ) -> list[Status]:
         """Report that processing messages has failed; return the status of each receipt as `ack`
         does. The messages are delivered again after `delay_ms`, or after the group's back-off."""
-        return await group_requests.settle(
-            self._transport, group, "nack", receipts, delay_ms=delay_ms
-        )
+        return await self._group(group).settle("nack", receipts, delay_ms=delay_ms)
 
     async def release(self, group: str, receipts: Sequence[str]) -> list[Status]:
         """Make messages available again at once, without counting a failure. Return the status of
         each receipt as `ack` does."""
-        return await group_requests.settle(self._transport, group, "release", receipts)
+        return await self._group(group).settle("release", receipts)
 
     async def extend(
         self, group: str, receipts: Sequence[str], lease_ms: int | None = None
     ) -> list[Status]:
         """Extend leases: they end `lease_ms` from now (default: the group's setting). Return the
         status of each receipt as `ack` does."""
-        return await group_requests.settle(
-            self._transport, group, "extend", receipts, lease_ms=lease_ms
-        )
+        return await self._group(group).settle("extend", receipts, lease_ms=lease_ms)
 
     async def reject(self, group: str, receipts: Sequence[str]) -> list[Status]:
         """Turn messages into dead letters at once. Return the status of each receipt as `ack`
         does."""
-        return await group_requests.settle(self._transport, group, "reject", receipts)
+        return await self._group(group).settle("reject", receipts)
 
     async def leave_group(self, group: str, member: str) -> None:
         """Remove a member from a group; its messages are released at once."""
-        await group_requests.leave(self._transport, group, member)
+        await self._group(group).leave(member)
 
     async def describe_group(self, group: str) -> GroupDescription:
         """Return a group's progress in each topic: its lag in messages, bytes and seconds.
@@ -792,7 +776,7 @@ class AsyncClient:
         For a group with leases, the description also has the settings, the members, and for each
         queue the numbers of available, in-flight, delayed, dead and delivered messages.
         """
-        return await self._fetch_description(GroupDescription, "GET", group_path(group))
+        return await self._fetch_description(GroupDescription, "GET", self._group(group).path)
 
     async def stored_offsets(self, group: str, topic: str) -> StoredOffsets:
         """Return a group's stored offsets on a topic. Raises UnknownGroup.
@@ -843,9 +827,8 @@ class AsyncClient:
             dry_run=dry_run,
             queues=queues,
         )
-        path = f"{group_path(group)}/topics/{check_name('topic', topic)}/offsets/reset"
-        reply = await send_json(self._transport, "POST", path, body)
-        return parse_description(OffsetsReset, reply.json(dict[str, Any]), self._transport.url)
+        path = f"{self._group(group).path}/topics/{check_name('topic', topic)}/offsets/reset"
+        return await self._fetch_description(OffsetsReset, "POST", path, body=body)
 
     async def redrive(self, group: str, max_messages: int | None = None) -> Redriven:
         """Republish a group's dead letters to their original topics, in order; return the counts.
@@ -857,7 +840,10 @@ class AsyncClient:
         topic of a dead letter, the dead letter stays and is counted in `stuck`. Raises
         NoDeadLetters.
         """
-        return await group_requests.redrive(self._transport, group, max_messages)
+        return await self._group(group).redrive(max_messages)
+
+    def _group(self, group: str) -> GroupRequests:
+        return GroupRequests(self._transport, group)
 
     async def groups(self) -> list[GroupSummary]:
         """Return all groups, sorted by name. A group without a `mode` only stores offsets."""

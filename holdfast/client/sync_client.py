@@ -31,9 +31,10 @@ def _derive(
     method: Callable[Concatenate[AsyncClient, P], A],
     adapt: Callable[["Client", Callable[[AsyncClient], A]], R],
 ) -> Callable[Concatenate["Client", P], R]:
-    """Return the Client method for an AsyncClient method. It passes `adapt` the call of the
-    AsyncClient method with its arguments, and returns the result of `adapt`."""
-    # Error messages for wrong arguments show the qualified name, which is to be Client.NAME.
+    """Return the Client method for an AsyncClient method. The result calls `adapt` with a function
+    that calls the AsyncClient method on a given client, and returns what `adapt` returns."""
+    # A copy of the function, because error messages for wrong arguments show its qualified name,
+    # which must be Client.NAME.
     assert isinstance(method, FunctionType)
     ours = FunctionType(
         method.__code__,
@@ -91,11 +92,8 @@ def _produce(client: "Client", call: Callable[[AsyncClient], AsyncProducer]) -> 
 class Client:
     """A client of the broker at `url`, for any number of threads. Use it in `with`, or close it.
 
-    `token` is sent as a bearer token; `ca_file`, `cert_file` and `key_file` are for a broker that
-    serves TLS (see AsyncClient). Transient failures (no connection, a broker that is restarting
-    or busy) are retried for `timeout_ms`, with growing pauses. Methods raise ApiError when the
-    broker refuses a request, ConnectionFailed when it does not answer. A client does not survive
-    a fork: create one in each process.
+    Parameters, retries and errors are those of AsyncClient. A client does not survive a fork:
+    create one in each process.
     """
 
     def __init__(
@@ -166,7 +164,7 @@ class Client:
         Waiting readers end with ClientClosed. May be called twice.
         """
         with ExitStack() as stack:
-            for consumer in list(self._offset_consumers):  # after the transport was closed
+            for consumer in list(self._offset_consumers):  # runs after the transport was closed
                 stack.callback(consumer._join_thread)
             stack.callback(run_blocking, self._transport.close())
             stack.callback(self._loop_thread.stop, self._loop_client.close)

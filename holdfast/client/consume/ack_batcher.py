@@ -1,8 +1,9 @@
 """Collects and sends acknowledgements and other settle requests of a consumer.
 
 Acknowledgements are batched; all other verbs are sent at once. Only one request is in flight at a
-time. Calls that are made meanwhile are sent together afterwards, so that the broker needs one
-durable commit for many messages. Settling is idempotent, so a request without a reply is retried.
+time. Messages that are settled meanwhile are sent together in the next request, so that the broker
+needs one durable commit for many messages. Settling is idempotent, so a request without a reply is
+retried.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ class AckBatcher:
     `send` sends one request and retries it. Acknowledgements wait until there are `batch` of them
     or `interval_s` has passed. `on_confirmed(count)` is called when the broker has replied for
     `count` deliveries. If `send` fails, `on_failed(error)` is called, and the results of all
-    pending deliveries raise that error.
+    pending deliveries raise the error.
     """
 
     def __init__(
@@ -70,7 +71,6 @@ class AckBatcher:
 
     @property
     def pending(self) -> int:
-        """How many deliveries wait to be sent."""
         return sum(map(len, self._pending.values()))
 
     def add(self, kind: AckKind, ack: PendingAck) -> None:
@@ -82,7 +82,7 @@ class AckBatcher:
             self._timer = asyncio.get_running_loop().call_later(self._interval_s, self.flush_soon)
 
     def flush_soon(self) -> None:
-        """Send the pending deliveries without waiting for more."""
+        """Begin to send the pending deliveries now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -119,8 +119,9 @@ class AckBatcher:
     def _warn_of_stale(self, verb: Verb, count: int) -> None:
         if count and verb != "extend":
             _log.warning(
-                "%s came too late for %d of the messages: their leases had ended, and others may "
-                "have them; give the group a longer lease_ms, or ask for fewer at a time",
+                "%s came too late for %d of the messages: their leases had ended, and other "
+                "members may have them; give the group a longer lease_ms, or request fewer "
+                "messages at a time",
                 verb,
                 count,
             )

@@ -39,16 +39,15 @@ class AsyncConsumer:
         self, transport: Transport, options: ConsumeOptions, open_consumers: set["AsyncConsumer"]
     ) -> None:
         self._member = Membership(transport, options)
-        #: The client's open consumers, which the client closes at its end. This consumer is among
-        #: them from its start until it is closed.
+        #: The client's open consumers. They contain this consumer from its start to its end.
         self._open_consumers = open_consumers
         self._is_serial = options.concurrency == 1
         self._current: Delivery | None = None
         self._handling: set[asyncio.Task[None]] = set()
-        #: Those of `_handling` that wait for a handler in a thread.
+        #: The tasks of `_handling` that wait for a handler in a thread.
         self._in_threads: set[asyncio.Task[None]] = set()
         self._is_cancelled = False
-        #: Ids of the threads in which handlers run.
+        #: The ids of the threads in which handlers run.
         self.handler_threads: set[int] = set()
         self._closing: asyncio.Task[None] | None = None
 
@@ -59,7 +58,7 @@ class AsyncConsumer:
 
     @property
     def available(self) -> int:
-        """At most this many more messages were available when the broker last replied."""
+        """How many more messages were available, at most, when the broker last replied."""
         return self._member.available
 
     @property
@@ -127,7 +126,7 @@ class AsyncConsumer:
         A handler that is a coroutine function is awaited; any other handler is called in a thread.
         When the handler returns, its message is acknowledged. When it raises, its message is
         nacked and the logger `holdfast.client` logs the error. If the handler has settled the
-        message itself, only that counts. With `follow=False`, return when no message is left.
+        message itself, nothing else happens. With `follow=False`, return when no message is left.
 
         Closing waits for running handlers. Cancelling this call cancels handlers that are
         coroutines, and releases their messages. It waits for handlers in threads, whose messages
@@ -175,7 +174,7 @@ class AsyncConsumer:
         try:
             with delivery:
                 result = await call(delivery)
-                if isawaitable(result):  # a plain function that returned a coroutine
+                if isawaitable(result):  # the handler is a plain function that returns a coroutine
                     if self._is_cancelled and (task := asyncio.current_task()) is not None:
                         task.cancel()
                     await result
@@ -195,7 +194,7 @@ class AsyncConsumer:
     # -- closing -----------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Begin to close without waiting; `run` returns when closing is done."""
+        """Begin to close, and return at once. `run` returns when closing is done."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
             self._member.stop_receiving()
@@ -205,8 +204,8 @@ class AsyncConsumer:
         """Stop receiving, wait for running handlers, send pending acknowledgements, release all
         unsettled messages, and leave the group. May be repeated.
 
-        Raises the error that kept acknowledgements from being sent: those messages are delivered
-        again. Inside a handler, this only calls stop().
+        Raises the error because of which acknowledgements could not be sent; their messages are
+        delivered again. Inside a handler, this only calls stop().
         """
         self.stop()
         assert self._closing is not None
@@ -231,8 +230,8 @@ class AsyncConsumer:
 class Consumer:
     """The consumer that `Client.consume` returns: iterate over it in `with`, or `run` a handler.
 
-    It behaves like AsyncConsumer. Any number of threads may share it; any thread may settle a
-    delivery.
+    Its methods are those of AsyncConsumer, as blocking calls. Any number of threads may share it;
+    any thread may settle a delivery.
     """
 
     def __init__(self, consumer: AsyncConsumer, loop_thread: LoopThread) -> None:
@@ -241,18 +240,14 @@ class Consumer:
 
     @property
     def member(self) -> str:
-        """This member's name in the group."""
         return self._consumer.member
 
     @property
     def available(self) -> int:
-        """At most this many more messages were available when the broker last replied."""
         return self._consumer.available
 
     @property
     def is_active(self) -> bool:
-        """Whether the broker serves this member. In a group with one active member, the other
-        members wait until that member leaves or expires."""
         return self._consumer.is_active
 
     def __iter__(self) -> Iterator[Delivery]:
@@ -269,38 +264,25 @@ class Consumer:
         return delivery
 
     def next(self) -> Delivery | None:
-        """Return the next delivery; None at the end and after close()."""
         return self._loop_thread.run(self._consumer.next())
 
     def commit(self) -> None:
-        """Acknowledge all returned deliveries that are not settled. Return once the broker has
-        durably stored these and all earlier acknowledgements."""
         self._loop_thread.run(self._consumer.commit())
 
     def run(self, handler: Handler) -> None:
-        """Call `handler` with each delivery, in threads of the consumer, up to `concurrency` at a
-        time. Return when a handler or another thread stops or closes the consumer, or when this
-        thread is interrupted. Closes the consumer at the end.
+        """Call `handler` with each delivery, as AsyncConsumer.run does; plain functions are called
+        in threads of the consumer.
 
-        When the handler returns, its message is acknowledged. When it raises, its message is
-        nacked and the logger `holdfast.client` logs the error. If the handler has settled the
-        message itself, only that counts. Closing waits for running handlers. An interrupt
-        ends this call at once; closing the consumer then waits. With `follow=False`, return when
-        no message is left.
+        Return when a handler or another thread stops or closes the consumer, or when this thread is
+        interrupted. After an interrupt, closing the consumer waits for running handlers. With
+        `follow=False`, return when no message is left.
         """
         self._loop_thread.run(self._consumer.run(handler))
 
     def stop(self) -> None:
-        """Begin to close without waiting; `run` returns when closing is done."""
         self._loop_thread.call_soon(self._consumer.stop)
 
     def close(self) -> None:
-        """Stop receiving, wait for running handlers, send pending acknowledgements, release all
-        unsettled messages, and leave the group. May be repeated.
-
-        Raises the error that kept acknowledgements from being sent: those messages are delivered
-        again. Inside a handler, this only calls stop().
-        """
         if get_ident() in self._consumer.handler_threads:
             self.stop()
         else:

@@ -1,5 +1,5 @@
-"""Messages that a group delivers. Each has a receipt, with which it can be settled. A consumer's
-Delivery also has methods for this; the consumer sends these calls later, in batches."""
+"""Messages that a group delivers. The receipt of a message is needed to settle it. A consumer
+returns Deliveries, which also have methods for this; it sends these calls later, in batches."""
 
 import asyncio
 from collections.abc import Generator
@@ -23,7 +23,6 @@ class ReceivedMessage(Message, frozen=True, gc=False, eq=False):
     redelivered: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as in the HTTP API's JSON, including the receipt."""
         delivered = {
             "receipt": self.receipt,
             "attempt": self.attempt,
@@ -115,24 +114,14 @@ class Settling:
 
 
 class DeliveryOwner(Protocol):
-    """The consumer of a delivery, which sends its acknowledgements."""
+    """The member that holds a delivery. `settle` and `extend` may be called from any thread,
+    `flush_soon` only on the loop."""
 
     @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop on which the consumer runs."""
-        ...
-
-    def settle(self, delivery: "Delivery", verb: Verb, delay_ms: int | None = None) -> Settling:
-        """Record how a delivery is settled. Callable from any thread."""
-        ...
-
-    def extend(self, delivery: "Delivery", lease_ms: int | None) -> Settling:
-        """Request a longer lease for a delivery. Callable from any thread."""
-        ...
-
-    def flush_soon(self) -> None:
-        """Send pending acknowledgements without waiting for more. Call on the loop."""
-        ...
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+    def settle(self, delivery: "Delivery", verb: Verb, delay_ms: int | None = None) -> Settling: ...
+    def extend(self, delivery: "Delivery", lease_ms: int | None) -> Settling: ...
+    def flush_soon(self) -> None: ...
 
 
 class OrderingKey(NamedTuple):
@@ -168,10 +157,10 @@ class Lease:
 class Delivery(ReceivedMessage, frozen=True, gc=True, eq=False):
     """A message that a consumer received, with the methods to settle it.
 
-    Only the first call of ack, nack, release or reject counts. Any thread may call; the consumer
-    sends the call soon after. Until such a call the consumer extends the lease automatically. In a
-    block `with delivery:`, the end of the block acknowledges the message and an exception nacks it
-    (cancellation or an interrupt releases it), unless the block has settled it.
+    Only the first call of ack, nack, release or reject counts. Any thread may make the call; the
+    consumer sends it soon after. Before this call, the consumer extends the lease automatically.
+    In a block `with delivery:`, the end of the block acknowledges the message and an exception
+    nacks it (cancellation or an interrupt releases it), unless the block has settled it.
     """
 
     _lease: Lease
@@ -183,12 +172,12 @@ class Delivery(ReceivedMessage, frozen=True, gc=True, eq=False):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the lease is known to have ended before the message was settled. Another member
-        may have the message now, and settling it returns "stale"."""
+        """Whether the broker has reported that the lease ended before the message was settled.
+        Another member may have the message now, and settling it returns "stale"."""
         return self._lease.is_lost
 
     def ack(self) -> Settling:
-        """Acknowledge the message: it is processed."""
+        """Record that the message was processed."""
         return self._lease.consumer.settle(self, "ack")
 
     def nack(self, delay_ms: int | None = None) -> Settling:
@@ -197,7 +186,7 @@ class Delivery(ReceivedMessage, frozen=True, gc=True, eq=False):
         return self._lease.consumer.settle(self, "nack", delay_ms)
 
     def release(self) -> Settling:
-        """Return the message unprocessed: it is redelivered at once, and no failure is counted."""
+        """Give the message back: it is redelivered at once, and no failure is counted."""
         return self._lease.consumer.settle(self, "release")
 
     def reject(self) -> Settling:

@@ -1,22 +1,23 @@
-"""Which delivery to process next: one per ordering key at a time, different ordering keys
-concurrently. Pure.
+"""Which delivery to process next: one per ordering key at a time. Pure.
 
-An ordering key is a set of messages that must stay in order: a key, a queue, or a single message. A
-ordering key is free while none of its deliveries is being processed. Of the deliveries of all free
-ordering keys, the one that arrived first is next, which keeps the broker's order.
+Messages with the same ordering key must stay in order: the messages of a key or a queue, or only a
+single message. An ordering key is free while none of its deliveries is being processed. The next
+delivery is the one that arrived first of all deliveries of free ordering keys.
 """
 
 from collections import deque
 from collections.abc import Hashable
 from heapq import heappop, heappush
+from itertools import chain
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class Dispatcher(Generic[T]):
-    """The deliveries that wait to be processed, and those that are being processed ("in hand", at
-    most `concurrency`).
+    """The waiting deliveries, and the deliveries that are being processed ("in hand", at most
+    `concurrency`). Its length is the number of waiting deliveries.
 
     Deliveries are compared by identity, because a message whose lease was lost may arrive again.
     """
@@ -33,16 +34,13 @@ class Dispatcher(Generic[T]):
         self._next_number = 0
 
     def __len__(self) -> int:
-        """Return how many deliveries wait."""
         return self._count
 
     @property
     def in_hand(self) -> list[T]:
-        """The deliveries that were taken and are not done."""
         return [delivery for delivery, _ in self._in_hand.values()]
 
     def add(self, delivery: T, ordering_key: Hashable) -> None:
-        """Append a delivery to those that wait in its ordering key."""
         number = self._next_number
         self._next_number += 1
         self._count += 1
@@ -55,15 +53,15 @@ class Dispatcher(Generic[T]):
             heappush(self._free, (number, ordering_key))
 
     def take(self) -> T | None:
-        """Return the next delivery; None if no ordering key is free or `concurrency` are in
-        hand."""
+        """Return the next delivery. Return None if no delivery of a free ordering key waits, or
+        `concurrency` deliveries are in hand."""
         if len(self._in_hand) >= self._concurrency:
             return None
         while self._free:
             number, ordering_key = heappop(self._free)
             waiting = self._waiting.get(ordering_key)
             if waiting is None or waiting[0][0] != number:
-                continue  # that delivery was dropped meanwhile
+                continue  # the delivery of this entry was dropped meanwhile
             _, delivery = waiting.popleft()
             if not waiting:
                 del self._waiting[ordering_key]
@@ -74,8 +72,8 @@ class Dispatcher(Generic[T]):
         return None
 
     def finish(self, delivery: T) -> bool:
-        """Record that a delivery is no longer in hand, which frees its ordering key. Return False
-        if it was not in hand. May be repeated."""
+        """Record that a delivery was processed, which frees its ordering key. Return False if it
+        was not in hand. May be repeated."""
         found = self._in_hand.pop(id(delivery), None)
         if found is None:
             return False
@@ -115,19 +113,11 @@ class Dispatcher(Generic[T]):
         self._count -= len(cut)
         return cut[::-1]
 
-    def drain(self, ordering_key: Hashable | None = None) -> list[T]:
-        """Remove the waiting deliveries (of all ordering keys, or of `ordering_key`); return them
-        in order of arrival."""
-        ordering_keys = list(self._waiting) if ordering_key is None else [ordering_key]
-        found = sorted(
-            (
-                each
-                for ordering_key in ordering_keys
-                for each in self._waiting.pop(ordering_key, ())
-            ),
-            key=lambda each: each[0],
-        )
-        self._count -= len(found)
+    def drain(self) -> list[T]:
+        """Remove all waiting deliveries; return them in order of arrival."""
+        found = sorted(chain(*self._waiting.values()), key=itemgetter(0))
+        self._waiting.clear()
+        self._count = 0
         return [delivery for _, delivery in found]
 
     def _offer(self, ordering_key: Hashable) -> None:

@@ -29,136 +29,6 @@ _REDRIVE_LIMIT = 1_000
 T = TypeVar("T")
 
 
-class ReceiveReply(msgspec.Struct):
-    """The msgpack reply to a receive request."""
-
-    messages: list[DeliveredMessage]
-    available: int = 0
-    active: bool = True
-
-
-class _Result(msgspec.Struct):
-    status: Status
-
-
-class _SettleReply(msgspec.Struct):
-    results: list[_Result]
-
-
-def group_path(group: str) -> str:
-    """Return a group's path. Raises ValueError for an invalid name."""
-    return f"/v1/groups/{check_name('group', group)}"
-
-
-def encode_topics(topics: Topics) -> dict[str, Mapping[str, Any]]:
-    """Return topics in the form of a PUT request. Raises ValueError for an invalid name."""
-    if isinstance(topics, str):
-        topics = [topics]
-    if not isinstance(topics, Mapping):
-        topics = dict.fromkeys(topics, 1)
-    return {
-        check_name("topic", topic): {"weight": terms} if isinstance(terms, int) else terms
-        for topic, terms in topics.items()
-    }
-
-
-def drop_none(**fields: T | None) -> dict[str, T]:
-    """Return the fields that are not None."""
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-async def send_json(
-    transport: Transport,
-    method: str,
-    path: str,
-    body: object,
-    *,
-    wait_s: float = 0.0,
-    retry: RetryPolicy | None = None,
-) -> Reply:
-    """Send a request with a JSON body that the broker may execute twice without harm."""
-    return await transport.request(
-        method,
-        path,
-        headers={"Content-Type": JSON, "Accept": JSON},
-        body=msgspec.json.encode(body),
-        wait_s=wait_s,
-        retry=retry,
-    )
-
-
-async def put_group(
-    transport: Transport, group: str, settings: Mapping[str, Any], retry: RetryPolicy | None = None
-) -> dict[str, Any]:
-    """Create or change a group; return its description."""
-    reply = await send_json(transport, "PUT", group_path(group), settings, retry=retry)
-    return reply.json(dict[str, Any])
-
-
-async def describe_group(
-    transport: Transport, group: str, retry: RetryPolicy | None = None
-) -> dict[str, Any]:
-    """Return a group's description. Raises UnknownGroup."""
-    reply = await transport.request("GET", group_path(group), retry=retry)
-    return reply.json(dict[str, Any])
-
-
-async def receive(
-    transport: Transport,
-    group: str,
-    fields: Mapping[str, Any],
-    *,
-    wait_ms: int,
-    retry: RetryPolicy | None = None,
-) -> ReceiveReply:
-    """Receive once. `fields` holds the JSON fields of the request. With an `attempt_id` it can be
-    retried safely: if a reply was lost, the retry returns the same reply."""
-    is_repeatable = "attempt_id" in fields or bool(fields.get("browse"))
-    reply = await transport.request(
-        "POST",
-        f"{group_path(group)}/receive",
-        headers={"Content-Type": JSON, "Accept": MSGPACK},
-        body=msgspec.json.encode({**fields, "wait_ms": wait_ms}),
-        wait_s=wait_ms / 1000,
-        safe=is_repeatable,
-        retry=retry,
-    )
-    return reply.msgpack(ReceiveReply)
-
-
-async def settle(
-    transport: Transport,
-    group: str,
-    verb: Verb,
-    receipts: Sequence[str],
-    *,
-    delay_ms: int | None = None,
-    lease_ms: int | None = None,
-    cumulative: bool = False,
-    used_ms: float | None = None,
-    retry: RetryPolicy | None = None,
-) -> list[Status]:
-    """Settle or extend several receipts with one verb, durably; return the status of each."""
-    body = drop_none(
-        receipts=receipts,
-        delay_ms=delay_ms,
-        lease_ms=lease_ms,
-        used_ms=used_ms,
-        cumulative=cumulative or None,
-    )
-    reply = await send_json(transport, "POST", f"{group_path(group)}/{verb}", body, retry=retry)
-    return [each.status for each in reply.json(_SettleReply).results]
-
-
-async def leave(
-    transport: Transport, group: str, member: str, retry: RetryPolicy | None = None
-) -> None:
-    """Remove a member from a group; its messages are released."""
-    await send_json(
-        transport, "POST", f"{group_path(group)}/leave", {"member": member}, retry=retry
-    )
-
-
 class NoDeadLetters(HoldfastError):
     """The group has no dead-letter topic, or only stores offsets."""
 
@@ -187,11 +57,142 @@ class Redriven(NamedTuple):
         return sum(self.topics.values())
 
 
+class ReceiveReply(msgspec.Struct):
+    """The msgpack reply to a receive request."""
+
+    messages: list[DeliveredMessage]
+    available: int = 0
+    active: bool = True
+
+
+class _Result(msgspec.Struct):
+    status: Status
+
+
+class _SettleReply(msgspec.Struct):
+    results: list[_Result]
+
+
 class _RedriveReply(msgspec.Struct):
     dead_letter_topic: str
     topics: dict[str, int]
     stuck: int
     more: bool
+
+
+class GroupRequests:
+    """The requests about one group. `retry` replaces the transport's policy. Raises ValueError for
+    an invalid name."""
+
+    def __init__(self, transport: Transport, group: str, retry: RetryPolicy | None = None) -> None:
+        self.path = f"/v1/groups/{check_name('group', group)}"
+        self._transport = transport
+        self._group = group
+        self._retry = retry
+
+    async def post(self, action: str, body: object, wait_s: float = 0.0) -> Reply:
+        """POST a request with a JSON body that the broker may execute twice without harm."""
+        return await self._transport.request(
+            "POST",
+            f"{self.path}/{action}",
+            headers={"Content-Type": JSON, "Accept": JSON},
+            body=msgspec.json.encode(body),
+            wait_s=wait_s,
+            retry=self._retry,
+        )
+
+    async def put(self, settings: Mapping[str, Any]) -> None:
+        """Create or change the group."""
+        await self._transport.request(
+            "PUT",
+            self.path,
+            headers={"Content-Type": JSON, "Accept": JSON},
+            body=msgspec.json.encode(settings),
+            retry=self._retry,
+        )
+
+    async def describe(self) -> dict[str, Any]:
+        """Return the group's description. Raises UnknownGroup."""
+        reply = await self._transport.request("GET", self.path, retry=self._retry)
+        return reply.json(dict[str, Any])
+
+    async def receive(self, fields: Mapping[str, Any], wait_ms: int) -> ReceiveReply:
+        """Receive once. `fields` holds the JSON fields of the request. With an `attempt_id` it can
+        be retried safely: if a reply was lost, the retry returns the same reply."""
+        reply = await self._transport.request(
+            "POST",
+            f"{self.path}/receive",
+            headers={"Content-Type": JSON, "Accept": MSGPACK},
+            body=msgspec.json.encode({**fields, "wait_ms": wait_ms}),
+            wait_s=wait_ms / 1000,
+            safe="attempt_id" in fields or bool(fields.get("browse")),
+            retry=self._retry,
+        )
+        return reply.msgpack(ReceiveReply)
+
+    async def settle(
+        self,
+        verb: Verb,
+        receipts: Sequence[str],
+        *,
+        delay_ms: int | None = None,
+        lease_ms: int | None = None,
+        cumulative: bool = False,
+        used_ms: float | None = None,
+    ) -> list[Status]:
+        """Settle or extend several receipts with one verb, durably; return the status of each."""
+        body = drop_none(
+            receipts=receipts,
+            delay_ms=delay_ms,
+            lease_ms=lease_ms,
+            used_ms=used_ms,
+            cumulative=cumulative or None,
+        )
+        return [each.status for each in (await self.post(verb, body)).json(_SettleReply).results]
+
+    async def leave(self, member: str) -> None:
+        """Remove a member from the group; its messages are released."""
+        await self.post("leave", {"member": member})
+
+    async def redrive(self, most: int | None, *, dry_run: bool = False) -> Redriven:
+        """Let the broker republish the group's dead letters, at most `most`, in the order of each
+        key. With `dry_run` only count them. If a dead letter cannot be republished, the redrive
+        ends and raises the error."""
+        check_name("group", redrive_group(self._group))
+        if most is not None and most < 1:
+            raise ValueError("max_messages is at least 1; leave it out to redrive all dead letters")
+        topics: Counter[str] = Counter()
+        while True:
+            body: dict[str, object] = {"dry_run": dry_run}
+            if most is not None:
+                body["limit"] = min(most - topics.total(), _REDRIVE_LIMIT)
+            try:
+                reply = (await self.post("redrive", body, _REDRIVE_WAIT_S)).json(_RedriveReply)
+            except ApiError as error:
+                if error.type in ("no-dead-letters", "group-without-leases"):
+                    raise NoDeadLetters(self._group) from error
+                raise
+            topics.update(reply.topics)
+            # A dry run is only one request: a second request would count the same letters again.
+            if dry_run or not reply.more or (most is not None and topics.total() >= most):
+                return Redriven(reply.dead_letter_topic, dict(topics), reply.stuck)
+
+
+def encode_topics(topics: Topics) -> dict[str, Mapping[str, Any]]:
+    """Return topics in the form of a PUT request. Raises ValueError for an invalid name."""
+    if isinstance(topics, str):
+        topics = [topics]
+    if not isinstance(topics, Mapping):
+        topics = dict.fromkeys(topics, 1)
+    return {
+        check_name("topic", topic): {"weight": terms} if isinstance(terms, int) else terms
+        for topic, terms in topics.items()
+    }
+
+
+def drop_none(**fields: T | None) -> dict[str, T]:
+    """Return the fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def redrive_group(group: str) -> str:
@@ -211,38 +212,3 @@ def dead_letter_topic(group: str, described: Mapping[str, object]) -> str:
     if not isinstance(topic, str):
         raise NoDeadLetters(group)
     return topic
-
-
-async def redrive(
-    transport: Transport, group: str, most: int | None, *, dry_run: bool = False
-) -> Redriven:
-    """Let the broker republish a group's dead letters, at most `most`, in the order of each key.
-    With `dry_run` only count them. If a dead letter cannot be republished, the redrive ends and
-    raises the error."""
-    check_name("group", redrive_group(group))
-    if most is not None and most < 1:
-        raise ValueError("max_messages is at least 1; leave it out to redrive all dead letters")
-    topics: Counter[str] = Counter()
-    while True:
-        reply = await _redrive_once(transport, group, most, topics.total(), dry_run=dry_run)
-        topics.update(reply.topics)
-        # A dry run is only one request: a second request would count the same letters again.
-        if dry_run or not reply.more or (most is not None and topics.total() >= most):
-            return Redriven(reply.dead_letter_topic, dict(topics), reply.stuck)
-
-
-async def _redrive_once(
-    transport: Transport, group: str, most: int | None, done: int, *, dry_run: bool
-) -> _RedriveReply:
-    body: dict[str, object] = {"dry_run": dry_run}
-    if most is not None:
-        body["limit"] = min(most - done, _REDRIVE_LIMIT)
-    try:
-        reply = await send_json(
-            transport, "POST", f"{group_path(group)}/redrive", body, wait_s=_REDRIVE_WAIT_S
-        )
-    except ApiError as error:
-        if error.type in ("no-dead-letters", "group-without-leases"):
-            raise NoDeadLetters(group) from error
-        raise
-    return reply.json(_RedriveReply)

@@ -5,15 +5,12 @@ import secrets
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-from holdfast.client.consume import group_requests
-from holdfast.client.consume.group_requests import encode_topics
+from holdfast.client.consume.group_requests import GroupRequests, drop_none, encode_topics
 from holdfast.client.errors import UnknownGroup
-from holdfast.client.transport.requests import Transport
-from holdfast.client.transport.retry import RetryPolicy
 
 SerialBy = Literal["key", "queue", "nothing"]
 
@@ -62,30 +59,22 @@ class GroupFacts(msgspec.Struct):
         return self.fairness.cost == "time"
 
 
-async def join(
-    transport: Transport, options: ConsumeOptions, policy: RetryPolicy | None
-) -> GroupFacts:
+async def join(group: GroupRequests, options: ConsumeOptions) -> GroupFacts:
     """Return a group's settings. If the group does not exist or only stores offsets, create it with
     the consumer's topics first. Raises HoldfastError."""
-    facts = await _fetch_facts(transport, options.group, policy)
+    facts = await _fetch_facts(group)
     if facts is None:
-        settings: dict[str, Any] = {"topics": encode_topics(options.topics)}
-        if options.start is not None:
-            settings["start"] = options.start
-        await group_requests.put_group(transport, options.group, settings, policy)
-        facts = await _fetch_facts(transport, options.group, policy)
+        await group.put(drop_none(topics=encode_topics(options.topics), start=options.start))
+        facts = await _fetch_facts(group)
     return facts or GroupFacts()
 
 
-async def _fetch_facts(
-    transport: Transport, group: str, policy: RetryPolicy | None
-) -> GroupFacts | None:
+async def _fetch_facts(group: GroupRequests) -> GroupFacts | None:
     """Return the settings of a group with leases; None for any other group."""
     try:
-        described = await group_requests.describe_group(transport, group, policy)
+        config = (await group.describe()).get("config")
     except UnknownGroup:
         return None
-    config = described.get("config")
     return None if config is None else msgspec.convert(config, GroupFacts)
 
 

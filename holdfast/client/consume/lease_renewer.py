@@ -11,7 +11,7 @@ Extend = Callable[[Sequence[str]], Awaitable[Sequence[Status]]]
 
 
 class LeaseRenewer:
-    """Extends leases by `lease_s`. Belongs to one event loop.
+    """Holds the deliveries whose leases `run` extends by `lease_s`. Belongs to one event loop.
 
     `extend` sends a request and retries it. `on_lost(delivery)` is called for each delivery whose
     lease has ended at the broker.
@@ -23,29 +23,27 @@ class LeaseRenewer:
         #: The deliveries by `id()`, because a message may be redelivered before this member knows
         #: that its first lease is lost.
         self._held: dict[int, Delivery] = {}
-        #: Set when a lease may have to be extended before the time until which `run` sleeps.
-        self._sooner = asyncio.Event()
+        #: Wakes `run`, because a lease may have to be extended earlier than planned.
+        self._wakeup = asyncio.Event()
         self.lease_s = 30.0
 
     def __len__(self) -> int:
         return len(self._held)
 
     def add(self, delivery: Delivery) -> None:
-        """Start extending a delivery's lease."""
         self._held[id(delivery)] = delivery
 
     def has(self, delivery: Delivery) -> bool:
-        """Return whether a delivery's lease is being extended."""
         return id(delivery) in self._held
 
     def remove(self, delivery: Delivery) -> bool:
-        """Stop extending a delivery's lease. Return False if it was not being extended."""
+        """Forget a delivery. Return False if its lease was not held."""
         return self._held.pop(id(delivery), None) is not None
 
     def record_extension(self, delivery: Delivery, at_s: float, lease_s: float) -> None:
         """Record that a lease was extended for `lease_s`, counted from `at_s`."""
         delivery._lease.extend_at_s = at_s + lease_s / 2
-        self._sooner.set()
+        self._wakeup.set()
 
     def find_following(self, delivery: Delivery) -> list[Delivery]:
         """Return the held deliveries of the same key and queue with higher offsets."""
@@ -72,8 +70,8 @@ class LeaseRenewer:
                 await self._extend_some(due[:MAX_RECEIPTS], now_s)
             else:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._sooner.wait(), min(half_s, next_s - now_s))
-                self._sooner.clear()
+                    await asyncio.wait_for(self._wakeup.wait(), min(half_s, next_s - now_s))
+                self._wakeup.clear()
 
     async def _extend_some(self, deliveries: Sequence[Delivery], now_s: float) -> None:
         statuses = await self._extend([each.receipt or "" for each in deliveries])

@@ -1,9 +1,9 @@
 """A member of a group on an event loop: its leases and its pending acknowledgements.
 
-Three activities run concurrently: receiving enough messages to keep the worker busy, extending
-the leases of unsettled messages at half their time, and collecting and sending acknowledgements.
-Requests are retried while the broker is unreachable. consumer.py hands out the deliveries in
-`ready`.
+A member does three things concurrently: it receives enough messages to keep the worker busy, it
+extends the leases of unsettled messages when half of their time has passed, and it collects and
+sends acknowledgements. Requests are retried while the broker is unreachable. consumer.py passes the
+deliveries in `ready` to the worker.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from holdfast.client.consume import group_requests
 from holdfast.client.consume.ack_batcher import AckBatcher, AckKind, PendingAck
 from holdfast.client.consume.delivery import (
     DeliveredMessage,
@@ -25,7 +24,7 @@ from holdfast.client.consume.delivery import (
     Verb,
 )
 from holdfast.client.consume.dispatcher import Dispatcher
-from holdfast.client.consume.group_requests import ReceiveReply
+from holdfast.client.consume.group_requests import GroupRequests, ReceiveReply, drop_none
 from holdfast.client.consume.join import ConsumeOptions, GroupFacts, join
 from holdfast.client.consume.lease_renewer import LeaseRenewer
 from holdfast.client.consume.prefetch import FEW, Credit, ProcessingTimes
@@ -33,7 +32,7 @@ from holdfast.client.consume.redelivered_keys import RedeliveredKeys
 from holdfast.client.errors import ClientClosed, HoldfastError
 from holdfast.client.read.sources import EMPTY_PULL_S
 from holdfast.client.transport.requests import Transport
-from holdfast.client.transport.retry import UntilDeadlineRetryPolicy
+from holdfast.client.transport.retry import RetryPolicy
 
 _log = logging.getLogger("holdfast.client")
 
@@ -51,29 +50,29 @@ class Membership:
         self.ready: Dispatcher[Delivery] = Dispatcher(options.concurrency)
         #: The error that ended the membership.
         self.failure: Exception | None = None
-        #: Whether the broker has no more messages and this member holds none. Never with `follow`.
+        #: Whether the broker has no more messages and this member holds none. Always False with
+        #: `follow`.
         self.is_at_end = False
         self.available = 0
         self.is_active = True
-        self._transport = transport
         self._loop: asyncio.AbstractEventLoop | None = None
         self._receiving: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._credit = Credit(options.concurrency, options.max_in_flight)
-        #: How long the messages of each ordering key (key or queue) take. None if `concurrency` is
-        #: 1: then no other ordering key could be processed while one ordering key is slow.
+        #: The processing times of each ordering key (key or queue). None if `concurrency` is 1:
+        #: then no other ordering key could be processed while one ordering key is slow.
         self._times: ProcessingTimes[OrderingKey] | None = (
             ProcessingTimes() if options.concurrency > 1 else None
         )
-        #: The receive in flight requests no messages of these slow ordering keys. The value is how
-        #: many messages of the ordering key may wait in this member.
+        #: The slow ordering keys of which the receive in flight requests no messages, each with the
+        #: number of its messages that may wait in this member.
         self._excluded: Mapping[OrderingKey, int] = {}
         #: Completed when one of the excluded ordering keys has no waiting message left.
         self._limits_outdated: asyncio.Future[None] | None = None
         self._leases = LeaseRenewer(self._extend, self._on_lease_lost)
         self._redelivered = RedeliveredKeys()
-        #: How many settled or extended messages have no reply yet.
+        #: The number of settled or extended messages without a reply.
         self._unconfirmed = 0
         self._acks = AckBatcher(
             self._send,
@@ -84,14 +83,11 @@ class Membership:
         )
         self._facts = GroupFacts()
         self._leave_by_s: float | None = None
-        #: With `follow`, requests are retried for ever. None means the client's own policy.
-        self._policy = (
-            UntilDeadlineRetryPolicy(None, left_s=self._leaving_time_left_s)
-            if options.follow
-            else None
-        )
+        #: With `follow`, requests are retried for ever, otherwise by the client's own policy.
+        policy = RetryPolicy(None, left_s=self._leaving_time_left_s) if options.follow else None
+        self._group = GroupRequests(transport, options.group, policy)
 
-    # -- handing out -------------------------------------------------------------------------
+    # -- deliveries for the worker -----------------------------------------------------------
 
     def take(self) -> Delivery | None:
         """Return the next delivery that may be processed now; None if there is none."""
@@ -106,12 +102,11 @@ class Membership:
                     self._check_limits(ordering_key)
             self.notify_change()  # there may be room to receive more
         elif not len(self.ready):
-            self._acks.flush_soon()  # nothing to process: do not wait for more acknowledgements
+            self._acks.flush_soon()  # the worker is idle, so no acknowledgements will follow soon
         return delivery
 
     def finish_handling(self, delivery: Delivery) -> None:
-        """Record that a handler has returned: the next delivery of its ordering key may be
-        processed."""
+        """Record that the handler of a delivery has returned, which frees its ordering key."""
         self._finish_delivery(delivery)
         self.notify_change()
 
@@ -135,13 +130,11 @@ class Membership:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop on which the member runs."""
         assert self._loop is not None, "start() was called"
         return self._loop
 
     @property
     def has_started(self) -> bool:
-        """Whether start() was called."""
         return self._receiving is not None
 
     def start(self) -> None:
@@ -157,8 +150,8 @@ class Membership:
     async def leave(self) -> None:
         """Release unsettled messages, send pending acknowledgements, and leave the group.
 
-        Retries for LEAVING_S at most. Raises the error that kept the acknowledgements from being
-        sent, unless the member had failed before.
+        Retries for LEAVING_S at most. Raises the error because of which acknowledgements could not
+        be sent, unless the member had failed before.
         """
         if self._receiving is None:
             return
@@ -174,21 +167,19 @@ class Membership:
             await asyncio.wait([self._renewing])
         with suppress(HoldfastError):
             # Leaving also releases messages whose receive reply was lost.
-            await group_requests.leave(
-                self._transport, self.options.group, self.options.member, self._policy
-            )
+            await self._group.leave(self.options.member)
         if self.failure is not None and not failed_before:
             raise self.failure
 
     async def flush(self) -> None:
-        """Return once all acknowledgements are durable. Raises the error that prevented it."""
+        """Return once all acknowledgements are durable. Raises the error of the membership."""
         await self._acks.flush()
         if self.failure is not None:
             raise self.failure
 
     async def wait_for_change(self, within_s: float | None = None) -> None:
-        """Wait until notify_change() is called, for `within_s` at most. Then a delivery may be
-        available, or the member may have ended."""
+        """Wait until notify_change() is called, for `within_s` at most. Afterwards a delivery may
+        be available, or the member may have failed."""
         waiter = self.loop.create_future()
         self._waiters.append(waiter)
         if within_s is None:
@@ -224,7 +215,7 @@ class Membership:
     # -- receiving ---------------------------------------------------------------------------
 
     async def _join_and_receive(self) -> None:
-        self._facts = await join(self._transport, self.options, self._policy)
+        self._facts = await join(self._group, self.options)
         self._leases.lease_s = (self.options.lease_ms or self._facts.lease_ms) / 1000
         self._renewing = asyncio.create_task(self._run_guarded(self._leases.run))
         await self._receive()
@@ -237,9 +228,9 @@ class Membership:
         while True:
             asked_at_s = self.loop.time()
             slow = {} if self._times is None else self._times.find_slow(asked_at_s)
-            # Messages of slow ordering keys may be given back to the broker. If the last receive is
-            # to be repeated, its reply could contain later messages of the same ordering keys; so
-            # then consider only the ordering keys that this receive excluded.
+            # Waiting messages of slow ordering keys may be given back to the broker. If the last
+            # receive must be repeated, its reply could contain later messages of its ordering keys.
+            # Then give back only messages of the ordering keys that this receive excluded.
             if slow:
                 may_return = slow.keys() if attempt_id is None else slow.keys() & excluded.keys()
                 if await self._return_messages({each: slow[each] for each in may_return}, slow):
@@ -271,8 +262,8 @@ class Membership:
             elif self._held or len(self.ready):
                 await self.wait_for_change()
             elif self.options.wait_for_delayed and not has_no_delayed:
-                # If none is delayed now, the last delay may have ended since this receive: receive
-                # once more before the end.
+                # If no message is delayed now, the last delay may have ended since this receive:
+                # receive once more before the end.
                 has_no_delayed = not await self._has_delayed()
                 waits_for_delayed = not has_no_delayed
             elif not excluded:
@@ -281,8 +272,8 @@ class Membership:
                 return
 
     async def _process_reply(self, reply: ReceiveReply) -> bool:
-        """Accept the messages of a reply. Return whether it has any, or is the first reply to this
-        member as the active one."""
+        """Accept the messages of a reply. Return whether the reply has messages, or this member has
+        become the active one."""
         became_active = reply.active and not self.is_active
         self.is_active = reply.active
         self.available = reply.available
@@ -302,20 +293,18 @@ class Membership:
         """Receive once and return the reply.
 
         Cancel the request and return None as soon as the limits are outdated: when an excluded
-        ordering key has no waiting message left, or becomes stuck (see prefetch.py) while
-        it has waiting messages that could be given back to the broker.
+        ordering key has no waiting message left, or when it becomes stuck (see prefetch.py) and
+        has waiting messages that can be given back to the broker.
         """
-        receive = group_requests.receive(
-            self._transport, self.options.group, fields, wait_ms=wait_ms, retry=self._policy
-        )
+        receive = self._group.receive(fields, wait_ms)
         if not excluded:
             return await receive
         self._excluded = excluded
         self._limits_outdated = self.loop.create_future()
         receiving = asyncio.create_task(receive)
         assert self._times is not None
-        hoarding = () if self.options.settled else filter(self.ready.count_waiting, excluded)
-        stuck_in_s = self._times.time_until_stuck_s(hoarding, now_s)
+        returnable = () if self.options.settled else filter(self.ready.count_waiting, excluded)
+        stuck_in_s = self._times.time_until_stuck_s(returnable, now_s)
         try:
             await asyncio.wait(
                 (receiving, self._limits_outdated),
@@ -333,19 +322,18 @@ class Membership:
         return len(self._leases) + self._unconfirmed
 
     def _buffered(self, slow: Mapping[OrderingKey, int]) -> int:
-        """Return how many waiting messages keep the worker busy; messages of slow ordering keys do
-        not count."""
+        """Return the number of waiting messages, without messages of slow ordering keys."""
         return len(self.ready) - (sum(map(self.ready.count_waiting, slow)) if slow else 0)
 
     async def _return_messages(
         self, ordering_keys: Mapping[OrderingKey, int], slow: Mapping[OrderingKey, int]
     ) -> bool:
-        """Release waiting messages of these slow ordering keys, beyond the number that may wait;
-        wait for the broker's reply. Return whether any message was released.
+        """Release the messages of slow ordering keys that exceed the number that may wait, and wait
+        for the broker's reply. Return whether any message was released.
 
-        Do this for an ordering key that is stuck, and for every ordering key if there is too little
-        room for the messages of other ordering keys. No other message of these ordering keys is in
-        flight, so the broker redelivers the released messages in order.
+        This is done for a stuck ordering key, and for every slow ordering key if there is too
+        little room for the messages of other ordering keys. The caller ensures that no other
+        message of `ordering_keys` is in flight, so the broker redelivers the messages in order.
         """
         if self.options.settled:
             return False
@@ -359,8 +347,9 @@ class Membership:
         return bool(returned)
 
     def _release(self, deliveries: Sequence[Delivery]) -> list[Settling]:
-        """Release deliveries that this member still holds, the last one first, because in a keyed
-        group the release of a message also revokes the later messages of its key."""
+        """Release deliveries, except those that are settled or lost. Begin with the last one,
+        because in a keyed group the release of a message also revokes the later messages of its
+        key."""
         return [
             delivery.release()
             for delivery in reversed(deliveries)
@@ -370,19 +359,15 @@ class Membership:
     def _limits(
         self, slow: Mapping[OrderingKey, int]
     ) -> tuple[dict[str, Any], dict[OrderingKey, int]]:
-        """Return the fields of a receive that limit how many messages of each slow ordering key it
-        returns. Also return the ordering keys of which it returns no message (see `_excluded`)."""
+        """Return the fields that limit how many messages of slow ordering keys a receive returns,
+        and the ordering keys of which it returns no message (see `_excluded`)."""
         limits: list[dict[str, Any]] = []
         excluded: dict[OrderingKey, int] = {}
         for ordering_key, max_waiting in slow.items():
             if self._has_limit(ordering_key) and len(limits) < MAX_LIMITS:
                 room = max(0, max_waiting - self.ready.count_waiting(ordering_key))
-                of = (
-                    {"queue": ordering_key.queue}
-                    if ordering_key.key is None
-                    else {"key": ordering_key.key}
-                )
-                limits.append({"topic": ordering_key.topic, **of, "max_messages": room})
+                limit = drop_none(queue=ordering_key.queue, key=ordering_key.key)
+                limits.append({"topic": ordering_key.topic, **limit, "max_messages": room})
                 if not room:
                     excluded[ordering_key] = max_waiting
         return {"limits": limits} if limits else {}, excluded
@@ -394,9 +379,7 @@ class Membership:
 
     async def _has_delayed(self) -> bool:
         """Return whether messages of the topics wait for their retry delay."""
-        described = await group_requests.describe_group(
-            self._transport, self.options.group, self._policy
-        )
+        described = await self._group.describe()
         return any(
             queue["delayed"]
             for topic in described["topics"]
@@ -405,33 +388,24 @@ class Membership:
         )
 
     def _receive_fields(self) -> dict[str, Any]:
-        options = self.options
-        fields: dict[str, Any] = {
-            "member": options.member,
-            "max_bytes": options.max_bytes,
-            "topics": list(options.topics),
-        }
-        if options.lease_ms is not None:
-            fields["lease_ms"] = options.lease_ms
-        if options.filter is not None:
-            fields["filter"] = options.filter
-        if options.settled:
-            fields["settled"] = True
-        return fields
+        return drop_none(
+            member=self.options.member,
+            max_bytes=self.options.max_bytes,
+            topics=list(self.options.topics),
+            lease_ms=self.options.lease_ms,
+            filter=self.options.filter,
+            settled=self.options.settled or None,
+        )
 
     def _accept(self, messages: Sequence[DeliveredMessage]) -> list[Delivery]:
         """Accept received messages; return those that the broker may have revoked."""
         extend_at_s = self.loop.time() + self._leases.lease_s / 2
         uncertain: list[Delivery] = []
-        for each, is_uncertain in zip(messages, self._redelivered.uncertain(messages), strict=True):
+        flags = self._redelivered.find_uncertain(messages)
+        for each, is_uncertain in zip(messages, flags, strict=True):
+            lease = Lease(self, extend_at_s)
             delivery = Delivery(
-                each.body,
-                each,
-                0,
-                each.receipt,
-                each.attempt,
-                each.redelivered,
-                Lease(self, extend_at_s),
+                each.body, each, 0, each.receipt, each.attempt, each.redelivered, lease
             )
             if each.receipt is not None:
                 self._leases.add(delivery)
@@ -442,10 +416,10 @@ class Membership:
         return uncertain
 
     async def _resolve_uncertain(self, uncertain: Sequence[Delivery]) -> None:
-        """Make those uncertain deliveries ready whose leases are still valid; forget the others.
+        """Make the uncertain deliveries with valid leases ready; forget the others.
 
-        Extending the leases shows which are valid, once the broker has handled the nacks and
-        releases that may have revoked them.
+        Wait until the broker has handled the nacks and releases that may have revoked leases. Then
+        a request to extend the leases shows which of them are valid.
         """
         for delivery in uncertain:
             await self._redelivered.wait_confirmed(delivery)
@@ -473,14 +447,14 @@ class Membership:
     # -- leases ------------------------------------------------------------------------------
 
     async def _extend(self, receipts: Sequence[str]) -> list[Status]:
-        return await self._settle("extend", receipts, lease_ms=self.options.lease_ms)
+        return await self._group.settle("extend", receipts, lease_ms=self.options.lease_ms)
 
     def _on_lease_lost(self, delivery: Delivery) -> None:
         delivery._lease.is_lost = True
         self.ready.drop(delivery, self._ordering_key(delivery))
         if delivery._lease.taken_at_s is not None:
             _log.warning(
-                "the lease of %s %d:%d has ended while it was worked on; it comes again",
+                "the lease of %s %d:%d has ended while it was processed; it will be redelivered",
                 delivery.topic,
                 delivery.queue,
                 delivery.offset,
@@ -505,7 +479,7 @@ class Membership:
         return settling
 
     def flush_soon(self) -> None:
-        """Send pending acknowledgements without waiting for more."""
+        """Begin to send pending acknowledgements now."""
         self._acks.flush_soon()
 
     def _on_loop(self, call: Callable[..., None], *arguments: object) -> None:
@@ -524,8 +498,7 @@ class Membership:
         if delivery.receipt is not None and lease.settling is not None:
             self._leases.remove(delivery)
             self._unconfirmed += 1
-            used_ms = 0.0
-            topic = ""
+            used_ms, topic = 0.0, ""
             if lease.taken_at_s is not None and verb != "release":
                 used_ms = (self.loop.time() - lease.taken_at_s) * 1000
                 topic = delivery.topic if self._facts.shares_time else ""
@@ -550,17 +523,12 @@ class Membership:
         )
 
     async def _send(self, kind: AckKind, acks: Sequence[PendingAck]) -> list[Status]:
-        return await self._settle(
+        return await self._group.settle(
             kind.verb,
             [each.receipt for each in acks],
             delay_ms=kind.delay_ms,
             lease_ms=kind.lease_ms,
             used_ms=sum(each.used_ms for each in acks) / len(acks) if kind.topic else None,
-        )
-
-    async def _settle(self, verb: Verb, receipts: Sequence[str], **options: Any) -> list[Status]:
-        return await group_requests.settle(
-            self._transport, self.options.group, verb, receipts, retry=self._policy, **options
         )
 
     def _on_confirmed(self, count: int) -> None:

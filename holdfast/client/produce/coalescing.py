@@ -1,9 +1,9 @@
 """Shared publish requests: messages of concurrent callers on one event loop are sent together.
 
 The messages for the next request wait in a PublishQueue (publish_queue.py), one queue per topic and
-durability. Each caller gets the result or error that a separate request would give. If a request is
-refused and one message may be the cause, its messages are sent again in two halves, until that
-message is alone. After a transient failure the same request is repeated, until the timeouts of all
+durability. Each caller gets the result or error of a separate request. If the broker refuses a
+request and one message may be the cause, its messages are sent again in two halves, until that
+message is alone. After a transient failure the same request is repeated until the timeouts of all
 its callers have ended; later messages do not wait for it.
 """
 
@@ -78,8 +78,8 @@ class PublishCoalescer:
     def _start_next_request(self, queue: PublishQueue) -> None:
         """Start the queue's next request if it is due; remove the queue if it is empty.
 
-        The request takes its messages in the loop's next iteration, because callers that got
-        their results in this iteration may publish again by then.
+        The request takes its messages in the loop's next iteration: callers that get their results
+        in this iteration may add messages before that.
         """
         if queue.start_request():
             task = asyncio.get_running_loop().create_task(self._run(queue))
@@ -132,8 +132,8 @@ class PublishCoalescer:
         messages: Sequence[PendingPublish],
         identity: ProducerIdentity,
     ) -> list[PublishResult]:
-        """Send messages together, and repeat the request until the broker answers. Callers whose
-        timeout ends get the error; the last timeout ends the repetition."""
+        """Send messages in one request, and repeat it until the broker answers. A caller whose
+        timeout ends gets the error. When the last timeout ends, raise the error."""
         queue = request.queue
         sent = PublishRequest(queue.topic, queue.durability, [each.encoded for each in messages])
         tries = 0
@@ -157,7 +157,7 @@ class PublishCoalescer:
 
 
 class _SharedRequest:
-    """A request with messages of a queue. Create it in the task that sends it."""
+    """A request with messages of a queue. Must be created in the task that sends it."""
 
     def __init__(self, queue: PublishQueue) -> None:
         self.queue = queue
@@ -168,7 +168,7 @@ class _SharedRequest:
         self._blocks_queue = True
 
     def unblock_queue(self) -> None:
-        """Let the queue start its next request without waiting for this one. May be repeated."""
+        """Allow the queue to start its next request before this one has ended. May be repeated."""
         if self._blocks_queue:
             self._blocks_queue = False
             self.queue.finish_request()
@@ -184,7 +184,7 @@ def _find_waiting(messages: Iterable[PendingPublish]) -> list[PendingPublish]:
 
 
 def _fail(messages: Iterable[PendingPublish], error: Exception) -> None:
-    """Pass an error to the callers of messages; each caller gets its own copy of the exception."""
+    """Raise an error in the callers of messages; each caller gets its own copy of it."""
     for message in _find_waiting(messages):
         own = copy.copy(error)
         own.__cause__ = error.__cause__
@@ -192,8 +192,8 @@ def _fail(messages: Iterable[PendingPublish], error: Exception) -> None:
 
 
 def _may_be_caused_by_one(error: Exception) -> bool:
-    """Return whether the broker has refused a request, and the cause may be a single message or
-    the total size of the messages. Then nothing was stored."""
+    """Return whether the broker has refused a request because of one message or because of the
+    total size, so that smaller requests may succeed. Then nothing was stored."""
     return isinstance(error, ApiError) and (
         error.status in (400, 413) or isinstance(error, UnknownQueue)
     )

@@ -18,8 +18,8 @@ MAX_SHARED_REQUEST_BYTES = 120 * 1024
 
 @dataclass(eq=False, slots=True)
 class PendingPublish:
-    """A waiting message. Its caller awaits `outcome`. `request` is the request that contains the
-    message; it is None while the message waits. The code that uses the PublishQueue sets both."""
+    """A message. Its caller awaits `outcome`. `request` is the request that contains the message;
+    it is None while the message waits. The code that uses the PublishQueue sets both."""
 
     encoded: bytes
     asked_at_s: float
@@ -41,7 +41,6 @@ class PublishQueue:
 
     @property
     def key(self) -> tuple[str, str | None]:
-        """The topic and durability."""
         return self.topic, self.durability
 
     @property
@@ -58,12 +57,10 @@ class PublishQueue:
         )
 
     def add(self, message: PendingPublish) -> None:
-        """Append a message to the waiting ones."""
         self._waiting.append(message)
         self._waiting_bytes += len(message.encoded)
 
     def remove(self, message: PendingPublish) -> None:
-        """Remove a waiting message."""
         self._waiting.remove(message)
         self._waiting_bytes -= len(message.encoded)
 
@@ -75,8 +72,8 @@ class PublishQueue:
         return messages
 
     def start_request(self) -> bool:
-        """If another request must be started now, record it as started and return True. The caller
-        must then start it, and call `take_messages` for it, and later `finish_request`."""
+        """Return whether another request must be started now, and record it as started. The caller
+        must then start it, call `take_messages` for it, and later `finish_request`."""
         if not self._waiting or self._is_starting or (self._in_flight and not self._is_full):
             return False
         self._is_starting = True
@@ -98,5 +95,5 @@ class PublishQueue:
         return taken
 
     def finish_request(self) -> None:
-        """Record that a request has ended, or that the next request need not wait for its end."""
+        """Record that a request has ended, or that the next request may start before it ends."""
         self._in_flight -= 1

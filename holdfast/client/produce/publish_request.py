@@ -1,8 +1,8 @@
 """Publishing without a producer: the request that carries one or more messages.
 
-A request is encoded as msgpack. It has a producer id and a sequence number, so a retry is not
-stored twice. The broker checks all messages before it stores any. Messages without queue and key
-are stored in turn: those of one request in one queue, those of the next request in the next queue.
+A request is encoded as msgpack. It has a producer id and a sequence number, so that a retry is not
+stored twice. The broker checks all messages before it stores any of them. It stores the messages of
+a request that have no queue and no key in one queue, and uses the next queue for the next request.
 """
 
 from collections.abc import Sequence

@@ -15,7 +15,7 @@ import msgspec
 from holdfast.client.errors import BadReply, api_error
 from holdfast.client.read.message import LoneMessage, Message, MessageBatch, MessageList, Skipped
 from holdfast.client.read.message_run import MessageRun, RunColumns
-from holdfast.client.transport.requests import BATCH, MSGPACK, Reply, Transport
+from holdfast.client.transport.requests import BATCH, MSGPACK, Reply, Transport, check_name
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.commitlog.format.batch import iter_batches
 from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader
@@ -158,80 +158,89 @@ class _OffsetAtTime(msgspec.Struct):
     store_timestamp_ms: int | None
 
 
-async def pull_queue(
-    transport: Transport,
-    topic: str,
-    queue: int,
-    start: Start,
-    options: PullOptions,
-    *,
-    wait_ms: int,
-    retry: RetryPolicy | None = None,
-) -> Fetched:
-    """Pull once from one queue. Raises ApiError, ConnectionFailed, BadReply or CorruptBatch."""
-    reply = await transport.request(
-        "GET",
-        f"/v1/topics/{topic}/queues/{queue}/messages",
-        params={**start.params(), **options.params(wait_ms)},
-        headers={"Accept": MSGPACK if options.is_filtered else BATCH},
-        wait_s=wait_ms / 1000,
-        retry=retry,
-    )
-    if options.is_filtered:
-        pulled = reply.msgpack(_PullReply)
-        parts: Sequence[Part] = _group_by_queue(pulled.messages)
-        next_offset, max_offset = pulled.next_offset, pulled.max_offset
-        min_offset = pulled.min_offset
-    else:
-        next_offset = reply.header_int("Holdfast-Next-Offset")
-        max_offset = reply.header_int("Holdfast-Max-Offset")
-        min_offset = reply.header_int("Holdfast-Min-Offset")
-        start_offset = min_offset if start.offset is None else start.offset
-        parts = _decode_batches(reply, topic, {queue: start_offset})
-    return _build_fetched(
-        reply, topic, parts, {queue: next_offset}, {queue: max_offset}, min_offset
-    )
+class TopicRequests:
+    """The requests that read one topic. `retry` replaces the transport's policy. Raises ValueError
+    for an invalid name."""
 
+    def __init__(self, transport: Transport, topic: str, retry: RetryPolicy | None = None) -> None:
+        self._path = f"/v1/topics/{check_name('topic', topic)}"
+        self._transport = transport
+        self._topic = topic
+        self._retry = retry
 
-async def poll_queues(
-    transport: Transport,
-    topic: str,
-    offsets: Mapping[int, int],
-    options: PullOptions,
-    *,
-    wait_ms: int,
-    retry: RetryPolicy | None = None,
-) -> Fetched:
-    """Pull once from several queues. `offsets` has the offset of each queue; the broker reads the
-    queues in the order of `offsets`.
+    async def pull(self, queue: int, start: Start, options: PullOptions, wait_ms: int) -> Fetched:
+        """Pull once from one queue. Raises ApiError, ConnectionFailed, BadReply or CorruptBatch."""
+        reply = await self._transport.request(
+            "GET",
+            f"{self._path}/queues/{queue}/messages",
+            params={**start.params(), **options.params(wait_ms)},
+            headers={"Accept": MSGPACK if options.is_filtered else BATCH},
+            wait_s=wait_ms / 1000,
+            retry=self._retry,
+        )
+        if options.is_filtered:
+            pulled = reply.msgpack(_PullReply)
+            parts: Sequence[Part] = _group_by_queue(pulled.messages)
+            next_offset, max_offset = pulled.next_offset, pulled.max_offset
+            min_offset = pulled.min_offset
+        else:
+            next_offset = reply.header_int("Holdfast-Next-Offset")
+            max_offset = reply.header_int("Holdfast-Max-Offset")
+            min_offset = reply.header_int("Holdfast-Min-Offset")
+            start_offset = min_offset if start.offset is None else start.offset
+            parts = _decode_batches(reply, self._topic, {queue: start_offset})
+        return _build_fetched(
+            reply, self._topic, parts, {queue: next_offset}, {queue: max_offset}, min_offset
+        )
 
-    Raises the errors of `pull_queue`; a problem with one queue fails the whole poll.
-    """
-    is_binary = not options.is_filtered and len(offsets) <= MAX_QUEUES_IN_HEADERS
-    reply = await transport.request(
-        "GET",
-        f"/v1/topics/{topic}/messages",
-        params={
-            "offsets": ",".join(f"{queue}:{offset}" for queue, offset in offsets.items()),
-            **options.params(wait_ms),
-        },
-        headers={"Accept": BATCH if is_binary else MSGPACK},
-        wait_s=wait_ms / 1000,
-        retry=retry,
-    )
-    if is_binary:
-        parts: Sequence[Part] = _decode_batches(reply, topic, offsets)
-        next_offsets = _parse_queue_offsets(reply, "Holdfast-Next-Offset")
-        max_offsets = _parse_queue_offsets(reply, "Holdfast-Max-Offset")
-    else:
-        polled = reply.msgpack(_PollReply)
-        for state in polled.queues:
-            if state.problem is not None:
-                raise api_error(int(state.problem.get("status", 500)), state.problem)
-        parts = _group_by_queue(polled.messages)
-        next_offsets = {state.queue: state.next_offset for state in polled.queues}
-        max_offsets = {state.queue: state.max_offset for state in polled.queues}
-    return _build_fetched(reply, topic, parts, next_offsets, max_offsets)
+    async def poll(self, offsets: Mapping[int, int], options: PullOptions, wait_ms: int) -> Fetched:
+        """Pull once from several queues. `offsets` has the offset of each queue; the broker reads
+        the queues in the order of `offsets`.
+
+        Raises the errors of `pull`; a problem with one queue fails the whole poll.
+        """
+        is_binary = not options.is_filtered and len(offsets) <= MAX_QUEUES_IN_HEADERS
+        reply = await self._transport.request(
+            "GET",
+            f"{self._path}/messages",
+            params={
+                "offsets": ",".join(f"{queue}:{offset}" for queue, offset in offsets.items()),
+                **options.params(wait_ms),
+            },
+            headers={"Accept": BATCH if is_binary else MSGPACK},
+            wait_s=wait_ms / 1000,
+            retry=self._retry,
+        )
+        if is_binary:
+            parts: Sequence[Part] = _decode_batches(reply, self._topic, offsets)
+            next_offsets = _parse_queue_offsets(reply, "Holdfast-Next-Offset")
+            max_offsets = _parse_queue_offsets(reply, "Holdfast-Max-Offset")
+        else:
+            polled = reply.msgpack(_PollReply)
+            for state in polled.queues:
+                if state.problem is not None:
+                    raise api_error(int(state.problem.get("status", 500)), state.problem)
+            parts = _group_by_queue(polled.messages)
+            next_offsets = {state.queue: state.next_offset for state in polled.queues}
+            max_offsets = {state.queue: state.max_offset for state in polled.queues}
+        return _build_fetched(reply, self._topic, parts, next_offsets, max_offsets)
+
+    async def fetch_facts(self) -> TopicFacts:
+        """Return the queues and limits of the topic."""
+        reply = await self._transport.request("GET", self._path, retry=self._retry)
+        return reply.json(TopicFacts)
+
+    async def find_offset(self, queue: int, timestamp_ms: int) -> tuple[int, int | None]:
+        """Return the offset and the store time (ms) of the first message that was stored at or
+        after a time. Return (max_offset, None) if there is no such message."""
+        reply = await self._transport.request(
+            "GET",
+            f"{self._path}/queues/{queue}/offset",
+            params={"timestamp_ms": timestamp_ms},
+            retry=self._retry,
+        )
+        found = reply.json(_OffsetAtTime)
+        return found.offset, found.store_timestamp_ms
 
 
 def _build_fetched(
@@ -248,35 +257,6 @@ def _build_fetched(
             next_offsets[part.queue] = max(next_offsets[part.queue], part.end_offset)
     topic_id, skipped = _parse_topic_id(reply), _parse_skipped(reply, topic)
     return Fetched(parts, next_offsets, max_offsets, topic_id, skipped, min_offset)
-
-
-async def fetch_topic_facts(
-    transport: Transport, topic: str, *, retry: RetryPolicy | None = None
-) -> TopicFacts:
-    """Return the queues and limits of a topic."""
-    reply = await transport.request("GET", f"/v1/topics/{topic}", retry=retry)
-    return reply.json(TopicFacts)
-
-
-async def find_offset(
-    transport: Transport,
-    topic: str,
-    queue: int,
-    timestamp_ms: int,
-    *,
-    retry: RetryPolicy | None = None,
-) -> tuple[int, int | None]:
-    """Return the offset and the store time (ms) of the first message that was stored at or after a
-    time. Return (max_offset, None) if there is no such message.
-    """
-    reply = await transport.request(
-        "GET",
-        f"/v1/topics/{topic}/queues/{queue}/offset",
-        params={"timestamp_ms": timestamp_ms},
-        retry=retry,
-    )
-    found = reply.json(_OffsetAtTime)
-    return found.offset, found.store_timestamp_ms
 
 
 def _decode_batches(

@@ -20,10 +20,7 @@ from holdfast.client.read.pull import (
     PullOptions,
     QueueBounds,
     Start,
-    fetch_topic_facts,
-    find_offset,
-    poll_queues,
-    pull_queue,
+    TopicRequests,
 )
 from holdfast.client.transport.requests import Transport
 from holdfast.client.transport.retry import FOREVER
@@ -72,7 +69,7 @@ class _PollingSource:
         self._topic = topic
         self._options = options
         self._follow = follow
-        self._retry = FOREVER if follow else None
+        self._requests = TopicRequests(transport, topic, FOREVER if follow else None)
         self._topic_id: int | None = None
         #: Without `follow`: where the reading of each queue ends.
         self._end_offsets: dict[int, int] = {}
@@ -146,15 +143,7 @@ class QueueSource(_PollingSource):
         # arrive before the next pull would be missed.
         wait_ms = 0 if offset is None or not self._follow else self._options.wait_ms
         start = self._start if offset is None else Start(offset=offset)
-        request = pull_queue(
-            self._transport,
-            self._topic,
-            queue,
-            start,
-            self._options,
-            wait_ms=wait_ms,
-            retry=self._retry,
-        )
+        request = self._requests.pull(queue, start, self._options, wait_ms)
         asked = {} if offset is None else {queue: offset}
         fetched = await self._await_reply(request, asked, may_pause=True)
         if offset is None and not self._follow:
@@ -213,9 +202,7 @@ class TopicSource(_PollingSource):
             return None
         self._has_asked = True
         asked, wait_ms = self._next_poll()
-        request = poll_queues(
-            self._transport, self._topic, asked, self._options, wait_ms=wait_ms, retry=self._retry
-        )
+        request = self._requests.poll(asked, self._options, wait_ms)
         fetched = await self._await_reply(request, asked, may_pause=self._follow)
         found = self._truncate(fetched)
         self._max_offsets.update(fetched.max_offsets)
@@ -230,7 +217,7 @@ class TopicSource(_PollingSource):
             return
         self._has_asked = True
         queue, offset = next(iter(self._max_offsets.items()))
-        await poll_queues(self._transport, self._topic, {queue: offset}, self._options, wait_ms=0)
+        await self._requests.poll({queue: offset}, self._options, 0)
 
     def _next_poll(self) -> tuple[dict[int, int], int]:
         """Return the next offsets of the queues to poll, and how long to wait in ms."""
@@ -253,9 +240,9 @@ class TopicSource(_PollingSource):
         discover_at_s = self._transport.now_s() + NEW_QUEUES_S
         if is_first and self._load_offsets is not None:
             self._given_offsets = await self._load_offsets()
-        description = await fetch_topic_facts(self._transport, self._topic, retry=self._retry)
-        self._check_topic_id(description.topic_id)
-        for state in description.queues:
+        facts = await self._requests.fetch_facts()
+        self._check_topic_id(facts.topic_id)
+        for state in facts.queues:
             if state.queue in self._max_offsets:
                 continue
             offset = await self._find_start_offset(state) if is_first else state.min_offset
@@ -271,14 +258,7 @@ class TopicSource(_PollingSource):
         if given is not None:
             return given
         if self._start.timestamp_ms is not None:
-            found, _ = await find_offset(
-                self._transport,
-                self._topic,
-                state.queue,
-                self._start.timestamp_ms,
-                retry=self._retry,
-            )
-            return found
+            return (await self._requests.find_offset(state.queue, self._start.timestamp_ms))[0]
         return state.min_offset if self._start.start == "earliest" else state.max_offset
 
     def _record_offset(self, queue: int, offset: int) -> None:

@@ -73,7 +73,7 @@ class StartedRequest(Generic[T]):
 
 
 class _ConnectionPool:
-    """The idle connections. Thread-safe."""
+    """The idle connections of a client. Thread-safe."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -110,8 +110,8 @@ class _ConnectionPool:
 
 
 class BlockingTransport(Transport):
-    """Sends requests to a broker, from any thread. An exception in a thread that waits for a reply,
-    such as an interrupt, ends the request of that thread.
+    """Sends requests to a broker, from any thread. An interrupt of a thread that waits for a reply
+    ends the request of that thread.
 
     `child()` returns a transport that uses the same connections and can be ended separately.
     """
@@ -197,7 +197,6 @@ class BlockingTransport(Transport):
         return reply
 
     def check_open(self) -> None:
-        """Raise ClientClosed if the transport was ended."""
         if self._closed.is_set():
             raise ClientClosed
 
@@ -213,10 +212,8 @@ class BlockingTransport(Transport):
         self.check_open()
 
     def abort(self) -> None:
-        """End this transport and its children.
-
-        Requests in flight, in any thread, raise ClientClosed. May be repeated.
-        """
+        """End this transport and its children. Requests in flight, in any thread, raise
+        ClientClosed. May be repeated."""
         with self._pool.lock:
             self._closed.set()
             busy, children = list(self._busy), list(self._children)

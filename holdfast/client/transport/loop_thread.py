@@ -21,9 +21,9 @@ class LoopThread:
     """Runs coroutines for other threads. Thread-safe."""
 
     def __init__(self) -> None:
-        #: Held while a coroutine or callback is passed to the loop. Without the lock, a
-        #: coroutine could arrive after the loop's end, and its caller would wait for ever. The
-        #: lock is reentrant, because a signal handler may acquire it again.
+        #: Held while a coroutine or callback is passed to the loop. Without the lock, the loop
+        #: could end before a coroutine arrives, and the caller would wait for ever. The lock is
+        #: reentrant, because a signal handler may acquire it again.
         self._lock = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopped = False
@@ -58,8 +58,8 @@ class LoopThread:
             raise ClientClosed from error
 
     def stop(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run the coroutine of `last`, cancel all tasks and wait for the thread's end. If the loop
-        was never started, `last` is not called. May be repeated.
+        """Run the coroutine of `last`, cancel all tasks and wait for the end of the thread. If the
+        loop was never started, do nothing. May be repeated.
         """
         with self._lock:
             finalizer, self._finalizer = self._finalizer, None
@@ -102,6 +102,6 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 def _stop_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
     loop.call_soon_threadsafe(loop.stop)
-    # Garbage collection may call this in any thread, also in the thread of the loop.
+    # The garbage collector may call this in any thread, also in the thread of the loop.
     if thread is not threading.current_thread():
         thread.join()

@@ -37,12 +37,16 @@ AGAIN_S = 5.0
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """How long to retry, and how long to pause. The pauses double, from the first to the longest,
-    with jitter. `give_up_after_s` counts from the first attempt; None means never give up.
+    with jitter.
+
+    `give_up_after_s` counts from the first attempt; None means never give up. When `left_s` returns
+    a number, the next attempt must begin within that many seconds; None means no such limit.
     """
 
     give_up_after_s: float | None
     first_pause_s: float = 0.05
     longest_pause_s: float = 5.0
+    left_s: Callable[[], float | None] = lambda: None
 
     def pause_s(
         self, error: HoldfastError, tries: int, elapsed_s: float, *, safe: bool
@@ -58,7 +62,10 @@ class RetryPolicy:
         pause_s = self.backoff_s(tries)
         if isinstance(error, ApiError) and error.retry_after_s is not None:
             pause_s = error.retry_after_s * random.uniform(1.0, 1.25)  # noqa: S311 - no secret
-        return None if self.is_over(elapsed_s + pause_s) else pause_s
+        left_s = self.left_s()
+        if self.is_over(elapsed_s + pause_s) or (left_s is not None and pause_s > left_s):
+            return None
+        return pause_s
 
     def backoff_s(self, tries: int) -> float:
         """Return the pause after `tries` failed attempts, without a Retry-After."""
@@ -68,24 +75,6 @@ class RetryPolicy:
     def is_over(self, elapsed_s: float) -> bool:
         """Return whether it is too late for another attempt, `elapsed_s` after the first one."""
         return self.give_up_after_s is not None and elapsed_s > self.give_up_after_s
-
-
-@dataclass(frozen=True, slots=True)
-class UntilDeadlineRetryPolicy(RetryPolicy):
-    """Retries for ever while `left_s` returns None. When `left_s` returns a number, retries for at
-    most that many more seconds."""
-
-    left_s: Callable[[], float | None] = lambda: None
-
-    def pause_s(
-        self, error: HoldfastError, tries: int, elapsed_s: float, *, safe: bool
-    ) -> float | None:
-        """Return the pause as RetryPolicy does. Return None if it would be longer than `left_s`."""
-        # super() without arguments fails here: slots=True replaces the class with a new one.
-        pause_s = RetryPolicy.pause_s(self, error, tries, 0.0, safe=safe)
-        left_s = self.left_s()
-        is_over = pause_s is not None and left_s is not None and pause_s > left_s
-        return None if is_over else pause_s
 
 
 #: For readers that follow a topic: retry until an unreachable broker answers again.

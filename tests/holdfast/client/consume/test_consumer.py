@@ -339,7 +339,7 @@ async def test_a_lease_that_has_ended_is_noticed(caplog: pytest.LogCaptureFixtur
             # A message whose handling had not begun is not handled: it belongs to another member
             # now.
             assert (await anext(consumer)).offset == 2
-    assert "has ended while it was worked on" in caplog.text
+    assert "has ended while it was processed" in caplog.text
 
 
 async def test_more_time_can_be_asked_for() -> None:

@@ -1,7 +1,7 @@
 """Which queues a topic's reader asks, and how long it waits there, against a simple broker."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -32,14 +32,12 @@ class Broker:
         self.pauses: list[float] = []
         self.is_stuck = False
 
-    async def fetch_topic_facts(self, *_: Any, **__: Any) -> TopicFacts:
+    async def fetch_facts(self) -> TopicFacts:
         queues = [QueueBounds(queue, 0, end) for queue, end in self.ends.items()]
         return TopicFacts(1, len(queues), queues, TopicLimits(1))
 
-    async def poll_queues(
-        self, _: Any, __: str, offsets: Mapping[int, int], options: PullOptions, **more: Any
-    ) -> Fetched:
-        self.asked.append((list(offsets), more["wait_ms"]))
+    async def poll(self, offsets: Mapping[int, int], options: PullOptions, wait_ms: int) -> Fetched:
+        self.asked.append((list(offsets), wait_ms))
         left, next_offsets = 0 if self.is_stuck else options.max_messages, {}
         for queue, offset in offsets.items():
             taken = min(left, self.ends[queue] - offset)
@@ -61,8 +59,7 @@ class Broker:
 
 def broker(monkeypatch: pytest.MonkeyPatch, ends: Mapping[int, int]) -> Broker:
     found = Broker(ends)
-    monkeypatch.setattr(sources, "poll_queues", found.poll_queues)
-    monkeypatch.setattr(sources, "fetch_topic_facts", found.fetch_topic_facts)
+    monkeypatch.setattr(sources, "TopicRequests", lambda *_: found)
     return found
 
 

@@ -18,7 +18,6 @@ from holdfast.client.transport.retry import (
     FOREVER,
     RetryLog,
     RetryPolicy,
-    UntilDeadlineRetryPolicy,
     run_with_retries,
 )
 
@@ -135,7 +134,7 @@ async def test_a_cancelled_operation_is_not_tried_again() -> None:
 
 def test_a_policy_goes_on_until_it_is_told_how_long_there_is() -> None:
     left: list[float | None] = [None]
-    policy = UntilDeadlineRetryPolicy(None, 1.0, 1.0, left_s=lambda: left[0])
+    policy = RetryPolicy(None, 1.0, 1.0, left_s=lambda: left[0])
     failed = ConnectionFailed("http://x", "refused", maybe_executed=True)
     assert policy.pause_s(failed, 9, 10**9, safe=True) is not None
     left[0] = 2.0
