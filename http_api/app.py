@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from copy import copy
+from functools import cache
 from time import monotonic
 from typing import Any, NoReturn
 
@@ -41,7 +42,7 @@ _LAG_INTERVAL_S = 1.0
 
 def make_app(http: HttpContext) -> "App":
     """Return the application that serves the API. `start_server` starts it."""
-    http.openapi = openapi_document(ROUTES, http.config, http.version)
+    http.openapi = cache(lambda: openapi_document(ROUTES, http.config, http.version))
     http.registry.register(HttpCollector(http))
     return App(http, Router(ROUTES))
 

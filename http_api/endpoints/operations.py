@@ -116,7 +116,7 @@ class _CollectedMetrics(Collector):
 
 async def get_openapi(call: OpenCall[NoParams]) -> Reply:
     """Return the description of this API, in OpenAPI 3.1."""
-    return Reply(200, JSON, (call.http.openapi,))
+    return Reply(200, JSON, (await asyncio.to_thread(call.http.openapi),))
 
 
 async def get_info(call: Call[NoParams]) -> Reply:

@@ -68,8 +68,8 @@ class HttpContext:
     connections: Connections = field(init=False)
     rate_limiter: RateLimiter | None = field(init=False, default=None)
     """The request rates per client; None if no rate is limited."""
-    openapi: bytes = field(init=False, default=b"")
-    """The OpenAPI document, as JSON."""
+    openapi: Callable[[], bytes] = field(init=False, default=bytes)
+    """Returns the OpenAPI document, as JSON. The first call takes about 15 ms."""
     certificate_expires_s: Callable[[], float | None] = field(init=False, default=lambda: None)
     """Returns when the broker's certificate expires, in seconds since 1970.
 

@@ -441,14 +441,14 @@ async def test_only_so_much_is_read_behind_the_last_request(
 
 
 async def test_a_request_under_way_is_answered_before_the_end(api: Api) -> None:
-    api.store.publish_gate = asyncio.Event()
+    api.publish_gate = asyncio.Event()
     task = asyncio.create_task(api.publish("orders", {"body": "x"}))
     async with asyncio.timeout(10):
-        while not api.store.publishes:
+        while not api.publishes:
             await asyncio.sleep(0)
     stopping = asyncio.create_task(api.server.stop())
     await asyncio.sleep(0)
-    api.store.publish_gate.set()
+    api.publish_gate.set()
     assert (await task).status == 200
     await stopping
     assert api.server.connection_count == 0

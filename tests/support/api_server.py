@@ -1,10 +1,13 @@
-"""The HTTP API over a FakeStore, FakeGroups and the real hold service, on a free port."""
+"""The HTTP API on a free port, over a real storage in memory, the hold service and FakeGroups."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import os
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn, cast
 
 import aiohttp
 import msgspec
@@ -13,7 +16,11 @@ from yarl import URL
 
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.message_rows import Rows, as_batch
+from holdfast.config import Config
 from holdfast.consumequeue.config import TopicsConfig
+from holdfast.consumequeue.message_store import MessageStore, StoredBatch
+from holdfast.consumequeue.topics import Topic
 from holdfast.groups.config import GroupsConfig
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
@@ -22,9 +29,11 @@ from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.routing.openapi_fields import PROBLEM_MEMBERS
 from holdfast.http_api.server import Server, start_server
 from holdfast.http_api.wire.connection import Connection
+from holdfast.storage.storage import Storage
 from tests.support.aiohttp_connection import start_aiohttp_server
 from tests.support.fake_groups import FakeGroups
-from tests.support.fake_store import FakeStore
+from tests.support.memory_folder import MemoryDisk, folder_in_memory
+from tests.support.stored import MIB, open_storage, small_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +64,21 @@ class Answer:
 class Api:
     """A running API and a client for it."""
 
-    store: FakeStore
+    storage: Storage
     hold: PullRequestHoldService
     groups: FakeGroups
     context: ApiContext
     server: Server
     session: aiohttp.ClientSession
     status: BrokerStatus
+    publishes: list[tuple[str, list[Batch], str | None]] = field(default_factory=list)
+    """The stored publishes: topic, batches, and the requested durability."""
+    publish_gate: asyncio.Event | None = None
+    """If set, publishes are stored at once but acknowledged only after this event is set."""
+
+    @property
+    def store(self) -> MessageStore:
+        return self.storage.store
 
     @property
     def url(self) -> str:
@@ -106,6 +123,24 @@ class Api:
         for _ in range(count):
             await self.store.publishing.publish(topic, [Batch.decode(block)])
 
+    def damage(self, queue: int, offset: int) -> None:
+        """Change the last byte of the stored batch of "orders" that begins at this offset."""
+        key = (self.store.table.get("orders").topic_id, queue)
+        entries = self.storage.reput.queues[key].entries
+        (unit,) = (each for each in entries if each.base_offset == offset)
+        segment = self.storage.log.segment_at(unit.physical_offset)
+        assert segment is not None
+        with segment.path.open("r+b") as file:
+            file.seek(unit.physical_offset - segment.start_offset + unit.size - 1)
+            last = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([last[0] ^ 1]))
+
+    def trim(self, queue: int, min_offset: int) -> None:
+        """Trim a queue of "orders" as retention does: delete messages below `min_offset`."""
+        cq = self.storage.reput.queues[self.store.table.get("orders").topic_id, queue]
+        cq.trim_queue(min_offset, cq.min_bytes)
+
     async def held(self, count: int) -> None:
         """Wait until exactly `count` pulls are held."""
         async with asyncio.timeout(10):
@@ -123,44 +158,91 @@ async def running_api(
     **settings: Any,
 ) -> AsyncIterator[Api]:
     """Serve the API, with aiohttp's server if `by_aiohttp`. `settings` are fields of HttpConfig."""
-    store = FakeStore(topics)
     config = replace(HttpConfig(port=0), **settings)
-    holder = PullRequestHoldService(
-        hold or HoldServiceConfig(),
-        max_offset=store.reading.max_offset,
-        scan=store.reading.scan_hot,
+    with tempfile.TemporaryDirectory(dir=folder_in_memory(64 * MIB)) as folder:
+        async with open_storage(
+            _storage_config(Path(folder), topics),
+            arrived=lambda advanced: holder.message_arriving(advanced),
+            disk=MemoryDisk(),
+        ) as storage:
+            store = storage.store
+            holder = PullRequestHoldService(
+                hold or HoldServiceConfig(),
+                max_offset=store.reading.max_offset,
+                scan=store.reading.scan_hot,
+            )
+            store.topic_deleted = holder.topic_deleted
+            groups = FakeGroups(store)
+            http = HttpContext(
+                config=config,
+                status=lambda: api.status,
+                phase=lambda: api.status.phase,
+                registry=CollectorRegistry(),
+                version="9.9.9",
+                info=lambda: {"data_dir": "/nowhere"},
+            )
+            context = ApiContext(
+                http=http,
+                store=store,
+                hold=holder,
+                groups=groups.as_service(),
+                topics_config=topics or TopicsConfig(),
+                groups_config=limits or GroupsConfig(),
+            )
+            app = make_app(http)
+            app.serve(context)
+            server: Any  # both servers have the attributes that tests use
+            if by_aiohttp:
+                server = await start_aiohttp_server(app, config)
+            else:
+                server = await start_server(app, config)
+            async with aiohttp.ClientSession(skip_auto_headers=["Content-Type"]) as session:
+                status = BrokerStatus("ready")
+                api = Api(storage, holder, groups, context, server, session, status)
+                _record_publishes(api)
+                await holder.start()
+                try:
+                    yield api
+                finally:
+                    await server.stop()
+                    await holder.stop()
+
+
+def raising(error: Exception) -> Callable[..., Awaitable[NoReturn]]:
+    """Return a coroutine function that raises an error, to replace a method of the store."""
+
+    async def fail(*args: object, **more: object) -> NoReturn:
+        raise error
+
+    return fail
+
+
+def _storage_config(folder: Path, topics: TopicsConfig | None) -> Config:
+    config = small_config(folder, segment_bytes=64 * MIB)
+    queues = replace(
+        config.consumequeue,
+        tail_entries=10_000,  # `damage` finds the entries in memory
+        max_read_leases=3,
+        max_leased_queues=100,
     )
-    store.arrived = holder.message_arriving
-    store.topic_deleted = holder.topic_deleted
-    groups = FakeGroups(store)
-    http = HttpContext(
-        config=config,
-        status=lambda: api.status,
-        phase=lambda: api.status.phase,
-        registry=CollectorRegistry(),
-        version="9.9.9",
-        info=lambda: {"data_dir": "/nowhere"},
-    )
-    context = ApiContext(
-        http=http,
-        store=store.as_store(),
-        hold=holder,
-        groups=groups.as_service(),
-        topics_config=store.config,
-        groups_config=limits or GroupsConfig(),
-    )
-    app = make_app(http)
-    app.serve(context)
-    server: Any  # both servers have the attributes that tests use
-    if by_aiohttp:
-        server = await start_aiohttp_server(app, config)
-    else:
-        server = await start_server(app, config)
-    async with aiohttp.ClientSession(skip_auto_headers=["Content-Type"]) as session:
-        api = Api(store, holder, groups, context, server, session, BrokerStatus("ready"))
-        await holder.start()
-        try:
-            yield api
-        finally:
-            await server.stop()
-            await holder.stop()
+    return replace(config, consumequeue=queues, topics=topics or TopicsConfig())
+
+
+def _record_publishes(api: Api) -> None:
+    publish = api.store.publishing.publish
+
+    async def recorded(
+        topic: Topic,
+        batches: Sequence[Batch | Rows],
+        *,
+        durability: str | None = None,
+        **more: Any,
+    ) -> list[StoredBatch]:
+        stored = [as_batch(each) if isinstance(each, Rows) else each for each in batches]
+        published = await publish(topic, batches, durability=durability, **more)
+        api.publishes.append((topic.name, stored, durability))
+        if api.publish_gate is not None:
+            await api.publish_gate.wait()
+        return published
+
+    api.store.publishing.publish = recorded  # type: ignore[method-assign]

@@ -10,6 +10,7 @@ from typing import Any
 from holdfast.commitlog.ageing_clock import wall_clock_us
 from holdfast.commitlog.append.appender import AppendRequest
 from holdfast.commitlog.config import CommitLogConfig
+from holdfast.commitlog.disk.disk import Disk
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.config import Config
@@ -55,11 +56,12 @@ async def open_storage(
     *,
     arrived: Callable[[dict[QueueKey, int]], None] = lambda advanced: None,
     now_us: Callable[[], int] = wall_clock_us,
+    disk: Disk | None = None,
 ) -> AsyncIterator[Storage]:
     """Open the storage; close it at the end. The test fails if a part of the storage fails."""
     failures: list[Exception] = []
     events = StorageEvents(failures.append, [arrived])
-    storage = Storage(config, events, now_us=now_us)
+    storage = Storage(config, events, disk=disk, now_us=now_us)
     storage.lock()
     try:
         await storage.open()

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.consumequeue.errors import StateFull
 from holdfast.consumequeue.topics import Topic
-from tests.support.api_server import Answer, Api
+from tests.support.api_server import Answer, Api, raising
 
 OFFSETS = "/v1/groups/billing/topics/orders/offsets"
 
@@ -59,7 +59,7 @@ async def test_only_one_creates(filled: Api) -> None:
 
 
 async def test_any_offset_up_to_the_end_may_be_stored_trimmed_ones_too(filled: Api) -> None:
-    filled.store.trim("orders", 0, 2)
+    filled.trim(0, 2)
     for offset in (1, 2, 3, 4):
         assert (await store(filled, {"0": offset})).json()["offsets"] == {"0": offset}
     lag = (await filled.get("/v1/groups/billing")).json()
@@ -93,7 +93,7 @@ async def test_an_offset_beyond_the_end_is_refused_as_in_a_pull(filled: Api) -> 
 async def test_a_reset_tells_before_and_after(
     filled: Api, to: object, after: dict[str, int]
 ) -> None:
-    filled.store.trim("orders", 0, 1)
+    filled.trim(0, 1)
     await store(filled, {"0": 3})
     dry = await filled.send_json("POST", f"{OFFSETS}/reset", {"to": to, "dry_run": True})
     wanted = {"group": "billing", "topic": "orders", "before": {"0": 3}, "after": after}
@@ -143,13 +143,13 @@ async def test_a_group_at_the_end_has_no_lag(filled: Api) -> None:
 
 async def test_what_is_trimmed_is_no_lag(filled: Api) -> None:
     await store(filled, {"0": 1})
-    filled.store.trim("orders", 0, 3)
+    filled.trim(0, 3)
     reply = (await filled.get("/v1/groups/billing")).json()
     assert reply["lag_messages"] == 1
 
 
-async def test_a_full_disk_is_told(filled: Api) -> None:
-    filled.store.state_error = StateFull("no room")
+async def test_a_full_disk_is_told(filled: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filled.store.state, "commit", raising(StateFull("no room")))
     answer = await store(filled, {"0": 1})
     assert (answer.status, answer.problem) == (507, "disk-full")
 
@@ -159,7 +159,7 @@ async def test_damage_where_a_group_stands_hides_no_lag(
 ) -> None:
     for body in ("damaged", "whole"):
         await api.publish("orders", {"body": body, "queue": 0})
-    api.store.damaged.add(4096)
+    api.damage(0, 0)
     await store(api, {"0": 0})
     monkeypatch.setattr("holdfast.http_api.endpoints.group_lag.time", lambda: time.time() + 100)
     reply = (await api.get("/v1/groups/billing")).json()

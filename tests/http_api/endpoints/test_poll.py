@@ -98,7 +98,7 @@ async def test_a_queue_that_cannot_be_read_says_so_and_the_others_go_on(
     api: Api, offset: int, slug: str, status: int
 ) -> None:
     await publish(api, 0, "gone", "kept")
-    api.store.trim("orders", 0, 1)
+    api.trim(0, 1)
     await publish(api, 1, "fine")
     answer = await api.get(f"{POLL}?offsets=0:{offset},1:0&wait_ms=60000")
     assert found(answer) == [(1, "fine")]
@@ -141,7 +141,7 @@ async def test_damage_is_passed_over_when_asked_in_the_queue_that_has_it(
     await publish(api, 0, "a", "b")
     await publish(api, 1, "c")
     await publish(api, 1, "d")
-    api.store.damaged.add(4096 * 2)
+    api.damage(1, 0)
     polled = await api.get(f"{POLL}?offsets=0:0,1:0&skip_corrupt=true", Accept=accept)
     assert polled.status == 200
     assert polled.headers["Holdfast-Skipped"] == "1:0:1"

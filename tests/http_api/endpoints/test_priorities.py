@@ -27,7 +27,7 @@ def queues(answer: Answer) -> list[int]:
 
 
 def stored(api: Api) -> list[Batch]:
-    return [batch for _, batches, _ in api.store.publishes for batch in batches]
+    return [batch for _, batches, _ in api.publishes for batch in batches]
 
 
 # -- topics --------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 import asyncio
 import gzip
 import threading
-from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -20,15 +19,14 @@ from holdfast.commitlog.format.batch import Batch, queue_for_key
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.commitlog.format.batch_header import BatchFlag
 from holdfast.consumequeue.config import TopicsConfig
-from holdfast.consumequeue.message_store import StoredBatch
-from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.endpoints import publish as publish_module
 from holdfast.http_api.endpoints.publish import (
     OFFLOAD_BATCHES,
     OFFLOAD_TEXT_BYTES,
     _is_slow_to_decode,
 )
-from tests.support.api_server import Api, running_api
+from holdfast.storage.alarms import MEMORY
+from tests.support.api_server import Api, raising, running_api
 from tests.support.raw_http import raw_connection
 
 JSON = {"Content_Type": "application/json"}
@@ -41,7 +39,7 @@ PRODUCER = {
 
 
 def stored(api: Api, publish: int = -1) -> list[Batch]:
-    return api.store.publishes[publish][1]
+    return api.publishes[publish][1]
 
 
 async def test_results_are_in_the_order_of_the_request(api: Api) -> None:
@@ -168,7 +166,7 @@ async def test_a_gzipped_body_counts_as_what_it_holds(api: Api) -> None:
 async def test_durability_can_be_asked_for(api: Api, durability: str, durable: bool) -> None:
     answer = await api.publish("orders", {"body": "x"}, query=f"?durability={durability}")
     assert answer.json()["durable"] is durable
-    assert api.store.publishes[-1][2] == durability
+    assert api.publishes[-1][2] == durability
 
 
 async def test_a_large_request_is_worked_on_apart_and_keeps_its_order(api: Api) -> None:
@@ -306,25 +304,16 @@ async def test_a_request_sent_again_finds_its_queue_again(api: Api) -> None:
     assert len(queues) == 1
 
 
-async def test_a_duplicate_is_said_to_be_one(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    append = api.store._append
-    monkeypatch.setattr(api.store, "_append", lambda *args: replace(append(*args), duplicate=True))
-    answer = await api.ask("POST", "/v1/topics/orders/messages", b"x", **PRODUCER)
-    assert answer.json()["duplicate"] is True
+async def test_the_reply_reports_a_duplicate(api: Api) -> None:
+    for duplicate in (None, True):
+        answer = await api.ask("POST", "/v1/topics/orders/messages", b"x", **PRODUCER)
+        assert answer.json().get("duplicate") is duplicate
 
 
-async def test_of_a_binary_request_each_duplicate_is_named(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    append = api.store._append
-
-    def first_again(topic: Topic, batch: Batch, durable: bool) -> StoredBatch:
-        published = append(topic, batch, durable)
-        return replace(published, duplicate=published.queue == 0)
-
-    monkeypatch.setattr(api.store, "_append", first_again)
-    body = b"".join(encode_batch([b"x"], queue_id=queue) for queue in (0, 1))
-    answer = await api.ask("POST", "/v1/topics/orders/messages", body, **BATCH)
+async def test_the_reply_reports_each_duplicate_of_a_binary_request(api: Api) -> None:
+    first, second = (encode_batch([b"x"], queue_id=queue, producer_id=7) for queue in (0, 1))
+    for body in (first, first + second):
+        answer = await api.ask("POST", "/v1/topics/orders/messages", body, **BATCH)
     reply = answer.json()
     assert [result.get("duplicate") for result in reply["results"]] == [True, None]
     assert "duplicate" not in reply
@@ -345,10 +334,15 @@ async def test_of_a_binary_request_each_duplicate_is_named(
     ],
 )
 async def test_the_stores_refusals_are_told(
-    api: Api, error: Exception, status: int, problem: str, retry: bool
+    api: Api,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    status: int,
+    problem: str,
+    retry: bool,
 ) -> None:
     await api.publish("orders", {"body": "before", "queue": 0})
-    api.store.publish_error = error
+    monkeypatch.setattr(api.store.publishing, "publish", raising(error))
     answer = await api.publish("orders", {"body": "x"})
     assert (answer.status, answer.problem) == (status, problem)
     assert ("Retry-After" in answer.headers) is retry
@@ -357,8 +351,10 @@ async def test_the_stores_refusals_are_told(
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/vnd.holdfast.batch", "text/x"])
-async def test_an_alarm_refuses_a_publish_before_its_body_is_taken(api: Api, kind: str) -> None:
-    api.store.alarm = MemoryLow(2, 1)
+async def test_an_alarm_refuses_a_publish_before_its_body_is_taken(
+    api: Api, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setitem(api.storage.alarms.by_name, MEMORY, lambda: MemoryLow(2, 1))
     async with raw_connection(api.server.port) as connection:
         await connection.send(
             b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\n"
@@ -366,14 +362,14 @@ async def test_an_alarm_refuses_a_publish_before_its_body_is_taken(api: Api, kin
         )
         status, _, body = await connection.answer()
     assert (status, b"max_memory_bytes" in body) == (503, True)
-    assert api.store.publishes == []
+    assert api.publishes == []
 
 
 async def test_a_client_that_goes_away_does_not_undo_its_publish(api: Api) -> None:
-    api.store.publish_gate = asyncio.Event()
+    api.publish_gate = asyncio.Event()
     task = asyncio.create_task(api.publish("fresh", {"body": "x", "queue": 0}))
     async with asyncio.timeout(10):
-        while not api.store.publishes:
+        while not api.publishes:
             await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -401,7 +397,7 @@ async def test_the_properties_of_dead_letters_are_refused(api: Api, kind: str, b
     assert (answer.status, answer.problem) == (400, "reserved-property")
     assert answer.json()["parameter"] == 'messages[1].properties["holdfast-dead-topic"]'
     assert "leave it out" in answer.json()["detail"]
-    assert not api.store.publishes
+    assert not api.publishes
 
 
 async def test_the_properties_of_dead_letters_are_refused_in_msgpack_and_in_batches(
@@ -417,7 +413,7 @@ async def test_the_properties_of_dead_letters_are_refused_in_msgpack_and_in_batc
     answer = await api.ask("POST", "/v1/topics/orders/messages", plain + batch, **BATCH)
     assert (answer.status, answer.problem) == (400, "reserved-property")
     assert answer.json()["parameter"] == 'messages[4].properties["holdfast-dead-topic"]'
-    assert not api.store.publishes
+    assert not api.publishes
 
 
 async def test_names_that_only_look_like_those_of_dead_letters_are_taken(api: Api) -> None:

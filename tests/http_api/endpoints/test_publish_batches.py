@@ -43,7 +43,7 @@ async def test_batches_are_stored_as_they_come(api: Api) -> None:
         ],
         "durable": True,
     }
-    first, second = api.store.publishes[-1][1]
+    first, second = api.publishes[-1][1]
     assert bytes(first.block) == GOOD
     assert bytes(second.block) == plain
 
@@ -67,7 +67,7 @@ async def test_every_truncation_is_refused(api: Api) -> None:
     for length in range(len(GOOD)):
         answer = await send(api, GOOD[:length])
         assert answer.problem == "malformed-batch", length
-    assert api.store.publishes == []
+    assert api.publishes == []
 
 
 async def test_one_flipped_bit_is_refused_wherever_it_is(api: Api) -> None:
@@ -76,7 +76,7 @@ async def test_one_flipped_bit_is_refused_wherever_it_is(api: Api) -> None:
         damaged[at] ^= 1 << (at % 8)
         answer = await send(api, bytes(damaged))
         assert answer.problem == "malformed-batch", at
-    assert api.store.publishes == []
+    assert api.publishes == []
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ async def test_each_field_wrong_in_turn_is_named(
     assert (answer.status, answer.problem) == (400, "malformed-batch"), problem
     assert (problem["reason"], problem["batch"]) == (reason, 1)
     assert "encode it again" in problem["detail"]
-    assert api.store.publishes == []
+    assert api.publishes == []
 
 
 async def test_a_newer_format_is_named(api: Api) -> None:

@@ -9,7 +9,7 @@ from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.groups.service_types import GroupSpec, TopicSpec
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.http_api.app import BrokerStatus
-from tests.support.api_server import Answer, Api, running_api
+from tests.support.api_server import Answer, Api, raising, running_api
 
 PULL = "/v1/topics/orders/queues/0/messages"
 BATCH = "application/vnd.holdfast.batch"
@@ -125,7 +125,7 @@ async def test_thousands_of_messages_are_delivered_in_order(api: Api) -> None:
 
 async def test_a_damaged_message_is_told_and_what_follows_can_be_read(api: Api) -> None:
     await publish(api, "0", "1", "2")
-    api.store.damaged.add(4096 * 2)
+    api.damage(0, 1)
     assert bodies(await api.get(f"{PULL}?offset=0")) == ["0"]
     answer = await api.get(f"{PULL}?offset=1")
     assert (answer.status, answer.problem) == (500, "corrupt-record")
@@ -135,7 +135,8 @@ async def test_a_damaged_message_is_told_and_what_follows_can_be_read(api: Api) 
 
 async def test_damage_is_passed_over_when_asked_and_the_reply_says_what(api: Api) -> None:
     await publish(api, "0", "1", "2", "3", "4")
-    api.store.damaged |= {4096 * 2, 4096 * 3, 4096 * 5}
+    for offset in (1, 2, 4):
+        api.damage(0, offset)
     answer = await api.get(f"{PULL}?offset=0&skip_corrupt=true")
     assert bodies(answer) == ["0", "3"]
     assert answer.json()["skipped"] == [
@@ -161,7 +162,7 @@ async def test_damage_is_passed_over_when_asked_and_the_reply_says_what(api: Api
 
 async def test_a_held_pull_that_passed_over_damage_says_so_in_the_end(api: Api) -> None:
     await publish(api, "0")
-    api.store.damaged.add(4096)
+    api.damage(0, 0)
     answer = await api.get(f"{PULL}?offset=0&skip_corrupt=true&wait_ms=30")
     assert bodies(answer) == []
     assert answer.headers["Holdfast-Skipped"] == "0:0:1"
@@ -245,7 +246,7 @@ async def test_a_pull_waits_until_a_message_arrives(api: Api) -> None:
 async def test_a_pull_at_the_end_is_held_and_one_outside_the_queue_is_not(api: Api) -> None:
     # L8
     await publish(api, "0", "1", "2")
-    api.store.trim("orders", 0, 1)
+    api.trim(0, 1)
     waiting = asyncio.create_task(api.get(f"{PULL}?offset=3&wait_ms=60000"))
     await api.held(1)
     for offset, status, problem in ((4, 416, "offset-beyond-end"), (0, 410, "offset-trimmed")):
@@ -342,14 +343,16 @@ async def test_a_stop_answers_every_held_pull(api: Api) -> None:
         assert answer.headers["Connection"] == "close"
 
 
-async def test_a_held_pull_survives_what_comes_while_it_waits(api: Api) -> None:
+async def test_a_held_pull_survives_what_comes_while_it_waits(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Other requests, including bad ones, do not affect it."""
     waiting = asyncio.create_task(api.get(f"{PULL}?offset=0&wait_ms=60000"))
     await api.held(1)
     await api.get("/nowhere")
-    api.store.publish_error = RuntimeError("a bug")
-    await api.publish("orders", {"body": "lost"})
-    api.store.publish_error = None
+    with monkeypatch.context() as broken:
+        broken.setattr(api.store.publishing, "publish", raising(RuntimeError("a bug")))
+        await api.publish("orders", {"body": "lost"})
     await publish(api, "found")
     assert bodies(await waiting) == ["found"]
 

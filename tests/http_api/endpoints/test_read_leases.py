@@ -101,7 +101,7 @@ async def test_a_plan_that_fails_leaves_no_lease(api: Api) -> None:
 
 async def test_a_trimmed_start_is_not_leased(api: Api) -> None:
     await fill(api)
-    api.store.trim("orders", 0, 2)
+    api.trim(0, 2)
     answer = await api.get(f"{SPLITS}?start=0:1&lease_ms=1000")
     assert (answer.status, answer.problem) == (410, "offset-trimmed")
     assert await pinned(api) is None

@@ -4,9 +4,11 @@ import msgpack
 import pytest
 
 from holdfast.consumequeue.errors import StateFull
-from tests.support.api_server import Api
+from holdfast.consumequeue.state.store import Changes
+from tests.support.api_server import Api, raising
 
 TOPIC = "/v1/topics/new"
+ORDERS = "/v1/topics/orders"
 EMPTY_QUEUE = {"min_offset": 0, "max_offset": 0, "bytes": 0, "newest_timestamp_ms": None}
 
 
@@ -113,14 +115,11 @@ async def test_the_last_page_may_be_empty(api: Api) -> None:
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])
-async def test_a_full_disk_is_told(api: Api, method: str) -> None:
-    path = {
-        "PUT": TOPIC,
-        "PATCH": "/v1/topics/orders",
-        "DELETE": "/v1/topics/orders?confirm=orders",
-    }
-    api.store.state_error = StateFull("no room")
-    answer = await api.ask(method, path[method])
+async def test_a_full_disk_is_told(api: Api, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    path = {"PUT": TOPIC, "PATCH": ORDERS, "DELETE": f"{ORDERS}?confirm=orders"}
+    body = b'{"queues": 3}' if method == "PATCH" else None
+    monkeypatch.setattr(api.store.state, "commit", raising(StateFull("no room")))
+    answer = await api.ask(method, path[method], body)
     assert (answer.status, answer.problem) == (507, "disk-full")
     assert answer.headers["Retry-After"]
 
@@ -130,11 +129,14 @@ async def test_a_creation_whose_client_went_away_comes_to_its_end(
 ) -> None:
     gate, begun = asyncio.Event(), asyncio.Event()
 
-    async def slow_commit() -> None:
+    commit = api.store.state.commit
+
+    async def slow_commit(changes: Changes) -> None:
         begun.set()
         await gate.wait()
+        await commit(changes)
 
-    monkeypatch.setattr(api.store, "_commit", slow_commit)
+    monkeypatch.setattr(api.store.state, "commit", slow_commit)
     task = asyncio.create_task(api.ask("PUT", TOPIC))
     await begun.wait()
     task.cancel()

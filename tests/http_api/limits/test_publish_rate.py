@@ -121,7 +121,7 @@ async def test_a_client_that_publishes_too_fast_waits_and_may_read_meanwhile() -
         assert (await publish(api, 1000)).status == 200
         refused(await publish(api, 1), "publish_messages_per_s", 5)
         assert (await api.get("/v1/topics/orders")).status == 200
-        assert len(api.store.publishes) == 1
+        assert len(api.publishes) == 1
 
 
 async def test_a_tokens_own_rates_go_before_the_configured_ones() -> None:

@@ -21,7 +21,7 @@ def slug(body: bytes) -> str:
 
 
 def stored(api: Api) -> list[bytes]:
-    return [batch.body(0) for _, batches, _ in api.store.publishes for batch in batches]
+    return [batch.body(0) for _, batches, _ in api.publishes for batch in batches]
 
 
 async def test_a_body_in_pieces_is_one_body(api: Api) -> None:
@@ -128,13 +128,13 @@ async def test_bodies_that_are_arriving_share_a_limit() -> None:
 
 
 async def test_a_body_counts_until_it_is_answered(api: Api) -> None:
-    api.store.publish_gate = asyncio.Event()
+    api.publish_gate = asyncio.Event()
     task = asyncio.create_task(api.publish("orders", {"body": "x" * 1000}))
     async with asyncio.timeout(10):
-        while not api.store.publishes:
+        while not api.publishes:
             await asyncio.sleep(0)
     assert api.context.http.connections.arriving.total_bytes > 1000
-    api.store.publish_gate.set()
+    api.publish_gate.set()
     assert (await task).status == 200
     assert api.context.http.connections.arriving.total_bytes == 0
 
@@ -225,7 +225,7 @@ async def test_who_would_take_the_most_is_refused_and_pushes_nobody_out() -> Non
 
 async def test_what_gave_way_in_vain_is_not_counted_any_more() -> None:
     async with running_api(max_arriving_bytes=1000) as api:
-        api.store.publish_gate = asyncio.Event()
+        api.publish_gate = asyncio.Event()
         async with (
             raw_connection(api.server.port, address="127.0.0.3") as at_work,
             raw_connection(api.server.port, address="127.0.0.2") as small,
@@ -240,7 +240,7 @@ async def test_what_gave_way_in_vain_is_not_counted_any_more() -> None:
                 await one.send(HEAD + b"Content-Length: %d\r\n\r\n" % size + b"x" * begun)
                 async with asyncio.timeout(10):
                     while (
-                        not api.store.publishes
+                        not api.publishes
                         or api.context.http.connections.arriving.total_bytes != all_of_them
                     ):
                         await asyncio.sleep(0)
@@ -251,7 +251,7 @@ async def test_what_gave_way_in_vain_is_not_counted_any_more() -> None:
                 status, _, body = await one.answer()
                 assert (status, slug(body)) == (503, "overloaded")
             assert api.context.http.connections.arriving.total_bytes == 900
-            api.store.publish_gate.set()
+            api.publish_gate.set()
             await large.send(b"x" * 199)
             for one in (at_work, large):
                 assert (await one.answer())[0] == 200

@@ -26,7 +26,7 @@ def chunked(*chunks: bytes) -> bytes:
 
 
 def stored(api: Api) -> list[bytes]:
-    return [batch.body(0) for _, batches, _ in api.store.publishes for batch in batches]
+    return [batch.body(0) for _, batches, _ in api.publishes for batch in batches]
 
 
 async def statuses(connection: RawConnection, count: int) -> list[int]:
@@ -157,7 +157,7 @@ async def test_a_parser_is_kept_where_the_next_head_has_begun(api: Api) -> None:
 @pytest.mark.parametrize("sent", [POST + b"Content-Length: 100000\r\n\r\nx", post(b"x"), PULL])
 async def test_a_client_that_goes_away_in_the_turn_in_which_it_came(api: Api, sent: bytes) -> None:
     """Its request is dropped in every state."""
-    api.store.publish_gate = asyncio.Event()
+    api.publish_gate = asyncio.Event()
     tasks = asyncio.all_tasks()
     for _ in range(50):
         one = socket.create_connection(("127.0.0.1", api.server.port))
@@ -165,7 +165,7 @@ async def test_a_client_that_goes_away_in_the_turn_in_which_it_came(api: Api, se
         one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         one.close()
         await asyncio.sleep(0)
-    api.store.publish_gate.set()
+    api.publish_gate.set()
     async with asyncio.timeout(10):
         while api.context.http.connections.count or asyncio.all_tasks() - tasks:
             await asyncio.sleep(0)

@@ -139,7 +139,7 @@ async def test_what_can_be_read_in_two_ways_is_refused_and_ends_the_connection(
     answers = await everything(api, sent + GET)
     assert statuses(answers) == [400], answers
     assert b"/problems/malformed-request" in answers
-    assert api.store.publishes == []
+    assert api.publishes == []
 
 
 UPGRADES: Sequence[bytes] = [
@@ -156,7 +156,7 @@ async def test_an_upgrade_is_not_taken_and_nothing_is_read_after_it(api: Api, se
     assert statuses(answers) == [200]
     assert b"Connection: close" in answers
     assert statuses(await everything(api, sent + LINE + b"Content-Length: 1\r\n\r\nx")) == [200]
-    assert api.store.publishes == []
+    assert api.publishes == []
 
 
 @pytest.mark.parametrize("target", [b"evil:80", b"/healthz"])
@@ -184,7 +184,7 @@ async def test_trailers_are_refused(sent: bytes, before: bytes) -> None:
         await api.store.topics.create("orders", queues=1)
         answers = await everything(api, before + sent + GET)
         assert statuses(answers) == [*[200] * bool(before), 400], answers
-        assert len(api.store.publishes) == (before.startswith(b"POST"))
+        assert len(api.publishes) == (before.startswith(b"POST"))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
@@ -198,7 +198,7 @@ async def test_a_trailer_is_found_however_it_is_cut_into_packets(size: int) -> N
                 for _ in range(5):
                     await asyncio.sleep(0)
             assert statuses(await connection.closed()) == [400]
-        assert api.store.publishes == []
+        assert api.publishes == []
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 11, 50, 64, 100, 1000])
@@ -282,7 +282,7 @@ async def test_a_request_that_ends_the_connection_is_answered_and_nothing_behind
 
 
 def bodies_of(api: Api) -> list[bytes]:
-    return [batch.body(0) for _, stored, _ in api.store.publishes for batch in stored]
+    return [batch.body(0) for _, stored, _ in api.publishes for batch in stored]
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])
@@ -315,7 +315,7 @@ async def test_a_refused_request_that_ends_the_connection_is_answered_alone(behi
             (b"GET /healthz#/../v1 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
         ):
             assert statuses(await everything(api, head + behind)) == [status]
-        assert api.store.publishes == []
+        assert api.publishes == []
 
 
 @pytest.mark.parametrize("before", [GET, LINE + BODIES["length"], LINE + BODIES["chunks"]])
@@ -326,14 +326,14 @@ async def test_requests_before_what_is_malformed_are_answered(before: bytes, cou
         for behind in (b"nonsense\r\n\r\n", LINE + b"Content-Length: x\r\n\r\n"):
             answers = await everything(api, before * count + behind + GET)
             assert statuses(answers) == [*[200] * count, 400], answers
-        assert len(api.store.publishes) == 2 * count * before.startswith(b"POST")
+        assert len(api.publishes) == 2 * count * before.startswith(b"POST")
 
 
 async def test_what_comes_before_what_is_malformed_is_not_carried_out_unanswered(api: Api) -> None:
     good = post(b"Content-Length: 1")
     answers = await everything(api, good + post(b"Content-Length: x"))
     assert statuses(answers)[-1] == 400
-    assert statuses(answers).count(200) == len(api.store.publishes)
+    assert statuses(answers).count(200) == len(api.publishes)
 
 
 @pytest.mark.parametrize(
@@ -354,4 +354,4 @@ async def test_the_body_of_a_refused_request_is_never_a_request(api: Api, head: 
         assert 400 <= status < 500
         if "connection" not in fields:  # the body was complete, so the connection continues
             assert (await connection.answer())[0] == 200
-    assert api.store.publishes == []
+    assert api.publishes == []

@@ -20,7 +20,7 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.http_api.wire.connection import Connection
 from holdfast.http_api.wire.reply import Bytes, Reply
-from tests.support.api_server import Api, running_api
+from tests.support.api_server import Api, raising, running_api
 from tests.support.certificates import Certificates
 from tests.support.raw_http import raw_connection
 
@@ -71,7 +71,7 @@ async def nobody_left(api: Api) -> None:
     """Wait until every connection and the tasks that served it have ended."""
     await until(lambda: api.context.http.connections.is_empty)
     stay = {asyncio.current_task()}
-    names = {"hold-scan", "event-loop-lag", "tls-files"}
+    names = {"hold-scan", "event-loop-lag", "tls-files", "alarms", "lmdb-readers", "retention"}
     await until(lambda: all(each.get_name() in names for each in asyncio.all_tasks() - stay))
     for _ in range(3):
         await asyncio.sleep(0)
@@ -271,20 +271,20 @@ async def test_a_body_that_is_refused(request_: bytes, status: int) -> None:
 
 async def test_a_publish_that_waits_to_be_acknowledged(way: Way) -> None:
     async with api_with() as api:
-        api.store.publish_gate = asyncio.Event()
-        api.store.publishes.clear()
+        api.publish_gate = asyncio.Event()
+        api.publishes.clear()
         one = client(api)
         one.sendall(POST + b"Content-Length: 100000\r\n\r\n" + b"x" * 100_000)
-        await until(lambda: api.store.publishes)
-        api.store.publishes.clear()
+        await until(lambda: api.publishes)
+        api.publishes.clear()
         await end(api, way, one)
 
 
 @pytest.mark.parametrize("error", [DiskFull(4096), LogPoisoned("x"), RuntimeError("our fault")])
-async def test_a_publish_that_fails(error: Exception) -> None:
+async def test_a_publish_that_fails(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """The same error object is raised many times, and must not keep references to the requests."""
     async with api_with() as api:
-        api.store.publish_error = error
+        monkeypatch.setattr(api.store.publishing, "publish", raising(error))
         for _ in range(3):
             with client(api) as one:
                 one.sendall(POST + b"Content-Length: 100000\r\n\r\n" + b"x" * 100_000)
