@@ -15,8 +15,7 @@ from prometheus_client import CollectorRegistry
 from yarl import URL
 
 from holdfast.commitlog.format.batch import Batch
-from holdfast.commitlog.format.batch_encoding import encode_batch
-from holdfast.commitlog.format.message_rows import Rows, as_batch
+from holdfast.commitlog.format.batch_encoding import Rows, as_batch, encode_batch
 from holdfast.config import Config
 from holdfast.consumequeue.config import TopicsConfig
 from holdfast.consumequeue.message_store import MessageStore, StoredBatch
@@ -126,7 +125,7 @@ class Api:
     def damage(self, queue: int, offset: int) -> None:
         """Change the last byte of the stored batch of "orders" that begins at this offset."""
         key = (self.store.table.get("orders").topic_id, queue)
-        entries = self.storage.reput.queues[key].entries
+        entries = self.storage.opened.queues[key].entries
         (unit,) = (each for each in entries if each.base_offset == offset)
         segment = self.storage.log.segment_at(unit.physical_offset)
         assert segment is not None
@@ -138,7 +137,7 @@ class Api:
 
     def trim(self, queue: int, min_offset: int) -> None:
         """Trim a queue of "orders" as retention does: delete messages below `min_offset`."""
-        cq = self.storage.reput.queues[self.store.table.get("orders").topic_id, queue]
+        cq = self.storage.opened.queues[self.store.table.get("orders").topic_id, queue]
         cq.trim_queue(min_offset, cq.min_bytes)
 
     async def held(self, count: int) -> None:
