@@ -182,12 +182,12 @@ class AsyncClient:
         """Create a topic, or ensure that it exists, and return its description.
 
         In a new topic, settings that are not given get the broker's defaults. An existing topic
-        is not changed: TopicConflict is raised if it has another value for a given setting.
-        `durability` says when the broker acknowledges a message: once it is synced to disk
-        ("fsync"), or once it is written to the operating system ("written"). With
-        `priority_levels` (1 to 10) the topic has `queues` times `priority_levels` queues.
+        is not changed: TopicConflict is raised if it has another value for a given setting. With
+        `durability="fsync"` the broker acknowledges a message once it is synced to disk, with
+        "written" once it is written to the operating system. With `priority_levels` (1 to 10) the
+        topic has `queues` times `priority_levels` queues.
         """
-        fields = drop_none(
+        body = drop_none(
             queues=queues,
             durability=durability,
             priority_levels=priority_levels,
@@ -196,9 +196,7 @@ class AsyncClient:
             max_message_bytes=max_message_bytes,
             max_bytes=max_bytes,
         )
-        return await self._fetch_description(
-            TopicDescription, "PUT", _topic_path(topic), body=fields
-        )
+        return await self._fetch_description(TopicDescription, "PUT", _topic_path(topic), body=body)
 
     async def change_topic(self, topic: str, /, **fields: int | str | None) -> TopicDescription:
         """Change settings of a topic; return its description.
@@ -207,9 +205,8 @@ class AsyncClient:
         `retention_ms`, `retention_bytes`, `max_bytes` and `max_message_bytes`. For
         `retention_ms`, `retention_bytes` and `max_bytes`, None removes the limit.
         """
-        return await self._fetch_description(
-            TopicDescription, "PATCH", _topic_path(topic), body=fields
-        )
+        path = _topic_path(topic)
+        return await self._fetch_description(TopicDescription, "PATCH", path, body=fields)
 
     async def topics(self) -> list[TopicSummary]:
         """Return all topics, sorted by name."""
@@ -251,19 +248,11 @@ class AsyncClient:
         Concurrent calls with the same topic and durability share requests: messages that arrive
         while a request is in flight are sent together in the next one. So tasks that share one
         client reach a higher rate than tasks with one client each. Each call still has its own
-        result or error, timeout and cancellation. A message never waits only to be sent together
-        with others: it is sent at once if no request is in flight, or if it is large. In the
-        synchronous client each call sends its own request.
+        result or error, timeout and cancellation. A message is sent at once if no request is in
+        flight, or if it is large. In the synchronous client each call sends its own request.
         """
-        message = NewMessage(
-            encode_body(body),
-            key,
-            tag,
-            dict(properties) if properties else None,
-            queue,
-            ttl_ms,
-            priority,
-        )
+        own_properties = dict(properties) if properties else None
+        message = NewMessage(encode_body(body), key, tag, own_properties, queue, ttl_ms, priority)
         if self._coalescer is not None:
             return await self._coalescer.publish(topic, durability, message)
         return await publish_single(
@@ -833,12 +822,11 @@ class AsyncClient:
     async def redrive(self, group: str, max_messages: int | None = None) -> Redriven:
         """Republish a group's dead letters to their original topics, in order; return the counts.
 
-        The broker does the work. It publishes each message as it was originally, without the
-        dead-letter properties, and acknowledges the dead letter once the message is synced. If a
-        crash prevents that acknowledgement, a later redrive does not store the message twice (as
-        long as the broker remembers the producer). If the group does not subscribe to the original
-        topic of a dead letter, the dead letter stays and is counted in `stuck`. Raises
-        NoDeadLetters.
+        The broker publishes each message as it was originally, without the dead-letter properties,
+        and acknowledges the dead letter once the message is synced. If a crash prevents the
+        acknowledgement, a later redrive does not store the message twice (as long as the broker
+        remembers the producer). A dead letter whose original topic the group does not subscribe to
+        stays and is counted in `stuck`. Raises NoDeadLetters.
         """
         return await self._group(group).redrive(max_messages)
 

@@ -27,6 +27,7 @@ CorruptBatch (holdfast.commitlog.errors)
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from holdfast.commitlog.errors import CorruptBatch as CorruptBatch
@@ -36,20 +37,23 @@ _CLASS_BY_TYPE: dict[str, "type[ApiError]"] = {}
 
 
 class HoldfastError(Exception):
-    """Any failure that a client reports, except CorruptBatch."""
+    """Any failure that a client reports, except CorruptBatch. A subclass with values is a
+    dataclass."""
+
+    def __post_init__(self) -> None:
+        self.args = tuple(vars(self).values())  # for pickling
 
 
+@dataclass(eq=False, repr=False)
 class ConnectionFailed(HoldfastError):
     """The broker could not be reached, or the connection ended before the reply.
 
     `maybe_executed` is False when the request certainly did not reach the broker.
     """
 
-    def __init__(self, url: str, reason: str, maybe_executed: bool) -> None:
-        super().__init__(url, reason, maybe_executed)
-        self.url = url
-        self.reason = reason
-        self.maybe_executed = maybe_executed
+    url: str
+    reason: str
+    maybe_executed: bool
 
     def __str__(self) -> str:
         return f"no answer from {self.url}: {self.reason}; is the broker running there?"
@@ -72,13 +76,12 @@ class CertificateNotTrusted(ConnectionFailed):
         )
 
 
+@dataclass(eq=False, repr=False)
 class BadReply(HoldfastError):
     """A reply that the API does not define."""
 
-    def __init__(self, url: str, reason: str) -> None:
-        super().__init__(url, reason)
-        self.url = url
-        self.reason = reason
+    url: str
+    reason: str
 
     def __str__(self) -> str:
         return f"{self.url} does not answer as a Holdfast broker does: {self.reason}"
@@ -294,12 +297,11 @@ class ProducerError(HoldfastError):
     """A failure of a batching producer."""
 
 
+@dataclass(eq=False, repr=False)
 class ProducerBufferFull(ProducerError):
     """The producer's limit of unacknowledged bytes is reached."""
 
-    def __init__(self, buffer_bytes: int) -> None:
-        super().__init__(buffer_bytes)
-        self.buffer_bytes = buffer_bytes
+    buffer_bytes: int
 
     def __str__(self) -> str:
         return (
@@ -315,15 +317,14 @@ class ProducerClosed(ProducerError):
         return "the producer is not open; use it inside `with client.producer(...) as producer:`"
 
 
+@dataclass(eq=False, repr=False)
 class PublishFailed(ProducerError):
-    """`message_count` messages failed: not stored, or possibly stored without confirmation.
-    `cause` is the first error."""
+    """`message_count` messages were not stored, or possibly stored without confirmation. `cause` is
+    the first error."""
 
-    def __init__(self, topic: str, message_count: int, cause: Exception) -> None:
-        super().__init__(topic, message_count, cause)
-        self.topic = topic
-        self.message_count = message_count
-        self.cause = cause
+    topic: str
+    message_count: int
+    cause: Exception
 
     def __str__(self) -> str:
         return f"{self.message_count} messages to {self.topic} failed: {self.cause}"

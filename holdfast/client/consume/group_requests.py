@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -29,12 +30,11 @@ _REDRIVE_LIMIT = 1_000
 T = TypeVar("T")
 
 
+@dataclass(eq=False, repr=False)
 class NoDeadLetters(HoldfastError):
     """The group has no dead-letter topic, or only stores offsets."""
 
-    def __init__(self, group: str) -> None:
-        super().__init__(group)
-        self.group = group
+    group: str
 
     def __str__(self) -> str:
         return (

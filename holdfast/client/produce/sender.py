@@ -31,9 +31,7 @@ _BATCHES = {"Content-Type": BATCH}
 _log = logging.getLogger("holdfast.client")
 
 
-class PublishedEntry(msgspec.Struct):
-    """One entry in the reply to a publish."""
-
+class _Entry(msgspec.Struct):
     queue: int
     offset: int
     message_id: str
@@ -42,7 +40,7 @@ class PublishedEntry(msgspec.Struct):
 class PublishReply(msgspec.Struct):
     """The reply to a publish: one entry per batch or message."""
 
-    results: list[PublishedEntry]
+    results: list[_Entry]
     durable: bool
 
 
