@@ -20,7 +20,7 @@ from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.config import SHORTEST_LEASE_MS, GroupConfig
 from holdfast.groups.core.fair_set import Costs, FairSet
 from holdfast.groups.core.group_topic import GroupTopic, QueueLane
-from holdfast.groups.core.members import AllInFlight, InFlight, Members, OneActive, member_rule
+from holdfast.groups.core.members import AllInFlight, InFlight, Members, member_rule
 from holdfast.groups.core.outbox import Outbox
 from holdfast.groups.core.requests import (
     AnswerCache,
@@ -266,12 +266,8 @@ class Group:
     def retire(self, member: str) -> None:
         """Give the active member no more messages. It may still settle its leases; the next
         member becomes active when these leases have ended."""
-        activity = self.activity
-        if (
-            isinstance(activity, OneActive)
-            and not activity.is_exclusive
-            and activity.retire(member)
-        ):
+        if self.config.mode == "single_active" and member == self.activity.active:
+            self.activity.leave(member)
             self.mark_all_dirty()
 
     def resume(self, member: str, now_ms: int) -> None:

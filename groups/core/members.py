@@ -246,15 +246,9 @@ class OneActive:
     def leave(self, member: str) -> bool:
         """Remove a member. If it was active, the member that has waited longest is next."""
         self._waiting.pop(member, None)
-        return self.retire(member) or self.active is None
-
-    def retire(self, member: str) -> bool:
-        """Make the member inactive. It may still settle its leases; the next member becomes active
-        when these have ended. Return False if the member is not active."""
-        if member != self.active:
-            return False
-        self.active = None
-        return True
+        if member == self.active:
+            self.active = None
+        return self.active is None
 
     def claim(self, member: str) -> None:
         """Make the member active if none is. In a single active group do this only if no member has

@@ -52,12 +52,12 @@ def refused(rule: str, *story: Sequence[Delivered] | Sequence[Said], keyed: bool
     assert caught.value.rule == rule
 
 
-def test_a_group_that_settles_everything_once_is_right() -> None:
+def test_a_group_that_settles_each_message_once_is_right() -> None:
     deliveries = [got(offset, offset) for offset in range(4)]
     judge(deliveries, [say("ack", each, 5) for each in deliveries], keyed=True, drained=True)
 
 
-def test_what_nobody_settled_is_lost() -> None:
+def test_a_message_without_settlement_is_lost() -> None:
     deliveries = [got(offset, offset) for offset in range(4)]
     with pytest.raises(HistoryViolation, match="lost"):
         judge(deliveries, [say("ack", each, 5) for each in deliveries[1:]], drained=True)
@@ -70,7 +70,7 @@ def test_a_message_that_is_not_stored_is_unknown() -> None:
         judge([got(1, 0)], [], topic=[TOPIC[0], Found(0, 1, "k1", b"other")])
 
 
-def test_no_second_delivery_while_a_lease_is_in_force() -> None:
+def test_a_redelivery_during_a_lease_is_too_early() -> None:
     first = got(0, 0)
     refused("too-early", [first, got(0, 9)], [])
     judge([first, got(0, 9.6)], [])  # its answer came at 10.1
@@ -81,13 +81,13 @@ def test_no_second_delivery_while_a_lease_is_in_force() -> None:
     refused("too-early", [first, got(0, 3)], [say("extend", first, 2)])
 
 
-def test_two_answers_that_crossed_are_no_fault() -> None:
+def test_two_answers_that_crossed_are_right() -> None:
     # The delivery with the short lease may have been granted first, although its answer came last.
     late = Delivered("n", TOPIC[0], 1, False, "late", 0.0, 9.0, 1.0)
     judge([got(0, 5), late], [])
 
 
-def test_what_is_settled_does_not_rise() -> None:
+def test_a_settled_message_must_not_be_redelivered() -> None:
     first = got(0, 0, lease_s=1)
     refused("risen", [first, got(0, 5)], [say("ack", first, 2)])
     refused("risen", [first, got(0, 5)], [say("reject", first, 2)])
@@ -96,7 +96,7 @@ def test_what_is_settled_does_not_rise() -> None:
     judge([first, got(0, 5)], [say("ack", first, 2, "", had_at=float("inf"))])
 
 
-def test_what_rises_is_said_to_rise_also_in_its_lease_and_beside_other_leases_forgotten() -> None:
+def test_a_redelivery_after_settlement_is_reported_before_other_faults() -> None:
     settled, unanswered = got(0, 0), got(1, 0)
     risen = [settled, got(0, 3), got(0, 4)]
     word = [say("ack", settled, 1)]
@@ -124,7 +124,7 @@ def test_a_key_has_one_owner() -> None:
     judge([first, got(2, 10.2, member="n")], [], keyed=True)
 
 
-def test_what_follows_in_a_key_comes_back_with_what_comes_back() -> None:
+def test_later_messages_of_a_key_return_with_an_earlier_one() -> None:
     first, second = got(0, 0), got(2, 1)
     again = [got(0, 4, member="n"), got(2, 5, member="n")]
     judge([first, second, *again], [say("nack", first, 3)], keyed=True)
@@ -136,7 +136,7 @@ def test_what_follows_in_a_key_comes_back_with_what_comes_back() -> None:
 # -- seeks and dead letters ----------------------------------------------------------------
 
 
-def test_what_lies_behind_a_seek_may_come_again_and_must() -> None:
+def test_messages_after_a_seek_may_and_must_be_redelivered() -> None:
     first, again = got(0, 0), got(0, 4)
     both = [say("ack", first, 1), say("ack", again, 5)]
     back = Sought(0, 0, 3, 3.5)
@@ -154,13 +154,13 @@ def test_what_lies_behind_a_seek_may_come_again_and_must() -> None:
         Sought(1, 0, 3, 3.5),  # elsewhere
     ],
 )
-def test_another_seek_lets_nothing_rise(seek: Sought) -> None:
+def test_another_seek_permits_no_redelivery(seek: Sought) -> None:
     first, again = got(0, 0, lease_s=1), got(0, 4)
     with pytest.raises(HistoryViolation, match="risen"):
         judge([first, again], [say("ack", first, 1)], seeks=[seek])
 
 
-def test_a_seek_ends_every_lease_of_its_queue_and_of_no_other() -> None:
+def test_a_seek_ends_the_leases_of_its_queue_only() -> None:
     first, again = got(1, 0, lease_s=100), got(1, 4)
     judge([first, again], [], seeks=[Sought(0, 0, 3, 3.5)])
     judge([first, again], [], seeks=[Sought(0, 3, 3)])  # the seek got no answer
@@ -168,7 +168,7 @@ def test_a_seek_ends_every_lease_of_its_queue_and_of_no_other() -> None:
         judge([first, again], [], seeks=[Sought(1, 0, 3, 3.5)])
 
 
-def test_what_was_rejected_is_a_dead_letter_once() -> None:
+def test_a_rejected_message_has_one_dead_letter() -> None:
     history = GroupHistory()
     deliveries = [got(offset, 0) for offset in range(3)]
     history.told([say("reject", deliveries[0], 1), say("ack", deliveries[1], 1)])
@@ -190,7 +190,7 @@ def test_what_was_rejected_is_a_dead_letter_once() -> None:
         ([Sought(1, 0, 2, 3)], False),  # elsewhere
     ],
 )
-def test_what_was_rejected_again_after_a_seek_is_a_dead_letter_twice(
+def test_a_message_rejected_again_after_a_seek_has_two_dead_letters(
     seeks: list[Sought], is_explained: bool
 ) -> None:
     history = GroupHistory(seeks=seeks)

@@ -32,7 +32,7 @@ def _history() -> tuple[History, list[Found]]:
     return history, final
 
 
-def test_a_right_history_passes() -> None:
+def test_a_right_history_is_accepted() -> None:
     history, final = _history()
     check_history(history, final)
     check_history(history, [*final, Found(0, 5, "k0", b"in doubt")])
@@ -126,7 +126,7 @@ DOCTORED: dict[str, Doctor] = {
 
 
 @pytest.mark.parametrize("rule", DOCTORED)
-def test_a_doctored_history_is_refused(rule: str) -> None:
+def test_a_wrong_history_is_refused(rule: str) -> None:
     history, final = _history()
     DOCTORED[rule](history, final)
     with pytest.raises(HistoryViolation) as caught:
@@ -141,13 +141,13 @@ def test_a_changed_key_is_refused() -> None:
         check_history(history, final)
 
 
-def test_duplicates_pass_only_where_producers_are_not_idempotent() -> None:
+def test_duplicates_are_accepted_only_from_producers_without_idempotence() -> None:
     history, final = _history()
     final.append(Found(1, 5, "k1", b"body 9"))
     check_history(history, final, allow_duplicates=True)
 
 
-def test_what_retention_trimmed_is_not_asked_for() -> None:
+def test_trimmed_messages_may_be_missing() -> None:
     history, final = _history()
     kept = [found for found in final if found.offset >= 3]
     history.consumed(final[0])
@@ -194,7 +194,7 @@ def test_a_read_that_is_no_prefix_is_refused(found: list[Found], next_offset: in
         check_read(0, 3, found, next_offset)
 
 
-def test_what_may_only_grow_is_not_let_go_back() -> None:
+def test_a_mark_must_not_decrease() -> None:
     history = History()
     history.reached("end of queue 0", 7)
     history.reached("end of queue 0", 5)  # a late report
@@ -216,7 +216,7 @@ def _written_history() -> tuple[History, list[Found]]:
     return history, final
 
 
-def test_a_power_loss_may_take_the_end_of_what_was_only_written() -> None:
+def test_a_power_loss_may_remove_the_end_of_a_written_topic() -> None:
     history, final = _written_history()
     with pytest.raises(HistoryViolation, match="lost"):
         check_history(history, final[:6])
@@ -225,7 +225,7 @@ def test_a_power_loss_may_take_the_end_of_what_was_only_written() -> None:
     assert settle_power_loss(history, final[:6]) == 0
 
 
-def test_what_one_power_loss_left_the_next_may_not_take() -> None:
+def test_a_second_power_loss_may_not_remove_what_the_first_one_left() -> None:
     history, final = _written_history()
     settle_power_loss(history, final[:6])
     settle_power_loss(history, final[:5])
@@ -234,7 +234,7 @@ def test_what_one_power_loss_left_the_next_may_not_take() -> None:
 
 
 @pytest.mark.parametrize("gone", [0, 7, 8])
-def test_a_power_loss_may_not_take_from_the_middle(gone: int) -> None:
+def test_a_power_loss_may_not_remove_from_the_middle(gone: int) -> None:
     history, final = _written_history()
     del final[gone]
     with pytest.raises(HistoryViolation) as caught:
@@ -242,7 +242,7 @@ def test_a_power_loss_may_not_take_from_the_middle(gone: int) -> None:
     assert caught.value.rule == "hole"
 
 
-def test_what_a_consumer_saw_of_a_written_topic_goes_from_its_end_alone() -> None:
+def test_consumed_messages_of_a_written_topic_may_be_lost_from_the_end() -> None:
     history, final = _written_history()
     for found in final:
         history.consumed(found, durable=False)
@@ -252,7 +252,7 @@ def test_what_a_consumer_saw_of_a_written_topic_goes_from_its_end_alone() -> Non
         check_history(History(history.sends, seen=history.seen), final[:5])
 
 
-def test_a_power_loss_may_not_take_what_was_seen_from_the_middle() -> None:
+def test_consumed_messages_may_not_be_lost_from_the_middle() -> None:
     history, final = _written_history()
     history.written.clear()
     for found in final:
@@ -261,14 +261,14 @@ def test_a_power_loss_may_not_take_what_was_seen_from_the_middle() -> None:
         settle_power_loss(history, [*final[:4], *final[6:]])
 
 
-def test_what_was_durable_is_never_forgiven() -> None:
+def test_durable_messages_may_never_be_lost() -> None:
     history, final = _history()
     settle_power_loss(history, final[:-1])
     with pytest.raises(HistoryViolation, match="lost"):
         check_history(history, final[:-1])
 
 
-def test_what_was_sent_at_once_may_be_lost_in_part() -> None:
+def test_messages_sent_together_may_be_lost_in_part() -> None:
     """Two publishes in flight together have no order between queues until one is answered."""
     history = History()
     sends = [Send("p", number, "k", b"body %d" % number) for number in range(2)]

@@ -35,7 +35,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[SimulatedBroker]:
         await broker.abandon()
 
 
-async def test_a_lease_by_a_clock_that_was_ahead_is_over_a_lease_after_the_next_start(
+async def test_a_lease_of_a_clock_that_was_ahead_ends_in_time(
     broker: SimulatedBroker,
 ) -> None:
     broker.clock.jump(_HOUR_US)
@@ -48,7 +48,7 @@ async def test_a_lease_by_a_clock_that_was_ahead_is_over_a_lease_after_the_next_
     assert await broker.receive("b", 10) == 2
 
 
-async def test_a_lease_that_a_start_found_over_is_not_renewed_by_a_clock_set_back(
+async def test_a_clock_set_back_does_not_renew_an_ended_lease(
     broker: SimulatedBroker,
 ) -> None:
     assert await broker.receive("a", 10) == 2
@@ -60,7 +60,7 @@ async def test_a_lease_that_a_start_found_over_is_not_renewed_by_a_clock_set_bac
     assert await broker.receive("b", 10) == 2
 
 
-async def test_what_was_over_after_a_power_loss_stays_over_when_the_clock_is_set_back(
+async def test_a_clock_set_back_does_not_renew_a_lease_that_ended_after_a_power_loss(
     broker: SimulatedBroker,
 ) -> None:
     assert await broker.receive("a", 10) == 2
@@ -87,7 +87,7 @@ async def test_a_failed_message_waits_for_its_delay_and_counts_its_deliveries(
     assert [(each.offset, each.attempt) for each in broker.held.pop()] == [(1, 2)]
 
 
-async def test_a_delivery_that_counts_too_few_is_found(broker: SimulatedBroker) -> None:
+async def test_a_too_small_attempt_number_is_reported(broker: SimulatedBroker) -> None:
     assert await broker.receive("a", 1) == 1
     (delivery,) = broker.held[0]
     await broker.settle(broker.held.pop(), Verb.RELEASE)

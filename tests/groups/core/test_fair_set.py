@@ -40,7 +40,7 @@ def jain(shares: list[float]) -> float:
     return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
 
 
-def test_a_flow_that_comes_or_stays_as_it_was_costs_the_others_nothing(
+def test_changing_one_flow_does_not_iterate_over_all_flows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # when 1,000 flows were activated again, each activation iterated over all flows
@@ -63,7 +63,7 @@ def test_a_flow_that_comes_or_stays_as_it_was_costs_the_others_nothing(
     assert made == 1, "of which the unit changes"
 
 
-def test_a_flow_that_comes_again_has_a_new_place() -> None:
+def test_a_flow_that_is_added_again_gets_a_new_place() -> None:
     fair = new_set("sfq", {1: 1, 2: 1})
     fair.remove(1)
     fair.add(1, 1)
@@ -72,7 +72,7 @@ def test_a_flow_that_comes_again_has_a_new_place() -> None:
 
 
 @engines
-def test_the_founding_table(engine: str) -> None:  # F2, F3, F8, P1
+def test_shares_follow_the_weights_at_every_message(engine: str) -> None:  # F2, F3, F8, P1
     messages = serve(new_set(engine, WEIGHTS), 100 * ROUND)
     served = dict.fromkeys(WEIGHTS, 0)
     for count, flow in enumerate(messages, 1):
@@ -88,7 +88,7 @@ def test_the_founding_table(engine: str) -> None:  # F2, F3, F8, P1
 
 
 @engines
-def test_ten_to_one(engine: str) -> None:  # F9
+def test_a_weight_of_ten_gets_ten_times_as_much(engine: str) -> None:  # F9
     messages = serve(new_set(engine, {1: 10, 2: 1}), 11_000)
     assert messages.count(1) / messages.count(2) == pytest.approx(10, abs=0.05)
 
@@ -116,7 +116,7 @@ def test_an_idle_flow_changes_nothing(engine: str) -> None:  # P6
 
 
 @engines
-def test_an_idle_share_goes_to_the_others(engine: str) -> None:  # F18
+def test_the_share_of_an_idle_flow_goes_to_the_others(engine: str) -> None:  # F18
     fair = new_set(engine, WEIGHTS)
     fair.deactivate(9)
     messages = serve(fair, 180 * 10)
@@ -126,7 +126,7 @@ def test_an_idle_share_goes_to_the_others(engine: str) -> None:  # F18
 
 
 @engines
-def test_who_comes_back_gets_no_burst(engine: str) -> None:  # F6, P4
+def test_a_flow_that_was_idle_gets_no_burst(engine: str) -> None:  # F6, P4
     fair = new_set(engine, {1: 1, 2: 1})
     serve(fair, 20)
     fair.deactivate(2)
@@ -138,7 +138,7 @@ def test_who_comes_back_gets_no_burst(engine: str) -> None:  # F6, P4
 
 
 @engines
-def test_a_flow_not_asked_for_keeps_no_claim(engine: str) -> None:
+def test_a_flow_that_no_request_asks_for_saves_no_share(engine: str) -> None:
     """A member that asked for only one topic does not save up the other topic's share."""
     fair = new_set(engine, {1: 1, 2: 1})
     serve(fair, 1_000, {1: 1})
@@ -146,7 +146,7 @@ def test_a_flow_not_asked_for_keeps_no_claim(engine: str) -> None:
 
 
 @engines
-def test_a_dear_message_is_served_in_few_steps(engine: str) -> None:  # F13
+def test_an_expensive_message_is_served_in_few_steps(engine: str) -> None:  # F13
     fair = new_set(engine, {1: 1, 2: 1})
     looks = 0
 
@@ -159,7 +159,7 @@ def test_a_dear_message_is_served_in_few_steps(engine: str) -> None:  # F13
     assert looks <= 6
 
 
-def test_a_deficit_stays_between_nothing_and_the_largest_cost() -> None:  # F4, F5
+def test_a_deficit_stays_between_zero_and_the_largest_cost() -> None:  # F4, F5
     fair = new_set("dwrr", {1: 3, 2: 50})
     source = random.Random(4)
     costs = {1: 7, 2: 20}
@@ -171,12 +171,12 @@ def test_a_deficit_stays_between_nothing_and_the_largest_cost() -> None:  # F4, 
         assert all(0 <= fair.standing(each) < 60 + WEIGHTS[9] + 10 for each in (1, 2))
 
 
-def test_a_visit_goes_on_without_a_second_quantum() -> None:  # F4
+def test_a_visit_continues_without_a_second_quantum() -> None:  # F4
     fair = new_set("dwrr", {1: 4, 2: 4})
     assert [serve(fair, 1)[0] for _ in range(8)] == [1, 1, 1, 1, 2, 2, 2, 2]
 
 
-def test_an_emptied_flow_loses_its_deficit() -> None:  # F6
+def test_an_empty_flow_loses_its_deficit() -> None:  # F6
     fair = new_set("dwrr", {1: 4, 2: 4})
     serve(fair, 1)
     assert fair.standing(1) == 3
@@ -185,7 +185,7 @@ def test_an_emptied_flow_loses_its_deficit() -> None:  # F6
 
 
 @engines
-def test_weight_zero_is_served_when_nothing_else_is(engine: str) -> None:
+def test_weight_zero_is_served_only_when_no_other_flow_has_messages(engine: str) -> None:
     fair = new_set(engine, {1: 5, 2: 0, 3: 0})
     assert set(serve(fair, 100)) == {1}
     assert serve(fair, 10, {2: 1, 3: 1}).count(2) == 5
@@ -196,7 +196,7 @@ def test_weight_zero_is_served_when_nothing_else_is(engine: str) -> None:
 
 
 @engines
-def test_a_new_weight_holds_within_a_round(engine: str) -> None:  # P10
+def test_a_new_weight_applies_within_a_round(engine: str) -> None:  # P10
     fair = new_set(engine, {1: 10, 2: 10})
     serve(fair, 1_005)
     fair.set_weight(2, 90)
@@ -205,7 +205,7 @@ def test_a_new_weight_holds_within_a_round(engine: str) -> None:  # P10
 
 
 @engines
-def test_what_is_corrected_later_counts(engine: str) -> None:
+def test_a_later_correction_changes_the_shares(engine: str) -> None:
     fair = new_set(engine, {1: 1, 2: 1})
     serve(fair, 100)
     fair.correct(1, 50)
@@ -215,7 +215,7 @@ def test_what_is_corrected_later_counts(engine: str) -> None:
 
 
 @engines
-def test_nothing_is_chosen_when_nobody_has_anything(engine: str) -> None:
+def test_no_flow_is_chosen_when_none_has_messages(engine: str) -> None:
     fair = new_set(engine, WEIGHTS)
     assert fair.select(lambda flow: None) is None
     assert new_set(engine, WEIGHTS, is_active=False).select(lambda flow: 1) is None
@@ -227,7 +227,7 @@ weights = st.dictionaries(st.integers(0, 9), st.integers(1, 50), min_size=1, max
 @engines
 @settings(max_examples=60, deadline=None)
 @given(weights=weights, seed=st.integers(0, 2**32))
-def test_shares_at_every_prefix_and_no_starvation(
+def test_shares_are_right_at_every_prefix_and_no_flow_starves(
     engine: str, weights: dict[int, int], seed: int
 ) -> None:  # P1, P7, P8
     source = random.Random(seed)
@@ -255,7 +255,7 @@ def test_shares_at_every_prefix_and_no_starvation(
 @engines
 @settings(max_examples=40, deadline=None)
 @given(weights=weights, data=st.data())
-def test_the_choice_does_not_depend_on_how_it_is_asked_for(
+def test_the_choice_does_not_depend_on_the_sizes_of_requests(
     engine: str, weights: dict[int, int], data: st.DataObject
 ) -> None:  # F15, F21, P2
     whole = serve(new_set(engine, weights), 300)
@@ -268,7 +268,7 @@ def test_the_choice_does_not_depend_on_how_it_is_asked_for(
     assert messages[:300] == whole
 
 
-def test_both_engines_come_to_the_same_shares() -> None:  # P11
+def test_both_engines_give_the_same_shares() -> None:  # P11
     counts = [serve(new_set(engine, WEIGHTS), 50 * ROUND) for engine in FAIR_ENGINES]
     for flow in WEIGHTS:
         one, other = (messages.count(flow) for messages in counts)
@@ -278,7 +278,7 @@ def test_both_engines_come_to_the_same_shares() -> None:  # P11
 @engines
 @settings(max_examples=40, deadline=None)
 @given(steps=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5)), max_size=200))
-def test_a_model_of_backlogs_is_worked_off(engine: str, steps: list[tuple[int, int]]) -> None:
+def test_every_backlog_is_served_completely(engine: str, steps: list[tuple[int, int]]) -> None:
     """P3, P9, P12: a flow is chosen while any flow has messages, and only such a flow is chosen."""
     fair = new_set(engine, {0: 1, 1: 2, 2: 3, 3: 0, 4: 40}, is_active=False)
     backlog = dict.fromkeys(range(5), 0)
@@ -299,7 +299,7 @@ def test_a_model_of_backlogs_is_worked_off(engine: str, steps: list[tuple[int, i
     assert not any(backlog.values())
 
 
-def test_time_is_charged_by_its_average_and_settled_later() -> None:  # F7
+def test_time_is_charged_by_its_average_and_corrected_later() -> None:  # F7
     costs = Costs("time")
     lease = Lease(Head(0), "a", 1, 31_000, 1_000, 1, charge=costs.at_delivery(1, Head(0)))
     assert lease.charge == 10  # one millisecond, in tenths
@@ -320,7 +320,7 @@ def test_time_is_charged_by_its_average_and_settled_later() -> None:  # F7
     rooms=st.lists(st.integers(1, 60), max_size=30),
     seed=st.integers(0, 2**32),
 )
-def test_turns_in_a_row_are_what_choosing_each_time_gives(
+def test_turns_in_a_row_equal_choosing_for_each_message(
     engine: str, weights: list[int], costs: list[int], rooms: list[int], seed: int
 ) -> None:
     by_flow = dict(enumerate(weights))
@@ -348,7 +348,7 @@ def test_turns_in_a_row_are_what_choosing_each_time_gives(
 
 
 @engines
-def test_a_flow_that_is_alone_has_all_turns(engine: str) -> None:
+def test_a_lone_flow_has_all_turns(engine: str) -> None:
     fair = new_set(engine, {1: 1, 2: 5})
     assert fair.select(lambda flow: 1) == 1
     assert fair.turns(1, 1) == 1

@@ -31,14 +31,14 @@ def test_each_message_goes_to_one_member() -> None:  # T1, T20, Q5
     assert sorted(offset for each in got for offset in each) == list(range(1_000))
 
 
-def test_groups_do_not_disturb_each_other() -> None:
+def test_groups_do_not_affect_each_other() -> None:
     stages = [Stage() for _ in range(3)]
     for stage in stages:
         stage.publish(10)
         assert stage.offsets() == list(range(10))
 
 
-def test_what_a_member_holds_returns_to_its_places_when_it_leaves() -> None:  # T24, Q17
+def test_messages_of_a_member_that_leaves_regain_their_places() -> None:  # T24, Q17
     stage = Stage()
     stage.publish(7)
     for offset in range(6):
@@ -70,7 +70,7 @@ def test_a_lease_that_ends_makes_room_and_a_redelivery() -> None:  # T23
     assert [(message.offset, message.attempt) for message in messages] == [(0, 2), (1, 2)]
 
 
-def test_settled_delivery_is_never_repeated() -> None:  # T22
+def test_a_settled_delivery_is_never_repeated() -> None:  # T22
     stage = Stage()
     stage.publish(3)
     reply = stage.ask(settled=True)
@@ -81,7 +81,7 @@ def test_settled_delivery_is_never_repeated() -> None:  # T22
     assert stage.offsets() == []
 
 
-def test_returns_regain_their_places_whatever_their_order() -> None:  # Q1, Q14, Q16
+def test_returned_messages_regain_their_places_in_any_order() -> None:  # Q1, Q14, Q16
     stage = Stage()
     stage.publish(12)
     messages = stage.take(max_messages=10)
@@ -90,7 +90,7 @@ def test_returns_regain_their_places_whatever_their_order() -> None:  # Q1, Q14,
     assert stage.offsets("b") == [2, 5, 7, 10, 11]
 
 
-def test_a_dead_prefix_is_looked_at_once() -> None:  # Q13
+def test_a_settled_prefix_is_scanned_once() -> None:  # Q13
     stage = Stage()
     stage.publish(3_000)
     for _ in range(3):
@@ -101,7 +101,7 @@ def test_a_dead_prefix_is_looked_at_once() -> None:  # Q13
     assert stage.queues.reads == [((1, 0), 3_000, 3_001)]
 
 
-def test_a_message_too_old_is_not_delivered() -> None:  # T32
+def test_an_expired_message_is_not_delivered() -> None:  # T32
     stage = Stage()
     stage.publish(1, expires_at_ms=stage.now + 100)
     stage.publish(1)
@@ -110,7 +110,7 @@ def test_a_message_too_old_is_not_delivered() -> None:  # T32
     assert stage.cursor().expired_count == 1
 
 
-def test_a_message_too_old_when_it_returns_is_not_delivered_again() -> None:  # Q18
+def test_a_message_that_expired_before_its_return_is_not_redelivered() -> None:  # Q18
     stage = Stage()
     stage.publish(1, expires_at_ms=stage.now + 100)
     messages = stage.take()
@@ -120,14 +120,14 @@ def test_a_message_too_old_when_it_returns_is_not_delivered_again() -> None:  # 
     assert (stage.cursor().expired_count, stage.cursor().floor) == (1, 1)
 
 
-def test_available_leaves_out_what_is_held() -> None:  # A35, T27
+def test_available_does_not_count_leased_messages() -> None:  # A35, T27
     stage = Stage()
     stage.publish(4)
     assert stage.ask(max_messages=1).available == 3
     assert stage.ask().available == 0
 
 
-def test_bytes_are_a_limit_but_for_the_first_message() -> None:
+def test_max_bytes_limits_all_but_the_first_message() -> None:
     stage = Stage()
     stage.publish(3, size_bytes=400)
     assert stage.offsets(max_bytes=10) == [0]
@@ -138,7 +138,7 @@ def test_bytes_are_a_limit_but_for_the_first_message() -> None:
 # -- filters and browsing ------------------------------------------------------------------------
 
 
-def test_disjoint_filters_take_their_halves_in_order() -> None:  # Q3
+def test_members_with_disjoint_filters_get_their_messages_in_order() -> None:  # Q3
     stage = Stage()
     for offset in range(100):
         stage.publish(tag="odd" if offset % 2 else "even")
@@ -147,7 +147,7 @@ def test_disjoint_filters_take_their_halves_in_order() -> None:  # Q3
     assert stage.offsets("c") == []
 
 
-def test_what_one_filter_skips_is_there_for_who_joins_late() -> None:  # Q28
+def test_a_member_that_joins_late_gets_what_a_filter_skipped() -> None:  # Q28
     stage = Stage()
     for offset in range(6):
         stage.publish(tag="odd" if offset % 2 else "even")
@@ -155,7 +155,7 @@ def test_what_one_filter_skips_is_there_for_who_joins_late() -> None:  # Q28
     assert stage.offsets("b") == [0, 2, 4]
 
 
-def test_what_the_group_does_not_want_is_settled_and_looked_at_once() -> None:
+def test_messages_that_the_groups_filter_skips_are_settled_and_scanned_once() -> None:
     stage = Stage({})
     stage.group.add_topic(1, filter="yes")
     stage.add_queue((1, 0))
@@ -167,7 +167,7 @@ def test_what_the_group_does_not_want_is_settled_and_looked_at_once() -> None:
     assert looked_at <= 5_001
 
 
-def test_a_changed_filter_holds_for_what_comes_back_too() -> None:
+def test_a_changed_filter_applies_to_returned_messages() -> None:
     stage = Stage()
     stage.publish(2, tag="x")
     stage.publish(1, tag="y")
@@ -179,7 +179,7 @@ def test_a_changed_filter_holds_for_what_comes_back_too() -> None:
 
 
 @pytest.mark.parametrize("mode", ["competing", "keyed"])
-def test_a_changed_filter_finds_what_the_one_before_skipped_ahead(mode: str) -> None:
+def test_a_changed_filter_finds_skipped_messages_beyond_next(mode: str) -> None:
     # R8: messages that were skipped at `next` and beyond were dropped, up to the whole look-ahead
     stage = Stage({}, mode=mode)
     stage.group.add_topic(1, filter="few")
@@ -210,7 +210,7 @@ def test_a_changed_filter_finds_what_the_one_before_skipped_ahead(mode: str) -> 
     assert [each for each in range(5_010) if each in cursor.done] == [*range(10)]
 
 
-def test_a_changed_filter_counts_what_expired_once() -> None:  # R8
+def test_a_changed_filter_counts_expired_messages_once() -> None:  # R8
     stage = Stage()
     stage.publish(1, tag="x")
     stage.publish(2, tag="xy", expires_at_ms=stage.now)
@@ -253,7 +253,7 @@ def publish_keys(stage: Stage, *keys: int) -> None:
     stage.group.note_end((1, 0), len(stage.queues.messages[1, 0]))
 
 
-def test_a_key_is_one_members_and_others_go_on() -> None:  # I11
+def test_a_key_belongs_to_one_member_and_other_keys_continue() -> None:  # I11
     stage = Stage(mode="keyed")
     publish_keys(stage, 1, 1, 2, 1, 2, 3)
     first = stage.take("a", 1)
@@ -262,7 +262,7 @@ def test_a_key_is_one_members_and_others_go_on() -> None:  # I11
     settle(stage, Verb.ACK, first)
 
 
-def test_a_failure_keeps_its_key_waiting_and_takes_back_what_follows() -> None:  # I11
+def test_a_failure_blocks_its_key_and_revokes_later_leases() -> None:  # I11
     stage = Stage(mode="keyed")
     publish_keys(stage, 1, 1, 1, 2)
     messages = stage.take("a")
@@ -273,14 +273,14 @@ def test_a_failure_keeps_its_key_waiting_and_takes_back_what_follows() -> None: 
     assert stage.offsets("b") == [0, 1, 2]
 
 
-def test_messages_without_a_key_hold_up_nobody() -> None:
+def test_messages_without_a_key_block_no_member() -> None:
     stage = Stage(mode="keyed")
     publish_keys(stage, 0, 0, 0)
     assert stage.offsets("a", 1) == [0]
     assert stage.offsets("b") == [1, 2]
 
 
-def test_one_of_a_key_at_a_time() -> None:
+def test_a_key_may_be_limited_to_one_lease() -> None:
     stage = Stage(mode="keyed", max_in_flight_per_key=1)
     publish_keys(stage, 1, 1, 2)
     messages = stage.take("a")
@@ -289,14 +289,14 @@ def test_one_of_a_key_at_a_time() -> None:
     assert stage.offsets("b") == [1]
 
 
-def test_looking_ahead_has_an_end() -> None:
+def test_reading_ahead_is_limited() -> None:
     stage = Stage(mode="keyed", max_in_flight_per_key=1)
     publish_keys(stage, *[1] * 5_000, 2)
     assert stage.offsets("a") == [0]
     assert stage.offsets("b") == []
 
 
-def test_a_keyed_member_has_no_filter() -> None:
+def test_a_member_of_a_keyed_group_may_not_filter() -> None:
     with pytest.raises(FilterNotAllowed):
         Stage(mode="keyed").ask(filter="x")
 
@@ -304,7 +304,7 @@ def test_a_keyed_member_has_no_filter() -> None:
 # -- single active and exclusive -----------------------------------------------------------------
 
 
-def test_the_next_is_active_once_nothing_is_leased_and_is_told_first() -> None:  # I12, A33, A37
+def test_the_next_member_gets_a_notice_when_no_lease_is_left() -> None:  # I12, A33, A37
     stage = Stage(mode="single_active")
     stage.publish(4)
     messages = stage.take("a", 2)
@@ -321,7 +321,7 @@ def test_the_next_is_active_once_nothing_is_leased_and_is_told_first() -> None: 
     assert not stage.ask("a").is_active
 
 
-def test_a_fenced_members_receipts_are_worthless() -> None:  # A34, T29
+def test_the_receipts_of_a_fenced_member_are_stale() -> None:  # A34, T29
     stage = Stage(mode="single_active")
     stage.publish(3)
     messages = stage.take("a")
@@ -344,7 +344,7 @@ def test_a_silent_active_member_is_fenced() -> None:
     assert stage.offsets("b") == [0]
 
 
-def test_an_exclusive_member_keeps_others_out() -> None:  # T29
+def test_an_exclusive_member_keeps_other_members_out() -> None:  # T29
     stage = Stage(mode="exclusive", member_ttl_ms=9_000)
     stage.publish(2)
     messages = stage.take("a", 1)
@@ -367,7 +367,7 @@ def with_levels(levels: int, indexes: int = 1) -> Stage:
     return stage
 
 
-def test_the_highest_level_comes_first_and_a_late_one_overtakes() -> None:  # Q19, Q21, Q23
+def test_the_highest_level_comes_first_even_if_it_is_late() -> None:  # Q19, Q21, Q23
     stage = with_levels(3)
     stage.publish(4, (1, 0))
     assert [message.queue[1] for message in stage.take(max_messages=2)] == [
@@ -385,7 +385,7 @@ def test_the_highest_level_comes_first_and_a_late_one_overtakes() -> None:  # Q1
     ]
 
 
-def test_a_return_goes_to_its_own_level() -> None:  # Q19
+def test_a_returned_message_returns_to_its_level() -> None:  # Q19
     stage = with_levels(2)
     stage.publish(2, (1, 0))
     stage.publish(2, (1, 1))
@@ -408,7 +408,7 @@ def test_browsing_follows_the_levels() -> None:  # Q22
 # -- a repeated request --------------------------------------------------------------------------
 
 
-def test_a_lost_reply_can_be_had_again() -> None:
+def test_a_lost_reply_can_be_requested_again() -> None:
     stage = Stage()
     stage.publish(5)
     first = stage.take(max_messages=3, attempt_id="x")
@@ -422,7 +422,7 @@ def test_a_lost_reply_can_be_had_again() -> None:
 
 
 @pytest.mark.parametrize("passed_ms", [0, 1_000])
-def test_what_a_repeat_has_delivered_does_not_come_back_with_the_lost_reply(passed_ms: int) -> None:
+def test_a_repeated_request_keeps_its_messages_when_the_first_reply_is_lost(passed_ms: int) -> None:
     # The client repeated its request before the broker noticed that the first reply was lost.
     stage = Stage()
     stage.publish(3)
@@ -436,7 +436,7 @@ def test_what_a_repeat_has_delivered_does_not_come_back_with_the_lost_reply(pass
     assert stage.offsets("b") == [1]
 
 
-def test_each_reply_to_an_attempt_has_its_own_deadline_within_the_longest_lease() -> None:
+def test_each_reply_to_an_attempt_has_its_own_deadline() -> None:
     stage = Stage(lease_ms=1_000, longest_lease_ms=1_000)
     stage.publish(1)
     deadlines = set()
@@ -448,7 +448,7 @@ def test_each_reply_to_an_attempt_has_its_own_deadline_within_the_longest_lease(
     assert max(deadlines) == stage.now + 1_000
 
 
-def test_a_repeat_leaves_out_topics_that_it_does_not_ask_for() -> None:
+def test_a_repeat_leaves_out_topics_that_it_does_not_request() -> None:
     # S1: a repeated attempt must not deliver messages of topics that the token does not grant
     stage = Stage({1: 1, 2: 1})
     stage.publish(2, (1, 0))
@@ -475,7 +475,7 @@ def test_a_repeat_does_not_extend_leases_that_it_leaves_out() -> None:  # S1
 
 
 @pytest.mark.parametrize("settled", [False, True])
-def test_a_request_gets_and_counts_only_topics_that_it_may_receive(settled: bool) -> None:
+def test_a_request_gets_and_counts_only_permitted_topics(settled: bool) -> None:
     # S2: a held receive must not deliver messages of topics that were added to the group meanwhile
     stage = Stage({1: 1, 2: 1})
     stage.publish(3, (1, 0))
@@ -486,7 +486,7 @@ def test_a_request_gets_and_counts_only_topics_that_it_may_receive(settled: bool
     assert queues_of(stage.take("b")) == [(2, 0)] * 3
 
 
-def test_a_reply_that_is_filled_further_keeps_to_what_may_be_received() -> None:  # S2
+def test_a_continued_reply_has_only_permitted_topics() -> None:  # S2
     stage = Stage({1: 1, 2: 1})
     for topic_id in (1, 2):
         stage.publish(8, (topic_id, 0))
@@ -494,7 +494,7 @@ def test_a_reply_that_is_filled_further_keeps_to_what_may_be_received() -> None:
     assert {queue for queue, _ in filled(stage, 16, may_receive=only_topic_1)} == {(1, 0)}
 
 
-def test_who_waits_gets_only_what_it_may_receive_of_a_topic_that_comes() -> None:  # S2
+def test_a_waiting_request_gets_only_permitted_topics() -> None:  # S2
     stage = Stage()
     for number in range(40):
         request = ReceiveRequest(f"narrow {number}", 10, may_receive=only_topic_1)
@@ -535,7 +535,7 @@ def test_one_message_wakes_one_member_and_members_take_turns() -> None:  # L25, 
 
 
 @pytest.mark.parametrize("cause", ["arrival", "return", "delay", "lease", "leave", "room", "pause"])
-def test_whatever_makes_a_message_available_wakes(cause: str) -> None:  # I13, F10, Q8, Q15
+def test_every_event_that_makes_a_message_available_wakes(cause: str) -> None:  # I13, F10, Q8, Q15
     stage = Stage(lease_ms=5_000, max_in_flight=2)
     stage.publish(2)
     messages = stage.take("a")
@@ -569,7 +569,7 @@ def test_whatever_makes_a_message_available_wakes(cause: str) -> None:  # I13, F
     assert [member for member, _ in served(stage)] == ["b"]
 
 
-def test_a_key_that_comes_free_wakes() -> None:  # I13
+def test_a_key_that_becomes_free_wakes() -> None:  # I13
     stage = Stage(mode="keyed")
     publish_keys(stage, 1, 1)
     messages = stage.take("a", 1)
@@ -579,7 +579,7 @@ def test_a_key_that_comes_free_wakes() -> None:  # I13
     assert served(stage) == [("b", [1])]
 
 
-def test_a_request_that_waits_in_vain_ends_at_its_time() -> None:  # F11
+def test_a_waiting_request_without_messages_ends_at_its_deadline() -> None:  # F11
     stage = Stage()
     park(stage, "a", wait_ms=5_000)
     assert stage.group.next_deadline() == stage.now + 5_000
@@ -589,7 +589,7 @@ def test_a_request_that_waits_in_vain_ends_at_its_time() -> None:  # F11
     assert not stage.group.waiters.remove(waiter)
 
 
-def test_a_source_that_must_wait_is_asked_again() -> None:
+def test_a_source_that_needs_a_read_is_asked_again() -> None:
     stage = Stage()
     stage.publish(2)
     stage.queues.is_cold = True
@@ -604,7 +604,7 @@ def test_a_source_that_must_wait_is_asked_again() -> None:
     assert served(stage) == [("a", [0, 1])]
 
 
-def test_who_waits_behind_a_cold_topic_is_not_forgotten() -> None:  # I13
+def test_a_request_behind_a_cold_topic_is_served() -> None:  # I13
     stage = Stage({1: 1, 2: 1})
     for topic_id, member in ((1, "a"), (2, "b")):
         request = ReceiveRequest(member, 10, topics=frozenset({topic_id}))
@@ -643,7 +643,7 @@ def test_a_cold_source_changes_neither_order_nor_shares(engine: str, cost: str) 
         assert filled(cold, max_messages) == filled(warm, max_messages)
 
 
-def test_a_reply_that_is_filled_further_keeps_its_bounds() -> None:
+def test_a_continued_reply_keeps_its_limits() -> None:
     stage = Stage(max_in_flight=20)
     stage.publish(50)
     stage.queues.cold_from[1, 0] = 0
@@ -653,7 +653,7 @@ def test_a_reply_that_is_filled_further_keeps_its_bounds() -> None:
 
 
 @pytest.mark.parametrize("how", ["leave", "seek", "expire", "remove", "ack"])
-def test_nothing_is_added_to_a_reply_of_which_some_was_taken_back(how: str) -> None:
+def test_nothing_is_added_to_a_reply_that_lost_a_lease(how: str) -> None:
     stage = Stage()
     stage.publish(10)
     stage.queues.cold_from[1, 0] = 3
@@ -688,7 +688,7 @@ def test_nothing_is_added_for_a_member_that_retired() -> None:
     assert [message.offset for message in reply.messages] == [0, 1, 2]
 
 
-def test_a_repeated_request_gets_what_its_answer_was_filled_with() -> None:
+def test_a_repeated_request_gets_the_whole_continued_reply() -> None:
     stage = Stage()
     stage.publish(10)
     stage.queues.cold_from[1, 0] = 3
@@ -720,7 +720,7 @@ def test_the_founding_table_whoever_asks_and_for_how_much(
 
 
 @pytest.mark.parametrize("engine", FAIR_ENGINES)
-def test_time_is_shared_when_time_is_the_cost(engine: str) -> None:
+def test_time_is_shared_equally_if_it_is_the_cost(engine: str) -> None:
     stage = Stage({1: 1, 2: 1}, engine=engine, cost="time", lease_ms=30_000)
     handling_ms, worked = {1: 100, 2: 1}, {1: 0, 2: 0}
     for topic_id in (1, 2):
@@ -737,7 +737,7 @@ def test_time_is_shared_when_time_is_the_cost(engine: str) -> None:
     assert worked[1] / sum(worked.values()) == pytest.approx(0.5, abs=0.03)
 
 
-def test_receipts_of_others_are_invalid() -> None:
+def test_receipts_of_other_groups_are_invalid() -> None:
     stage = Stage()
     stage.publish()
     other = Receipt(9, 1, 0, 0, 1, 1, 1, 1, "a")
@@ -747,7 +747,7 @@ def test_receipts_of_others_are_invalid() -> None:
     ]  # fmt: skip
 
 
-def test_whoever_has_just_looked_is_parked_without_another_look(
+def test_a_request_that_has_just_looked_waits_without_another_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stage = Stage()
@@ -772,7 +772,7 @@ def test_whoever_has_just_looked_is_parked_without_another_look(
 # -- limits of queues and keys -------------------------------------------------------------------
 
 
-def test_a_reply_has_few_of_a_limited_queue_and_the_others_of_the_rest() -> None:
+def test_a_limited_queue_gives_few_messages_and_the_others_all() -> None:
     # C1: a member that is slow with one queue can ask for messages of the other queues only
     stage = Stage({})
     stage.group.add_topic(1)
@@ -790,7 +790,7 @@ def test_a_reply_has_few_of_a_limited_queue_and_the_others_of_the_rest() -> None
 
 @pytest.mark.parametrize("cost", ["count", "bytes"])
 @pytest.mark.parametrize("limit", [0, 1, 3])
-def test_a_limit_changes_neither_order_nor_what_is_left(cost: str, limit: int) -> None:  # C1
+def test_a_limit_changes_neither_order_nor_the_rest(cost: str, limit: int) -> None:  # C1
     stage = Stage({}, cost=cost)
     stage.group.add_topic(1)
     for queue in range(5):
@@ -806,7 +806,7 @@ def test_a_limit_changes_neither_order_nor_what_is_left(cost: str, limit: int) -
     assert seen == {queue: list(range(20)) for queue in range(5)}
 
 
-def test_a_reply_has_few_of_a_limited_key_and_its_order_holds() -> None:  # C1
+def test_a_limited_key_gives_few_messages_in_order() -> None:  # C1
     stage = Stage(mode="keyed")
     publish_keys(stage, *(4 * [7, 8, 9]))
     limits = Limits(keys={(1, 7): 0, (1, 8): 1})
@@ -816,7 +816,7 @@ def test_a_reply_has_few_of_a_limited_key_and_its_order_holds() -> None:  # C1
     assert stage.offsets("a", 100) == [0, 3, 6, 7, 9, 10]
 
 
-def test_a_key_of_its_member_that_is_limited_comes_again_when_it_is_not() -> None:  # C1
+def test_a_limited_key_of_its_owner_is_offered_again_without_the_limit() -> None:  # C1
     stage = Stage(mode="keyed")
     publish_keys(stage, *(6 * [7]))
     first = stage.take("a", 3)
@@ -828,7 +828,7 @@ def test_a_key_of_its_member_that_is_limited_comes_again_when_it_is_not() -> Non
     assert stage.offsets("a") == [1, 2, 3, 4, 5]
 
 
-def test_who_waits_with_limits_is_passed_over_by_what_they_exclude() -> None:  # C1
+def test_a_waiting_request_with_limits_is_skipped_by_excluded_messages() -> None:  # C1
     stage = Stage({})
     stage.group.add_topic(1)
     for queue in range(2):

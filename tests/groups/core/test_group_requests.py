@@ -23,7 +23,7 @@ engines = pytest.mark.parametrize("engine", FAIR_ENGINES)
 # -- skipped requests ----------------------------------------------------------------------------
 
 
-def test_a_full_member_is_passed_over_and_holds_up_nobody() -> None:  # Q27, Q11
+def test_a_full_member_is_skipped_and_blocks_no_other_member() -> None:  # Q27, Q11
     stage = Stage(max_in_flight_per_member=2)
     stage.publish(2)
     held = stage.take("a")
@@ -37,7 +37,7 @@ def test_a_full_member_is_passed_over_and_holds_up_nobody() -> None:  # Q27, Q11
     assert served(stage) == [("a", [4])]
 
 
-def test_who_lost_a_race_has_lost_none_of_its_credit() -> None:  # Q11, L15
+def test_a_member_that_lost_a_race_keeps_its_credit() -> None:  # Q11, L15
     stage = Stage(max_in_flight_per_member=3)
     park(stage, "a", 3)
     park(stage, "b", 3)
@@ -49,7 +49,7 @@ def test_who_lost_a_race_has_lost_none_of_its_credit() -> None:  # Q11, L15
 
 
 @engines
-def test_a_flooded_topic_does_not_starve_a_light_one(engine: str) -> None:  # F1
+def test_a_flooded_topic_does_not_starve_a_light_topic(engine: str) -> None:  # F1
     stage = Stage({1: 100, 2: 1}, engine=engine, max_in_flight=10**6)
     stage.publish(50, (2, 0))
     counts = {1: 0, 2: 0}
@@ -64,9 +64,7 @@ def test_a_flooded_topic_does_not_starve_a_light_one(engine: str) -> None:  # F1
 
 @engines
 @pytest.mark.parametrize("backlogs", [(600, 600), (600, 60_000), (60_000, 300)])
-def test_shares_do_not_depend_on_how_much_is_there(
-    engine: str, backlogs: tuple[int, int]
-) -> None:  # F3
+def test_shares_do_not_depend_on_the_backlogs(engine: str, backlogs: tuple[int, int]) -> None:  # F3
     stage = Stage({1: 2, 2: 1}, engine=engine, max_in_flight=10**6)
     for topic_id, count in enumerate(backlogs, 1):
         stage.publish(count, (topic_id, 0))
@@ -75,7 +73,7 @@ def test_shares_do_not_depend_on_how_much_is_there(
 
 
 @engines
-def test_a_topic_with_nothing_in_it_changes_nobodys_turn(engine: str) -> None:  # P6
+def test_an_empty_topic_changes_no_turn(engine: str) -> None:  # P6
     orders = []
     for has_idle in (False, True):
         stage = Stage({1: 3, 2: 1, 3: 2}, engine=engine, max_in_flight=10**6)
@@ -96,7 +94,7 @@ def test_a_topic_with_nothing_in_it_changes_nobodys_turn(engine: str) -> None:  
 # -- permits -------------------------------------------------------------------------------------
 
 
-def test_when_all_is_settled_no_permit_is_left_and_who_waits_costs_nothing() -> None:  # F12, P12
+def test_no_room_is_lost_when_all_is_settled_and_waiting_reads_nothing() -> None:  # F12, P12
     stage = Stage(max_in_flight_per_member=4, lease_ms=5_000, has_dead_letters=False)
     stage.publish(40)
     ends = itertools.cycle((Verb.ACK, Verb.RELEASE, Verb.REJECT, None))
@@ -114,7 +112,7 @@ def test_when_all_is_settled_no_permit_is_left_and_who_waits_costs_nothing() -> 
     assert stage.queues.reads == []
 
 
-def test_what_is_settled_makes_room_for_the_next_at_once() -> None:  # F14
+def test_settling_makes_room_for_the_next_message_at_once() -> None:  # F14
     stage = Stage(max_in_flight=1)
     stage.publish(3)
     messages = stage.take("a")
@@ -130,7 +128,7 @@ def test_what_is_settled_makes_room_for_the_next_at_once() -> None:  # F14
 # -- events that wake requests, and events that do not -------------------------------------------
 
 
-def test_notices_late_and_out_of_order_wake_nobody() -> None:  # L12
+def test_late_notices_of_an_end_wake_nothing() -> None:  # L12
     stage = Stage()
     stage.publish(3)
     settle(stage, Verb.ACK, stage.take())
@@ -144,7 +142,9 @@ def test_notices_late_and_out_of_order_wake_nobody() -> None:  # L12
 
 
 @pytest.mark.parametrize("whose", ["the group's", "the member's"])
-def test_what_does_not_match_does_not_wake_and_is_looked_at_once(whose: str) -> None:  # L13, L14
+def test_messages_that_do_not_match_do_not_wake_and_are_scanned_once(
+    whose: str,
+) -> None:  # L13, L14
     stage = Stage({})
     stage.group.add_topic(1, filter="y" if whose == "the group's" else None)
     stage.add_queue((1, 0))
@@ -165,7 +165,7 @@ def test_what_does_not_match_does_not_wake_and_is_looked_at_once(whose: str) -> 
     assert served(stage) == [("a", [10_000])]
 
 
-def test_what_comes_to_an_idle_group_is_available_but_for_what_is_held_or_done() -> None:  # A36
+def test_available_counts_new_messages_of_an_idle_group() -> None:  # A36
     stage = Stage()
     stage.publish(10)
     messages = stage.take()
@@ -177,7 +177,7 @@ def test_what_comes_to_an_idle_group_is_available_but_for_what_is_held_or_done()
     assert stage.ask(max_messages=0).available == 102
 
 
-def test_browsing_leaves_nothing_behind() -> None:  # I15
+def test_browsing_changes_no_state() -> None:  # I15
     stage = Stage()
     stage.publish(6)
     settle(stage, Verb.NACK, stage.take(max_messages=2)[:1], delay_ms=700)
@@ -239,7 +239,7 @@ def holder_of(group: Group) -> str | None:
     return leases[0].member if leases else None
 
 
-def test_however_three_actors_meet_a_message_has_one_holder_and_one_end() -> None:  # Q4, I4
+def test_a_message_has_one_owner_and_one_end_in_every_interleaving() -> None:  # Q4, I4
     outcomes = set()
     for order in mixed({actor: len(steps) for actor, steps in ACTORS.items()}):
         stage = Stage(lease_ms=5_000, backoff_ms=())
@@ -282,7 +282,7 @@ def _asked_again(stage: Stage, attempt_id: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(29, "cd"), (30, "bcd"), (31, "bcd")])
-def test_of_the_messages_of_kept_answers_there_is_a_limit(
+def test_the_messages_of_stored_answers_are_limited(
     monkeypatch: pytest.MonkeyPatch, limit: int, kept: str
 ) -> None:
     monkeypatch.setattr(requests, "MAX_ANSWERED_MESSAGES", limit)
@@ -294,7 +294,7 @@ def test_of_the_messages_of_kept_answers_there_is_a_limit(
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(2, "cd"), (3, "bcd"), (4, "abcd")])
-def test_of_the_requests_whose_answers_are_kept_there_is_a_limit(
+def test_the_number_of_stored_answers_is_limited(
     monkeypatch: pytest.MonkeyPatch, limit: int, kept: str
 ) -> None:
     monkeypatch.setattr(requests, "MAX_ANSWERS", limit)
@@ -306,7 +306,7 @@ def test_of_the_requests_whose_answers_are_kept_there_is_a_limit(
 
 
 @pytest.mark.parametrize("limit", ["MAX_ANSWERS", "MAX_ANSWERED_MESSAGES"])
-def test_a_client_pushes_out_its_own_answers_before_those_of_others(
+def test_a_client_removes_its_own_answers_before_those_of_others(
     monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     # M1: the requests of one client removed the remembered answers of all members of the group
@@ -326,7 +326,7 @@ def test_a_client_pushes_out_its_own_answers_before_those_of_others(
     assert not repeats._shares
 
 
-def test_an_answer_that_is_filled_further_counts_once_and_as_a_whole() -> None:
+def test_a_continued_answer_is_stored_once_and_completely() -> None:
     stage = Stage()
     stage.publish(20)
     stage.queues.cold_from[1, 0] = 5

@@ -62,7 +62,7 @@ def _lease(cursor: Cursor, offset: int) -> Lease:
     return lease
 
 
-def test_what_was_delivered_stays_redelivered_though_a_kill_undoes_a_settling(
+def test_a_message_stays_redelivered_if_a_kill_undoes_a_settlement(
     directory: Directory,
 ) -> None:
     opened = directory.open(OTHER_BOOT)
@@ -77,7 +77,7 @@ def test_what_was_delivered_stays_redelivered_though_a_kill_undoes_a_settling(
     assert cursor.is_redelivery(9)
 
 
-def test_a_grace_lasts_though_a_kill_undoes_a_settling(directory: Directory) -> None:
+def test_a_grace_continues_if_a_kill_undoes_a_settlement(directory: Directory) -> None:
     opened = directory.open(OTHER_BOOT)
     cursor = opened.cursors[KEY]
     assert cursor.is_in_grace(9)
@@ -92,7 +92,7 @@ def test_a_grace_lasts_though_a_kill_undoes_a_settling(directory: Directory) -> 
 
 
 @pytest.mark.parametrize("kills", [0, 1, 2])
-def test_after_kills_and_a_power_loss_the_receipt_of_a_live_lease_counts(
+def test_the_receipt_of_a_live_lease_is_valid_after_kills_and_a_power_loss(
     tmp_path: Path, kills: int
 ) -> None:
     directory = Directory(tmp_path / "state")
@@ -109,7 +109,7 @@ def test_after_kills_and_a_power_loss_the_receipt_of_a_live_lease_counts(
     assert receipt_state(directory.cursor(OTHER_BOOT), receipt) == (ReceiptState.GRACE, None)
 
 
-def test_a_dead_letter_is_the_same_after_a_power_loss_that_voids_receipts(tmp_path: Path) -> None:
+def test_a_dead_letter_keeps_its_id_after_a_power_loss(tmp_path: Path) -> None:
     directory = Directory(tmp_path / "state", durability="written")
     opened = directory.open()
     cursor = opened.cursors[KEY]
@@ -132,7 +132,7 @@ def _letters(cursor: Cursor) -> list[DeadLetter]:
     return lane.dead_letters
 
 
-def test_of_two_first_leases_of_a_message_the_one_before_a_grace_does_not_count(
+def test_a_lease_from_before_a_grace_is_stale_after_a_second_first_lease(
     directory: Directory,
 ) -> None:
     opened = directory.open(OTHER_BOOT)

@@ -5,7 +5,7 @@ from holdfast.groups.core.settling import Verb
 from tests.groups.queues import Stage, settle
 
 
-def test_a_member_has_left_when_it_was_silent_for_its_time() -> None:
+def test_a_member_is_removed_after_its_time_to_live() -> None:
     members = Members(ttl_ms=100)
     members.mark_seen("a", 1_000)
     members.mark_seen("a", 1_050)
@@ -13,7 +13,7 @@ def test_a_member_has_left_when_it_was_silent_for_its_time() -> None:
     assert members.find_silent(1_150) == ["a"]
 
 
-def test_who_comes_while_another_is_busy_for_long_is_missed_in_time() -> None:
+def test_a_member_that_joins_while_another_is_busy_is_removed_in_time() -> None:
     members = Members(ttl_ms=100)
     members.mark_seen("busy", 0, busy_until_ms=50_000)
     members.mark_seen("brief", 1_000)
@@ -21,9 +21,7 @@ def test_who_comes_while_another_is_busy_for_long_is_missed_in_time() -> None:
     assert members.find_silent(1_100) == ["brief"]
 
 
-def test_a_group_is_free_again_soon_after_a_silent_holder_though_one_before_had_long_leases() -> (
-    None
-):
+def test_long_leases_of_an_earlier_member_do_not_keep_a_silent_member() -> None:
     stage = Stage(mode="exclusive", member_ttl_ms=1_000)
     stage.publish(1)
     held = stage.take("long", lease_ms=3_600_000)

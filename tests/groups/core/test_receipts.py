@@ -22,7 +22,7 @@ def test_the_text_is_pinned() -> None:
     attempt=st.integers(1, 65_535),
     member=st.text(max_size=31),
 )
-def test_what_is_read_is_what_was_given(
+def test_a_receipt_survives_a_round_trip(
     numbers: tuple[int, int, int], large: tuple[int, int, int], attempt: int, member: str
 ) -> None:
     if any(0xD800 <= ord(letter) < 0xE000 for letter in member):
@@ -57,6 +57,6 @@ def test_another_key_is_refused() -> None:
         ReceiptCodec(bytes(32)).decode(TEXT)
 
 
-def test_an_attempt_beyond_its_field_stops_there() -> None:
+def test_an_attempt_beyond_its_field_is_stored_as_the_largest() -> None:
     text = CODEC.encode(RECEIPT._replace(attempt=70_000))
     assert CODEC.decode(text).attempt == 65_535

@@ -78,9 +78,7 @@ def state_of_cursor(cursor: Cursor) -> tuple[object, ...]:
 @pytest.mark.parametrize("mode", MODES)
 @settings(max_examples=2, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_a_run_comes_to_what_one_by_one_comes_to(
-    mode: str, cost: str, engine: str, seed: int
-) -> None:
+def test_a_run_equals_selecting_one_by_one(mode: str, cost: str, engine: str, seed: int) -> None:
     # Q9: runs are the fast path
     print(f"seed {seed}, {mode}, {engine}, {cost}")
     runs, singles = (
@@ -166,7 +164,7 @@ def test_a_request_of_one_topic_is_one_run(
 @engines
 @pytest.mark.parametrize("queues", [1, 4])
 @pytest.mark.parametrize("credits", [(1,), (7,), (32,), (1_000,), (1, 7, 32, 5)])
-def test_every_message_of_the_founding_table_is_within_its_bound(
+def test_shares_follow_the_weights_in_every_reply(
     engine: str, queues: int, credits: tuple[int, ...]
 ) -> None:  # F2, F3, F8, F15
     stage = Stage({}, engine=engine, max_in_flight=10**6, max_in_flight_per_member=10**6)

@@ -54,7 +54,7 @@ def restart(
     return stage
 
 
-def test_a_repeated_settling_is_done_and_changes_nothing() -> None:  # I6
+def test_a_repeated_settlement_is_done_and_changes_nothing() -> None:  # I6
     stage = new_stage(has_dead_letters=True)
     verbs = (Verb.ACK, Verb.NACK, Verb.RELEASE, Verb.REJECT)
     for verb, message in zip(verbs, stage.take(max_messages=4), strict=True):
@@ -66,7 +66,7 @@ def test_a_repeated_settling_is_done_and_changes_nothing() -> None:  # I6
         assert settle(stage, other, message) == [STALE]
 
 
-def test_a_late_ack_counts_while_nobody_has_the_message() -> None:
+def test_a_late_ack_counts_while_no_member_has_the_message() -> None:
     stage = new_stage(2)
     one, other = stage.take()
     stage.later(30_000)
@@ -76,7 +76,7 @@ def test_a_late_ack_counts_while_nobody_has_the_message() -> None:
     assert settle(stage, Verb.ACK, other) == [STALE]
 
 
-def test_a_strict_group_takes_no_late_ack() -> None:
+def test_a_strict_group_accepts_no_late_ack() -> None:
     stage = new_stage(1, strict_leases=True)
     (message,) = stage.take()
     stage.now += 30_000  # the group has not processed it yet
@@ -84,7 +84,7 @@ def test_a_strict_group_takes_no_late_ack() -> None:
     assert stage.offsets("b") == [0]
 
 
-def test_cumulative_settles_the_members_own_up_to_the_receipt() -> None:  # T25
+def test_a_cumulative_ack_settles_the_members_own_messages() -> None:  # T25
     stage = new_stage()
     mine = stage.take("a", 3)
     stage.take("b", 3)
@@ -96,7 +96,7 @@ def test_cumulative_settles_the_members_own_up_to_the_receipt() -> None:  # T25
     assert len(stage.cursor().leases) == 5
 
 
-def test_extending_moves_the_end() -> None:
+def test_extending_moves_the_deadline() -> None:
     stage = new_stage(1)
     (message,) = stage.take()
     stage.later(20_000)
@@ -107,7 +107,7 @@ def test_extending_moves_the_end() -> None:
     assert stage.offsets("b") == [0]
 
 
-def test_only_failures_count_and_the_last_makes_a_dead_letter() -> None:  # I9
+def test_only_failures_count_and_the_last_one_makes_a_dead_letter() -> None:  # I9
     stage = new_stage(1, max_attempts=3, has_dead_letters=True)
     for _ in range(5):
         settle(stage, Verb.RELEASE, *stage.take())
@@ -130,7 +130,7 @@ def test_only_failures_count_and_the_last_makes_a_dead_letter() -> None:  # I9
     assert decode_settled(row) == (77, stage.cursor().settled[0].lease, 2)  # 2: nacked
 
 
-def test_without_dead_letters_it_is_dropped() -> None:
+def test_a_rejected_message_is_dropped_without_dead_letters() -> None:
     stage = new_stage(1)
     settle(stage, Verb.REJECT, *stage.take())
     assert stage.group.outbox.take_dead_letters() == []
@@ -139,7 +139,7 @@ def test_without_dead_letters_it_is_dropped() -> None:
     assert stage.cursor().floor == 1
 
 
-def test_failures_wait_longer_each_time() -> None:
+def test_failures_are_delayed_longer_each_time() -> None:
     stage = new_stage(1, backoff_ms=(100, 5_000))
     for wait in (100, 5_000, 5_000):
         settle(stage, Verb.NACK, *stage.take())
@@ -151,7 +151,7 @@ def test_failures_wait_longer_each_time() -> None:
     assert stage.offsets() == [0]
 
 
-def test_a_crash_between_the_dead_letter_and_its_mark_repeats_the_same_id() -> None:
+def test_a_crash_before_the_mark_repeats_the_dead_letter_with_its_id() -> None:
     stage = new_stage(1, has_dead_letters=True)
     stage.commit()
     settle(stage, Verb.REJECT, *stage.take())
@@ -166,7 +166,7 @@ def test_a_crash_between_the_dead_letter_and_its_mark_repeats_the_same_id() -> N
 # -- over a restart ------------------------------------------------------------------------------
 
 
-def test_old_receipts_settle_and_fresh_messages_go_on() -> None:  # I7, the grace of leases
+def test_receipts_from_before_a_restart_settle() -> None:  # I7, the grace of leases
     stage = new_stage(5_000)
     messages = stage.take("a", 500)
     settle(stage, Verb.ACK, *messages[:100])
@@ -179,7 +179,7 @@ def test_old_receipts_settle_and_fresh_messages_go_on() -> None:  # I7, the grac
     assert stage.offsets("c", 4) == [500, 501, 502, 503]
 
 
-def test_what_is_not_settled_is_delivered_again_after_the_last_lease() -> None:
+def test_unsettled_messages_are_redelivered_after_the_last_lease() -> None:
     stage = new_stage(20)
     messages = stage.take("a", 10, lease_ms=8_000)
     stage.commit()
@@ -197,7 +197,7 @@ def test_what_is_not_settled_is_delivered_again_after_the_last_lease() -> None:
 
 
 @pytest.mark.parametrize("whose", ["other", "own"])
-def test_a_late_ack_overtakes_no_earlier_message_of_its_key(whose: str) -> None:  # I11
+def test_a_late_ack_does_not_overtake_its_key(whose: str) -> None:  # I11
     stage = Stage(mode="keyed")
     stage.queues.messages[KEY] += [Message(key=7) for _ in range(3)]
     stage.group.note_end(KEY, 3)
@@ -213,7 +213,7 @@ def test_a_late_ack_overtakes_no_earlier_message_of_its_key(whose: str) -> None:
     assert settle(stage, Verb.ACK, *messages[1:]) == [DONE, DONE]
 
 
-def test_without_the_page_the_reserve_waits() -> None:
+def test_without_the_page_the_whole_reserve_is_in_grace() -> None:
     stage = new_stage(3_000)
     stage.take("a", 10)
     stage.commit()
@@ -257,7 +257,7 @@ def test_the_first_delivery_of_the_next_active_member_waits_for_a_commit() -> No
     assert not stage.ask("b", 1).commit_first
 
 
-def test_a_log_that_lost_its_end_takes_back_what_was_settled_there() -> None:  # I14
+def test_a_log_that_lost_its_end_voids_settlements_there() -> None:  # I14
     stage = new_stage(30)
     messages = stage.take()
     settle(stage, Verb.ACK, *messages[10:])
@@ -272,7 +272,7 @@ def test_a_log_that_lost_its_end_takes_back_what_was_settled_there() -> None:  #
     assert stage.offsets() == [*range(10), *range(20, 30)]
 
 
-def test_the_log_begins_beyond_the_floor() -> None:
+def test_the_floor_follows_the_start_of_the_log() -> None:
     stage = new_stage(30)
     messages = stage.take(max_messages=10)
     settle(stage, Verb.ACK, *messages[2:4])
@@ -301,7 +301,7 @@ def test_a_seek_makes_every_receipt_stale() -> None:
     assert stage.offsets(max_messages=2) == [5, 6]
 
 
-def test_memory_follows_what_is_held() -> None:  # I16
+def test_deadlines_of_ended_leases_are_dropped() -> None:  # I16
     stage = new_stage(100)
     (message,) = stage.take("a", 1)
     for _ in range(5_000):
@@ -313,7 +313,7 @@ def test_memory_follows_what_is_held() -> None:  # I16
         stage.group.topics[9]
 
 
-def test_a_lease_that_has_ended_does_not_count_while_others_that_ended_are_left() -> None:
+def test_an_expired_lease_settles_nothing_even_if_others_are_due() -> None:
     stage = new_stage(2 * ENDED_A_TURN, strict_leases=True)
     messages = stage.take(max_messages=2 * ENDED_A_TURN)
     stage.now += 3_600_000

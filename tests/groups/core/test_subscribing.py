@@ -27,7 +27,7 @@ CONFIG = TopicConfig("fsync", None, None, 1)
         ("??", ["ab"], ["a", "abc", "__"]),
     ],
 )
-def test_a_pattern_stands_for_whole_names(pattern: str, fits: list[str], fails: list[str]) -> None:
+def test_a_pattern_matches_whole_names(pattern: str, fits: list[str], fails: list[str]) -> None:
     # R7: glob patterns, not regular expressions
     assert [name for name in fits + fails if matches(pattern, name)] == fits
 
@@ -36,13 +36,13 @@ def test_a_pattern_stands_for_whole_names(pattern: str, fits: list[str], fails: 
     pattern=st.text("ab_.*?", min_size=1, max_size=12),
     topic=st.text("ab_.", min_size=1, max_size=12),
 )
-def test_a_pattern_means_what_a_regular_expression_means(pattern: str, topic: str) -> None:
+def test_a_pattern_equals_a_regular_expression(pattern: str, topic: str) -> None:
     signs = ({"*": ".*", "?": "."}.get(each, re.escape(each)) for each in pattern)
     expected = re.fullmatch("".join(signs), topic) is not None and not topic.startswith("__")
     assert matches(pattern, topic) == expected
 
 
-def test_a_pattern_of_many_stars_is_matched_without_backtracking() -> None:
+def test_many_stars_are_matched_without_backtracking() -> None:
     # As a regular expression this pattern would need practically infinite time.
     pattern = "orders.*zq*" + "?*" * 50 + "X"
     assert not matches(pattern, "orders." + "zq" * 55)
@@ -50,19 +50,19 @@ def test_a_pattern_of_many_stars_is_matched_without_backtracking() -> None:
 
 
 @pytest.mark.parametrize("name", ["orders", "*", "a?", "a.*-_?", "x" * 127, "*" * 127])
-def test_what_may_be_subscribed_to(name: str) -> None:
+def test_valid_subscriptions_are_accepted(name: str) -> None:
     assert check_subscription(name) == name
 
 
 @pytest.mark.parametrize(
     "name", ["", ".", "a b", "a/*", "__*", "__state", "[a]*", "*" * 128, "\u00e4*"]
 )
-def test_what_may_not_be_subscribed_to(name: str) -> None:
+def test_invalid_subscriptions_are_refused(name: str) -> None:
     with pytest.raises(InvalidName):
         check_subscription(name)
 
 
-async def test_a_name_goes_before_patterns_and_a_longer_pattern_before_a_shorter() -> None:
+async def test_names_precede_patterns_and_long_patterns_short_ones() -> None:
     given = Subscriptions({"*": 1, "or*": 2, "o*": 3, "?r*": 4, "orders": 5})
     assert await given.find("orders", LoopBudget()) == ("orders", 5)
     assert await given.find("orca", LoopBudget()) == ("?r*", 4), (
@@ -85,7 +85,7 @@ async def _match(
     )
 
 
-async def test_a_pattern_finds_what_its_owner_may_have_and_no_dead_letters() -> None:
+async def test_a_pattern_matches_permitted_topics_and_no_dead_letters() -> None:
     given = Subscriptions({"a*": 1, "named": 2})
     assert await _match(given, "ab") == Match(2, 7, "ab", 1)
     assert await _match(given, "ab", may=False) is None
@@ -97,7 +97,7 @@ async def test_a_pattern_finds_what_its_owner_may_have_and_no_dead_letters() -> 
     assert await _match(given, "other") is None
 
 
-async def test_patterns_are_tried_a_slice_a_turn_and_none_is_compiled() -> None:
+async def test_patterns_are_matched_in_slices() -> None:
     given = Subscriptions({f"{number}.*x": number for number in range(1_000)})
     with calls_a_turn(subscribing, "matches") as tried:
         assert await given.find("orders", LoopBudget()) is None

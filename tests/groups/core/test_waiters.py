@@ -5,7 +5,7 @@ from holdfast.groups.core.requests import FEW, ReceiveRequest, Waiters
 
 @pytest.mark.parametrize("count", [0, 1, FEW - 1, FEW, FEW + 1, 3 * FEW])
 @pytest.mark.parametrize("removed", [0, 2, 3])
-def test_all_are_seen_in_turn_though_some_go_meanwhile(count: int, removed: int) -> None:
+def test_all_waiters_are_visited_while_some_are_removed(count: int, removed: int) -> None:
     waiters = Waiters()
     held = [waiters.add(ReceiveRequest("a", 1), number, 1_000) for number in range(count)]
     seen, left = [], []
@@ -20,7 +20,7 @@ def test_all_are_seen_in_turn_though_some_go_meanwhile(count: int, removed: int)
     assert len(waiters) == len(left)
 
 
-def test_deadlines_come_in_order_and_those_that_went_are_passed_over() -> None:
+def test_deadlines_come_in_order_without_removed_waiters() -> None:
     waiters = Waiters()
     held = [waiters.add(ReceiveRequest("a", 1), None, deadline) for deadline in (30, 10, 20, 10)]
     assert waiters.next_deadline() == 10

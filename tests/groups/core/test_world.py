@@ -51,7 +51,7 @@ def test_a_group_does_what_its_model_does(mode: str, engine: str, seed: int) -> 
         57000077,
     ],
 )
-def test_a_history_that_the_model_once_told_otherwise(seed: int) -> None:
+def test_a_history_that_once_differed_from_the_model(seed: int) -> None:
     run(2_000, seed)
 
 

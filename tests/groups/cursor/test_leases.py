@@ -11,7 +11,7 @@ def _lease(offset: int, deadline_ms: int) -> Lease:
     return Lease(Head(offset), "a", offset + 1, deadline_ms, 0, 1)
 
 
-def test_what_passes_by_one_long_lease_leaves_nothing_behind() -> None:
+def test_short_leases_leave_no_deadlines_next_to_a_long_lease() -> None:
     leases = Leases()
     leases.add([_lease(0, 1_000)])
     for offset in range(1, 1_000):
@@ -23,7 +23,7 @@ def test_what_passes_by_one_long_lease_leaves_nothing_behind() -> None:
     assert leases.next_deadline() is None
 
 
-def test_what_passes_through_one_queue_leaves_no_timers_beside_a_long_lease_in_another() -> None:
+def test_short_leases_leave_no_timers_next_to_a_long_lease() -> None:
     stage = Stage({1: 1, 2: 1})
     stage.publish(1, (1, 0))
     held = stage.take("slow", lease_ms=3_600_000)
@@ -37,7 +37,7 @@ def test_what_passes_through_one_queue_leaves_no_timers_beside_a_long_lease_in_a
     settle(stage, Verb.ACK, held)
 
 
-def test_what_comes_back_does_not_pile_up_for_a_filter_that_nobody_asks_with_again() -> None:
+def test_returned_messages_do_not_pile_up_for_an_unused_filter() -> None:
     stage = Stage()
     stage.publish(3, tag="a")
     stage.publish(1, tag="b")

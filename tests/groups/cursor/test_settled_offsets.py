@@ -24,7 +24,9 @@ offsets = st.integers(0, 3_500)
     floor=offsets,
     end=offsets,
 )
-def test_it_is_a_set_with_a_floor(steps: list[tuple[str, int, int]], floor: int, end: int) -> None:
+def test_it_behaves_as_a_set_with_a_floor(
+    steps: list[tuple[str, int, int]], floor: int, end: int
+) -> None:
     done, model = SettledOffsets(floor), set(range(floor))
     for verb, start, count in steps:
         if verb == "add":
@@ -59,7 +61,7 @@ def test_it_is_a_set_with_a_floor(steps: list[tuple[str, int, int]], floor: int,
     assert end in model or end not in again or again.floor > end
 
 
-def test_a_full_chunk_is_one_byte_and_a_passed_one_is_gone() -> None:
+def test_a_full_chunk_is_one_byte_and_a_chunk_below_the_floor_is_dropped() -> None:
     done = SettledOffsets()
     for offset in range(1024, 2048):
         done.add(offset)
@@ -71,7 +73,7 @@ def test_a_full_chunk_is_one_byte_and_a_passed_one_is_gone() -> None:
     assert done.dirty == {0, 1}
 
 
-def test_a_million_settled_offsets_are_passed_by_chunks() -> None:
+def test_a_million_settled_offsets_are_skipped_in_chunks() -> None:
     done = SettledOffsets()
     done.add_range(1, 1_000_000)
     assert done.first_open(5) == 1_000_000
