@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.config import GroupConfig
 from holdfast.groups.core import settling
+from holdfast.groups.core.browsing import BrowseResult, browse
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.receiving import continue_reply, receive, serve
 from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
@@ -12,6 +13,7 @@ from holdfast.groups.core.settling import Status, Verb
 from holdfast.groups.cursor import rows
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.cursor.heads import Head, Heads
+from holdfast.groups.cursor.page_records import Progress
 from holdfast.groups.cursor.rows import DeleteRange, StoredCursor, Write
 
 
@@ -108,24 +110,35 @@ class Disk:
 class Stage:
     """A group over queues that are empty at first, for tests with several steps."""
 
-    def __init__(self, topics: dict[int, int] | None = None, **config: object) -> None:
-        """`topics` are weights by topic id; one queue each."""
+    def __init__(
+        self,
+        topics: dict[int, int] | None = None,
+        *,
+        queues: int = 1,
+        levels: int = 1,
+        filter: str | None = None,
+        make_group: type[Group] = Group,
+        **config: object,
+    ) -> None:
+        """`topics` are weights by topic id; all topics have the same number of queues, levels, and
+        the same filter."""
         self.queues = Queues()
-        self.group = Group(1, GroupConfig(**config), self.queues)  # type: ignore[arg-type]
+        self.group = make_group(1, GroupConfig(**config), self.queues)  # type: ignore[arg-type]
         self.now = 1_000_000
         self.disk = Disk()
         for topic_id, weight in ({1: 1} if topics is None else topics).items():
-            self.group.add_topic(topic_id, weight=weight)
-            self.add_queue((topic_id, 0))
+            self.group.add_topic(topic_id, weight=weight, levels=levels, filter=filter)
+            for queue in range(queues):
+                self.add_queue((topic_id, queue))
 
     def add_queue(self, key: QueueKey) -> None:
         self.queues.messages.setdefault(key, [])
         self.group.add_queue(key, Cursor(boot=1))
 
-    def publish(self, count: int = 1, key: QueueKey = (1, 0), **fields: object) -> None:
+    def publish(self, count: int = 1, queue: QueueKey = (1, 0), **fields: object) -> None:
         for _ in range(count):
-            self.queues.messages[key].append(Message(**fields))  # type: ignore[arg-type]
-        self.group.note_end(key, len(self.queues.messages[key]))
+            self.queues.messages[queue].append(Message(**fields))  # type: ignore[arg-type]
+        self.group.note_end(queue, len(self.queues.messages[queue]))
 
     def ask(self, member: str = "a", max_messages: int = 100, **fields: object) -> Reply:
         request = ReceiveRequest(member, max_messages, **fields)  # type: ignore[arg-type]
@@ -166,6 +179,27 @@ class Stage:
         self.now += ms
         self.group.tick(self.now)
 
+    def restart(
+        self, *, page: Progress | None = None, end: int | None = None, is_log_cut: bool = False
+    ) -> None:
+        """Restart the broker of a group with one queue, with the committed rows."""
+        stored = self.disk.stored(rows.key_prefix(1, 1, 0))
+        assert stored is not None
+        cursor = rows.restore(
+            stored,
+            boot=self.cursor().boot + 1,
+            end=self.cursor().end if end is None else end,
+            log_start=0,
+            now_ms=self.now,
+            longest_lease_ms=30_000,
+            most_failures=self.group.config.max_attempts,
+            page=page,
+            is_log_cut=is_log_cut,
+        )
+        self.group = Group(1, self.group.config, self.queues)
+        self.group.add_topic(1)
+        self.group.add_queue((1, 0), cursor)
+
 
 def settle(
     stage: Stage, verb: Verb, messages: list[SelectedMessage], **terms: int | float | bool
@@ -175,10 +209,30 @@ def settle(
     return settling.settle(stage.group, verb, receipts, stage.now, **terms)  # type: ignore[arg-type]
 
 
-def park(stage: Stage, member: str, max_messages: int = 100, wait_ms: int = 5_000) -> None:
+def park(
+    stage: Stage, member: str, max_messages: int = 100, wait_ms: int = 5_000, **fields: object
+) -> None:
     """Let a member wait. Its ticket is its name."""
-    request = ReceiveRequest(member, max_messages)
+    request = ReceiveRequest(member, max_messages, **fields)  # type: ignore[arg-type]
     stage.group.park(request, member, stage.now, stage.now + wait_ms)
+
+
+def browse_stage(
+    stage: Stage,
+    place: dict[QueueKey, int],
+    max_messages: int = 100,
+    *,
+    include_leased: bool = False,
+) -> BrowseResult:
+    topics, now_ms, most = stage.group.topics.values(), stage.now, max_messages
+    return browse(
+        topics,
+        stage.queues,
+        place,
+        max_messages=most,
+        include_leased=include_leased,
+        now_ms=now_ms,
+    )
 
 
 def served(stage: Stage) -> list[tuple[object, list[int]]]:

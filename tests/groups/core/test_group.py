@@ -1,22 +1,19 @@
 """A group in steps: delivered messages, their order, and the wake-up of waiting requests."""
 
 import heapq
-import random
 
 import pytest
 
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.config import FAIR_ENGINES
 from holdfast.groups.core import receiving, settling
-from holdfast.groups.core.browsing import browse
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.receipts import Receipt
 from holdfast.groups.core.receiving import continue_reply, receive, serve
 from holdfast.groups.core.requests import Limits, ReceiveRequest, Reply, SelectedMessage
 from holdfast.groups.core.settling import Status, Verb, release_undelivered
-from holdfast.groups.cursor.rows import key_prefix, restore
 from holdfast.groups.errors import ExclusiveHeld, FilterNotAllowed
-from tests.groups.queues import Message, Stage, park, served, settle
+from tests.groups.queues import Stage, browse_stage, park, served, settle
 
 DONE, STALE, INVALID = Status.DONE, Status.STALE, Status.INVALID
 
@@ -156,9 +153,7 @@ def test_a_member_that_joins_late_gets_what_a_filter_skipped() -> None:  # Q28
 
 
 def test_messages_that_the_groups_filter_skips_are_settled_and_scanned_once() -> None:
-    stage = Stage({})
-    stage.group.add_topic(1, filter="yes")
-    stage.add_queue((1, 0))
+    stage = Stage(filter="yes")
     stage.publish(5_000, tag="no")
     stage.publish(1, tag="yes")
     assert stage.offsets() == [5_000]
@@ -181,9 +176,7 @@ def test_a_changed_filter_applies_to_returned_messages() -> None:
 @pytest.mark.parametrize("mode", ["competing", "keyed"])
 def test_a_changed_filter_finds_skipped_messages_beyond_next(mode: str) -> None:
     # R8: messages that were skipped at `next` and beyond were dropped, up to the whole look-ahead
-    stage = Stage({}, mode=mode)
-    stage.group.add_topic(1, filter="few")
-    stage.add_queue((1, 0))
+    stage = Stage(filter="few", mode=mode)
     stage.publish(10, tag="few")
     stage.publish(5_000, tag="rest")
     messages = stage.take(max_messages=2)
@@ -196,18 +189,8 @@ def test_a_changed_filter_finds_skipped_messages_beyond_next(mode: str) -> None:
     stage.commit()
     assert stage.offsets(max_messages=3) == [10, 11, 12]
     stage.commit()
-    stored = stage.disk.stored(key_prefix(1, 1, 0))
-    assert stored is not None
-    cursor = restore(
-        stored,
-        boot=2,
-        end=5_010,
-        log_start=0,
-        now_ms=stage.now,
-        longest_lease_ms=1_000,
-        most_failures=16,
-    )
-    assert [each for each in range(5_010) if each in cursor.done] == [*range(10)]
+    stage.restart()
+    assert [each for each in range(5_010) if each in stage.cursor().done] == [*range(10)]
 
 
 def test_a_changed_filter_counts_expired_messages_once() -> None:  # R8
@@ -228,17 +211,14 @@ def test_browsing_changes_nothing() -> None:  # Q12, I15
     stage = Stage()
     stage.publish(5)
     stage.take("a", 2)
-    topics, source = list(stage.group.topics.values()), stage.queues
 
-    def look(place: dict[tuple[int, int], int], *, leased: bool = False) -> list[int]:
-        shown = browse(
-            topics, source, place, max_messages=2, include_leased=leased, now_ms=stage.now
-        )
+    def look(place: dict[QueueKey, int], *, leased: bool = False) -> list[int]:
+        shown = browse_stage(stage, place, max_messages=2, include_leased=leased)
         place.update(shown.place)
         return [offset for _, offset in shown.messages]
 
-    one: dict[tuple[int, int], int] = {}
-    other: dict[tuple[int, int], int] = {}
+    one: dict[QueueKey, int] = {}
+    other: dict[QueueKey, int] = {}
     assert (look(one), look(one), look(one)) == ([2, 3], [4], [])
     assert (look(other, leased=True), look(other)) == ([0, 1], [2, 3])
     assert stage.offsets("b") == [2, 3, 4]
@@ -249,8 +229,7 @@ def test_browsing_changes_nothing() -> None:  # Q12, I15
 
 def publish_keys(stage: Stage, *keys: int) -> None:
     for key in keys:
-        stage.queues.messages[1, 0].append(Message(key=key))
-    stage.group.note_end((1, 0), len(stage.queues.messages[1, 0]))
+        stage.publish(key=key)
 
 
 def test_a_key_belongs_to_one_member_and_other_keys_continue() -> None:  # I11
@@ -359,34 +338,20 @@ def test_an_exclusive_member_keeps_other_members_out() -> None:  # T29
 # -- priorities ----------------------------------------------------------------------------------
 
 
-def with_levels(levels: int, indexes: int = 1) -> Stage:
-    stage = Stage({})
-    stage.group.add_topic(1, levels=levels)
-    for queue in range(levels * indexes):
-        stage.add_queue((1, queue))
-    return stage
-
-
 def test_the_highest_level_comes_first_even_if_it_is_late() -> None:  # Q19, Q21, Q23
-    stage = with_levels(3)
+    stage = Stage(levels=3, queues=3)
     stage.publish(4, (1, 0))
-    assert [message.queue[1] for message in stage.take(max_messages=2)] == [
-        0,
-        0,
-    ]  # Q25: the leases are kept
+    # Q25: the leases are kept
+    assert [message.queue[1] for message in stage.take(max_messages=2)] == [0, 0]
     stage.publish(1, (1, 2))
     stage.publish(1, (1, 1))
     messages = stage.take("b")
-    assert [(message.queue[1], message.offset) for message in messages] == [
-        (2, 0),
-        (1, 0),
-        (0, 2),
-        (0, 3),
-    ]
+    places = [(message.queue[1], message.offset) for message in messages]
+    assert places == [(2, 0), (1, 0), (0, 2), (0, 3)]
 
 
 def test_a_returned_message_returns_to_its_level() -> None:  # Q19
-    stage = with_levels(2)
+    stage = Stage(levels=2, queues=2)
     stage.publish(2, (1, 0))
     stage.publish(2, (1, 1))
     messages = stage.take(max_messages=3)
@@ -396,12 +361,10 @@ def test_a_returned_message_returns_to_its_level() -> None:  # Q19
 
 
 def test_browsing_follows_the_levels() -> None:  # Q22
-    stage = with_levels(3)
+    stage = Stage(levels=3, queues=3)
     for queue in (2, 0, 1):
         stage.publish(4, (1, queue))
-    shown = browse(
-        stage.group.topics.values(), stage.queues, {}, max_messages=100, now_ms=stage.now
-    )
+    shown = browse_stage(stage, {})
     assert [key[1] for key, _ in shown.messages] == [2] * 4 + [1] * 4 + [0] * 4
 
 
@@ -497,9 +460,8 @@ def test_a_continued_reply_has_only_permitted_topics() -> None:  # S2
 def test_a_waiting_request_gets_only_permitted_topics() -> None:  # S2
     stage = Stage()
     for number in range(40):
-        request = ReceiveRequest(f"narrow {number}", 10, may_receive=only_topic_1)
-        stage.group.park(request, request.member, stage.now, stage.now + 5_000)
-    stage.group.park(ReceiveRequest("wide", 10), "wide", stage.now, stage.now + 5_000)
+        park(stage, f"narrow {number}", may_receive=only_topic_1)
+    park(stage, "wide")
     assert served(stage) == []
     stage.group.add_topic(2, weight=1)
     stage.add_queue((2, 0))
@@ -606,9 +568,8 @@ def test_a_source_that_needs_a_read_is_asked_again() -> None:
 
 def test_a_request_behind_a_cold_topic_is_served() -> None:  # I13
     stage = Stage({1: 1, 2: 1})
-    for topic_id, member in ((1, "a"), (2, "b")):
-        request = ReceiveRequest(member, 10, topics=frozenset({topic_id}))
-        stage.group.park(request, member, stage.now, stage.now + 5_000)
+    park(stage, "a", topics=frozenset({1}))
+    park(stage, "b", topics=frozenset({2}))
     assert served(stage) == []
     stage.publish(1, (1, 0))
     stage.publish(1, (2, 0))
@@ -652,9 +613,9 @@ def test_a_continued_reply_keeps_its_limits() -> None:
     assert len(filled(stage)) == 8, "as many as may be in flight"
 
 
-@pytest.mark.parametrize("how", ["leave", "seek", "expire", "remove", "ack"])
-def test_nothing_is_added_to_a_reply_that_lost_a_lease(how: str) -> None:
-    stage = Stage()
+@pytest.mark.parametrize("how", ["leave", "seek", "expire", "remove", "ack", "retire"])
+def test_nothing_is_added_to_a_reply_whose_member_lost_a_lease_or_retired(how: str) -> None:
+    stage = Stage(mode="single_active" if how == "retire" else "competing")
     stage.publish(10)
     stage.queues.cold_from[1, 0] = 3
     request = ReceiveRequest("a", 10)
@@ -668,24 +629,14 @@ def test_nothing_is_added_to_a_reply_that_lost_a_lease(how: str) -> None:
         stage.later(60_000)
     elif how == "remove":
         stage.group.remove_topic(1)
+    elif how == "retire":
+        stage.group.retire("a")
     else:
         assert settle(stage, Verb.ACK, reply.messages[:1]) == [DONE]
     stage.queues.cold_from.clear()
     continue_reply(stage.group, reply, request, stage.now)
     assert [message.offset for message in reply.messages] == [0, 1, 2]
     assert reply.needs is None
-
-
-def test_nothing_is_added_for_a_member_that_retired() -> None:
-    stage = Stage(mode="single_active")
-    stage.publish(10)
-    stage.queues.cold_from[1, 0] = 3
-    request = ReceiveRequest("a", 10)
-    reply = receive(stage.group, request, stage.now)
-    stage.group.retire("a")
-    stage.queues.cold_from.clear()
-    continue_reply(stage.group, reply, request, stage.now)
-    assert [message.offset for message in reply.messages] == [0, 1, 2]
 
 
 def test_a_repeated_request_gets_the_whole_continued_reply() -> None:
@@ -697,26 +648,6 @@ def test_a_repeated_request_gets_the_whole_continued_reply() -> None:
 
 
 # -- fairness ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("engine", FAIR_ENGINES)
-@pytest.mark.parametrize("credits", [(1,), (7,), (32,), (1_000,), (1, 7, 32, 5)])
-def test_the_founding_table_whoever_asks_and_for_how_much(
-    engine: str, credits: tuple[int, ...]
-) -> None:  # F8, F15, F19, F21, P2
-    weights = {topic_id: 4 * (topic_id + 1) for topic_id in range(10)}
-    stage = Stage(weights, engine=engine, max_in_flight=10**6, max_in_flight_per_member=10**6)
-    for topic_id in weights:
-        stage.publish(2_200, (topic_id, 0))
-    source = random.Random(1)
-    messages: list[SelectedMessage] = []
-    while len(messages) < 11_000:
-        messages += stage.take(source.choice("abc"), source.choice(credits))
-    for topic_id, weight in weights.items():
-        count = sum(message.queue[0] == topic_id for message in messages[:11_000])
-        assert count == pytest.approx(50 * weight, rel=0.005)
-        assert [p.offset for p in messages if p.queue[0] == topic_id][:count] == list(range(count))
-    assert sum(stage.group.fair.served.values()) == len(messages)
 
 
 @pytest.mark.parametrize("engine", FAIR_ENGINES)
@@ -774,10 +705,8 @@ def test_a_request_that_has_just_looked_waits_without_another_look(
 
 def test_a_limited_queue_gives_few_messages_and_the_others_all() -> None:
     # C1: a member that is slow with one queue can ask for messages of the other queues only
-    stage = Stage({})
-    stage.group.add_topic(1)
+    stage = Stage(queues=3)
     for queue in range(3):
-        stage.add_queue((1, queue))
         stage.publish(4, (1, queue))
     limits = Limits(queues={(1, 0): 0, (1, 1): 2})
     messages = stage.take("a", 100, limits=limits)
@@ -791,10 +720,8 @@ def test_a_limited_queue_gives_few_messages_and_the_others_all() -> None:
 @pytest.mark.parametrize("cost", ["count", "bytes"])
 @pytest.mark.parametrize("limit", [0, 1, 3])
 def test_a_limit_changes_neither_order_nor_the_rest(cost: str, limit: int) -> None:  # C1
-    stage = Stage({}, cost=cost)
-    stage.group.add_topic(1)
+    stage = Stage(queues=5, cost=cost)
     for queue in range(5):
-        stage.add_queue((1, queue))
         stage.publish(20, (1, queue))
     seen: dict[int, list[int]] = {queue: [] for queue in range(5)}
     limits = Limits(queues={(1, 2): limit})
@@ -829,16 +756,10 @@ def test_a_limited_key_of_its_owner_is_offered_again_without_the_limit() -> None
 
 
 def test_a_waiting_request_with_limits_is_skipped_by_excluded_messages() -> None:  # C1
-    stage = Stage({})
-    stage.group.add_topic(1)
-    for queue in range(2):
-        stage.add_queue((1, queue))
-    for member in "ab":
-        request = ReceiveRequest(
-            member, 10, limits=Limits(queues={(1, 0): 0}) if member == "a" else None
-        )
-        assert not receive(stage.group, request, stage.now).messages
-        stage.group.park(request, member, stage.now, stage.now + 5_000)
+    stage = Stage(queues=2)
+    for member, limits in {"a": Limits(queues={(1, 0): 0}), "b": None}.items():
+        assert stage.take(member, limits=limits) == []
+        park(stage, member, limits=limits)
     stage.publish(1, (1, 0))
     assert served(stage) == [("b", [0])]
     stage.publish(1, (1, 1))

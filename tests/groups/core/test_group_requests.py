@@ -8,14 +8,13 @@ import pytest
 
 from holdfast.groups.config import FAIR_ENGINES
 from holdfast.groups.core import requests
-from holdfast.groups.core.browsing import browse
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.receiving import continue_reply, receive, serve
 from holdfast.groups.core.requests import ReceiveRequest, SelectedMessage
 from holdfast.groups.core.settling import Status, Verb
 from holdfast.groups.cursor.cursor import State
 from tests.groups.pages import progress_of
-from tests.groups.queues import Stage, park, served, settle
+from tests.groups.queues import Stage, browse_stage, park, served, settle
 
 engines = pytest.mark.parametrize("engine", FAIR_ENGINES)
 
@@ -145,11 +144,9 @@ def test_late_notices_of_an_end_wake_nothing() -> None:  # L12
 def test_messages_that_do_not_match_do_not_wake_and_are_scanned_once(
     whose: str,
 ) -> None:  # L13, L14
-    stage = Stage({})
-    stage.group.add_topic(1, filter="y" if whose == "the group's" else None)
-    stage.add_queue((1, 0))
-    request = ReceiveRequest("a", 10, filter="y" if whose == "the member's" else None)
-    stage.group.park(request, "a", stage.now, stage.now + 5_000)
+    stage = Stage(filter="y" if whose == "the group's" else None)
+    filter = "y" if whose == "the member's" else None
+    park(stage, "a", filter=filter)
     for _ in range(10):
         stage.publish(1_000, tag="x")
         assert served(stage) == []
@@ -158,9 +155,9 @@ def test_messages_that_do_not_match_do_not_wake_and_are_scanned_once(
     assert waiter.ticket == "a"
     stage.queues.reads.clear()
     stage.now += 5_000
-    assert not receive(stage.group, request, stage.now).messages
+    assert stage.take(filter=filter) == []
     assert stage.queues.reads == []
-    stage.group.park(request, "a", stage.now, stage.now + 5_000)
+    park(stage, "a", filter=filter)
     stage.publish(1, tag="y")
     assert served(stage) == [("a", [10_000])]
 
@@ -187,28 +184,12 @@ def test_browsing_changes_no_state() -> None:  # I15
         group, cursor = stage.group, stage.cursor()
         states = [cursor.state(offset) for offset in range(6)]
         attempts = [(cursor.attempt(each), cursor.failures(each)) for each in range(6)]
-        fair = dict(group.fair.served)
-        return (
-            repr(progress_of(cursor)),
-            states,
-            attempts,
-            group.available(),
-            group.lease_count,
-            fair,
-        )
+        counts = group.available(), group.lease_count, dict(group.fair.served)
+        return repr(progress_of(cursor)), states, attempts, counts
 
     before = state()
-    for is_leased_shown in (False, True):
-        topics = stage.group.topics.values()
-        shown = browse(
-            topics,
-            stage.queues,
-            {},
-            max_messages=9,
-            include_leased=is_leased_shown,
-            now_ms=stage.now,
-        )
-        assert shown.messages
+    for include_leased in (False, True):
+        assert browse_stage(stage, {}, include_leased=include_leased).messages
     assert state() == before
     assert not stage.group.outbox.has_writes
 
@@ -281,27 +262,25 @@ def _asked_again(stage: Stage, attempt_id: str) -> list[int]:
     return [message.offset for message in repeats.find("a", attempt_id, stage.now)]
 
 
-@pytest.mark.parametrize(("limit", "kept"), [(29, "cd"), (30, "bcd"), (31, "bcd")])
-def test_the_messages_of_stored_answers_are_limited(
-    monkeypatch: pytest.MonkeyPatch, limit: int, kept: str
+@pytest.mark.parametrize(
+    ("name", "limit", "kept"),
+    [
+        ("MAX_ANSWERED_MESSAGES", 29, "cd"),
+        ("MAX_ANSWERED_MESSAGES", 30, "bcd"),
+        ("MAX_ANSWERED_MESSAGES", 31, "bcd"),
+        ("MAX_ANSWERS", 2, "cd"),
+        ("MAX_ANSWERS", 3, "bcd"),
+        ("MAX_ANSWERS", 4, "abcd"),
+    ],
+)
+def test_stored_answers_and_their_messages_are_limited(
+    monkeypatch: pytest.MonkeyPatch, name: str, limit: int, kept: str
 ) -> None:
-    monkeypatch.setattr(requests, "MAX_ANSWERED_MESSAGES", limit)
+    monkeypatch.setattr(requests, name, limit)
     stage = Stage()
-    stage.publish(100)
+    stage.publish(40)
     for attempt_id in "abcd":
         stage.take(max_messages=10, attempt_id=attempt_id)
-    assert "".join(each for each in "abcd" if _asked_again(stage, each)) == kept
-
-
-@pytest.mark.parametrize(("limit", "kept"), [(2, "cd"), (3, "bcd"), (4, "abcd")])
-def test_the_number_of_stored_answers_is_limited(
-    monkeypatch: pytest.MonkeyPatch, limit: int, kept: str
-) -> None:
-    monkeypatch.setattr(requests, "MAX_ANSWERS", limit)
-    stage = Stage()
-    stage.publish(4)
-    for attempt_id in "abcd":
-        stage.take(max_messages=1, attempt_id=attempt_id)
     assert "".join(each for each in "abcd" if _asked_again(stage, each)) == kept
 
 

@@ -1,12 +1,14 @@
 """Messages selected in runs: the result and the fairness are the same as one by one."""
 
 import random
+from collections import defaultdict
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.config import COSTS, FAIR_ENGINES, MODES
 from holdfast.groups.core.fair_set import HeadCost
 from holdfast.groups.core.group import Group
@@ -102,10 +104,12 @@ def test_long_queues_are_shared_as_one_by_one(engine: str, cost: str, data: st.D
     weights = dict(enumerate(data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=5))))
     queue_counts = {topic_id: data.draw(st.integers(1, 3)) for topic_id in weights}
     rng = data.draw(st.randoms(use_true_random=False))
-    stages = [Stage({}, engine=engine, cost=cost, max_in_flight=10**6) for _ in range(2)]
+    stages = [
+        Stage({}, make_group=make, engine=engine, cost=cost, max_in_flight=10**6)
+        for make in (Group, OneByOne)
+    ]
     sizes = [rng.choice([50, 50, 50, 300]) for _ in range(200)]
-    for stage, make in zip(stages, (Group, OneByOne), strict=True):
-        stage.group = make(1, stage.group.config, stage.queues)
+    for stage in stages:
         for topic_id, weight in weights.items():
             stage.group.add_topic(topic_id, weight=weight)
             for queue in range(queue_counts[topic_id]):
@@ -126,11 +130,8 @@ def test_long_queues_are_shared_as_one_by_one(engine: str, cost: str, data: st.D
         assert taken[0] == taken[1]
         for stage, messages in zip(stages, taken, strict=True):
             stage.later(10)
-            settle(
-                stage,
-                verb,
-                [each for each in messages[: int(share * len(messages))] if each.receipt],
-            )
+            messages = messages[: int(share * len(messages))]
+            settle(stage, verb, [each for each in messages if each.receipt])
         assert state_of(stages[0].group) == state_of(stages[1].group)
 
 
@@ -140,10 +141,8 @@ def test_long_queues_are_shared_as_one_by_one(engine: str, cost: str, data: st.D
 def test_a_request_of_one_topic_is_one_run(
     engine: str, cost: str, queues: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage = Stage({}, engine=engine, cost=cost)
-    stage.group.add_topic(1)
+    stage = Stage(queues=queues, engine=engine, cost=cost)
     for queue in range(queues):
-        stage.add_queue((1, queue))
         stage.publish(20, (1, queue))
     assert stage.offsets(max_messages=queues) == [0] * queues, "so much is looked at one by one"
     fair = stage.group.fair
@@ -166,21 +165,33 @@ def test_a_request_of_one_topic_is_one_run(
 @pytest.mark.parametrize("credits", [(1,), (7,), (32,), (1_000,), (1, 7, 32, 5)])
 def test_shares_follow_the_weights_in_every_reply(
     engine: str, queues: int, credits: tuple[int, ...]
-) -> None:  # F2, F3, F8, F15
-    stage = Stage({}, engine=engine, max_in_flight=10**6, max_in_flight_per_member=10**6)
-    for topic_id, weight in WEIGHTS.items():
-        stage.group.add_topic(topic_id, weight=weight)
+) -> None:  # F2, F3, F8, F15, F19, F21, P2
+    stage = Stage(
+        WEIGHTS,
+        queues=queues,
+        engine=engine,
+        max_in_flight=10**6,
+        max_in_flight_per_member=10**6,
+    )
+    for topic_id in WEIGHTS:
         for queue in range(queues):
-            stage.add_queue((topic_id, queue))
-            stage.publish(1_200 // queues, (topic_id, queue))
+            stage.publish(3_200 // queues, (topic_id, queue))
     rng = random.Random(1)
     served, total = dict.fromkeys(WEIGHTS, 0), sum(WEIGHTS.values())
+    offsets: dict[QueueKey, int] = defaultdict(int)
     count = 0
-    while count < 20 * total:
+    while count < 50 * total:
         for message in stage.take(rng.choice("abc"), rng.choice(credits)):
             count += 1
             served[message.queue[0]] += 1
-            for topic_id, weight in WEIGHTS.items():
-                # One quantum and one cost, or two messages.
-                bound = weight + 1 if engine == "dwrr" else 2
+            assert message.offset == offsets[message.queue]
+            offsets[message.queue] += 1
+            # One quantum and one cost, or two messages.
+            bounds = [weight + 1 if engine == "dwrr" else 2 for weight in WEIGHTS.values()]
+            for (topic_id, weight), bound in zip(WEIGHTS.items(), bounds, strict=True):
                 assert abs(served[topic_id] - count * weight / total) <= bound
+            if count == 50 * total:
+                assert served == {
+                    each: pytest.approx(50 * weight, rel=0.005) for each, weight in WEIGHTS.items()
+                }
+    assert sum(stage.group.fair.served.values()) == count

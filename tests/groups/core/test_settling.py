@@ -4,15 +4,14 @@ import pytest
 
 from holdfast.groups.config import GroupConfig
 from holdfast.groups.core import settling
-from holdfast.groups.core.group import ENDED_A_TURN, Group
+from holdfast.groups.core.group import ENDED_A_TURN
 from holdfast.groups.core.receiving import receive
 from holdfast.groups.core.requests import ReceiveRequest, SelectedMessage
 from holdfast.groups.core.settling import Status, Verb
 from holdfast.groups.cursor.cursor import NOT_KEPT, State
-from holdfast.groups.cursor.page_records import Progress
-from holdfast.groups.cursor.rows import decode_settled, key_prefix, restore
+from holdfast.groups.cursor.rows import decode_settled
 from tests.groups.pages import progress_of
-from tests.groups.queues import Message, Stage
+from tests.groups.queues import Stage
 
 DONE, STALE = Status.DONE, Status.STALE
 KEY = (1, 0)
@@ -28,29 +27,6 @@ def settle(
 def new_stage(count: int = 10, **config: object) -> Stage:
     stage = Stage(**({"backoff_ms": (0,)} | config))  # type: ignore[arg-type]
     stage.publish(count)
-    return stage
-
-
-def restart(
-    stage: Stage, *, page: Progress | None = None, end: int | None = None, is_log_cut: bool = False
-) -> Stage:
-    """Restart the broker with the committed rows."""
-    stored = stage.disk.stored(key_prefix(1, *KEY))
-    assert stored is not None
-    cursor = restore(
-        stored,
-        boot=stage.cursor().boot + 1,
-        end=stage.cursor().end if end is None else end,
-        log_start=0,
-        now_ms=stage.now,
-        longest_lease_ms=30_000,
-        most_failures=stage.group.config.max_attempts,
-        page=page,
-        is_log_cut=is_log_cut,
-    )
-    stage.group = Group(1, stage.group.config, stage.queues)
-    stage.group.add_topic(1)
-    stage.group.add_queue(KEY, cursor)
     return stage
 
 
@@ -157,7 +133,7 @@ def test_a_crash_before_the_mark_repeats_the_dead_letter_with_its_id() -> None:
     settle(stage, Verb.REJECT, *stage.take())
     stage.commit()
     (letter,) = stage.group.outbox.take_dead_letters()
-    restart(stage)
+    stage.restart()
     (again,) = stage.group.outbox.take_dead_letters()
     assert again == letter
     assert stage.offsets() == []
@@ -171,7 +147,7 @@ def test_receipts_from_before_a_restart_settle() -> None:  # I7, the grace of le
     messages = stage.take("a", 500)
     settle(stage, Verb.ACK, *messages[:100])
     stage.commit()
-    restart(stage, page=progress_of(stage.cursor()))
+    stage.restart(page=progress_of(stage.cursor()))
     assert stage.offsets("b", 3) == [500, 501, 502]
     assert settle(stage, Verb.ACK, *messages) == [DONE] * 500
     assert stage.cursor().floor == 500
@@ -183,7 +159,7 @@ def test_unsettled_messages_are_redelivered_after_the_last_lease() -> None:
     stage = new_stage(20)
     messages = stage.take("a", 10, lease_ms=8_000)
     stage.commit()
-    restart(stage, page=progress_of(stage.cursor()))
+    stage.restart(page=progress_of(stage.cursor()))
     assert settle(stage, Verb.RELEASE, messages[4]) == [DONE]
     assert settle(stage, Verb.EXTEND, messages[5], lease_ms=90_000) == [DONE]
     assert stage.offsets("b", 2) == [4, 10]
@@ -199,11 +175,10 @@ def test_unsettled_messages_are_redelivered_after_the_last_lease() -> None:
 @pytest.mark.parametrize("whose", ["other", "own"])
 def test_a_late_ack_does_not_overtake_its_key(whose: str) -> None:  # I11
     stage = Stage(mode="keyed")
-    stage.queues.messages[KEY] += [Message(key=7) for _ in range(3)]
-    stage.group.note_end(KEY, 3)
+    stage.publish(3, key=7)
     messages = stage.take("own")
     stage.commit()
-    restart(stage)  # after a power loss, which loses leases
+    stage.restart()  # after a power loss, which loses leases
     stage.later(30_000)
     (again,) = stage.take(whose, 1)
     assert again.offset == 0
@@ -217,7 +192,7 @@ def test_without_the_page_the_whole_reserve_is_in_grace() -> None:
     stage = new_stage(3_000)
     stage.take("a", 10)
     stage.commit()
-    restart(stage)
+    stage.restart()
     assert stage.offsets("b", 1) == [10 + 1024 - 9]
     stage.later(30_000)
     assert stage.offsets("b", 2) == [0, 1]
@@ -262,12 +237,12 @@ def test_a_log_that_lost_its_end_voids_settlements_there() -> None:  # I14
     messages = stage.take()
     settle(stage, Verb.ACK, *messages[10:])
     stage.commit()
-    restart(stage, end=20)
+    stage.restart(end=20)
     stage.commit()
     assert stage.cursor().epoch == 2
     assert settle(stage, Verb.ACK, messages[5]) == [STALE]
     stage.group.note_end(KEY, 30)
-    restart(stage)
+    stage.restart()
     stage.later(30_000)
     assert stage.offsets() == [*range(10), *range(20, 30)]
 
@@ -296,7 +271,7 @@ def test_a_seek_makes_every_receipt_stale() -> None:
     assert stage.offsets(max_messages=2) == [5, 6]
     stage.commit()
     assert stage.disk.tables["ack"] == {}
-    restart(stage)
+    stage.restart()
     stage.later(30_000)
     assert stage.offsets(max_messages=2) == [5, 6]
 
