@@ -1,7 +1,7 @@
 """A body of known length that is arriving. Its connection receives it directly into one buffer.
 
-Through aiohttp's parser, each read becomes a chunk, and the chunks are joined at the end: for a
-body of a megabyte, that is three copies. Here the parser sees only the head and the bytes that
+With aiohttp's parser, each read becomes a chunk, and the chunks are joined at the end. For a body
+of a megabyte, that makes three copies. Here the parser gets only the head and the bytes that
 arrived with it. The remaining bytes are counted and received directly into the final buffer.
 """
 
@@ -42,7 +42,7 @@ class ArrivingBody:
         """Return the buffer for the next bytes. It is never empty and ends where the body ends."""
         if self._buffer is not None:
             return self._buffer[self.total_bytes :]
-        assert self._is_dropped, "reading goes on before anybody is ready for it"
+        assert self._is_dropped, "bytes are received before a reader is ready"
         return scratch[: self._length - self.total_bytes]
 
     def received(self, count: int) -> bool:

@@ -98,10 +98,10 @@ class Connection(asyncio.BufferedProtocol):
         "_linger_timer",
         "_loop",
         "_on_undelivered",
-        "_state",
-        "_task",
         "peer",
         "reader",
+        "state",
+        "task",
         "writer",
     )
 
@@ -116,13 +116,10 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = loop
         self._config = config
         self._connections = connections
-        self._state = State.CLOSED
+        self.state = State.CLOSED
         self.writer = ResponseWriter(loop, config, connections)
-        """Sends the replies."""
         self.reader = RequestReader(loop, config, connections, self)
-        """Receives the requests."""
         self.peer = Peer()
-        """The client."""
         self._linger_timer: asyncio.TimerHandle | None = None
         self._discarded_bytes = 0
         """The number of bytes discarded in state DRAINING_INPUT."""
@@ -131,17 +128,8 @@ class Connection(asyncio.BufferedProtocol):
 
         `serve_next` resets it, because a client that sends the next request has the reply.
         """
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def state(self) -> State:
-        """What the connection is doing."""
-        return self._state
-
-    @property
-    def task(self) -> "asyncio.Task[None] | None":
+        self.task: asyncio.Task[None] | None = None
         """The task that answers the current request. None if no request is being answered."""
-        return self._task
 
     # -- called by asyncio -------------------------------------------------------------------
 
@@ -170,7 +158,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = Peer(client, remote, transport.get_extra_info("peercert"))
         self.writer.attach(transport, client, raw)
         self.reader.attach(transport, self.peer)
-        self._state = State.IDLE
+        self.state = State.IDLE
         self._connections.open.add(self)
         self._connections.header_timeouts.add(self)
         self._connections.idle.add(self)
@@ -182,20 +170,19 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Process `nbytes` received bytes."""
-        is_body_end = self.reader.receive(nbytes)
-        self._after_input(nbytes, is_body_end=is_body_end)
+        self._after_input(nbytes, self.reader.receive(nbytes))
 
     def data_received(self, data: bytes) -> None:
         """Process received bytes that are not in the buffer of `get_buffer`."""
         self.reader.feed(data)
-        self._after_input(len(data), is_body_end=False)
+        self._after_input(len(data), False)
 
     def eof_received(self) -> None:
         """Report the last reply as undelivered if the client closed before the whole reply arrived.
 
-        The system of a client that closes has acknowledged all bytes that it received (TCP). If the
-        kernel here still holds unacknowledged bytes, the last reply was not delivered. A reset
-        (RST) proves nothing: a proxy may send it after the client has read its reply.
+        The client's system acknowledges all bytes that the client has received (TCP). If the kernel
+        here still holds unacknowledged bytes, the last reply was not delivered. A reset (RST)
+        proves nothing: a proxy may send it after the client has read its reply.
         """
         if self._on_undelivered is not nothing and self.writer.has_unacknowledged_bytes():
             self._on_undelivered()
@@ -206,7 +193,6 @@ class Connection(asyncio.BufferedProtocol):
         self.writer.pause()
 
     def resume_writing(self) -> None:
-        """Called when the operating system has accepted all bytes."""
         self.writer.resume()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -217,41 +203,38 @@ class Connection(asyncio.BufferedProtocol):
             connections.leave(self.peer.client)
         connections.header_timeouts.remove(self)
         connections.idle.remove(self)
-        self._state = State.CLOSED
+        self.state = State.CLOSED
         self.writer.detach()
         self.reader.detach()
         if self._linger_timer is not None:
             self._linger_timer.cancel()
-        task, self._task = self._task, None
+        task, self.task = self.task, None
         if task is not None:
             task.cancel()
 
     # -- ending ------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close after the written bytes have been sent."""
         self.writer.close()
 
     def abort(self) -> None:
-        """Close without sending the remaining bytes."""
         self.writer.abort()
 
     def cut_off(self, reason: str) -> None:
-        """Close the connection at once, because its client uses too much of a shared resource."""
         self.writer.cut_off(reason)
 
     def finish(self) -> None:
         """Close after the reply to the current request, or now if no request is being answered."""
-        if self._state is State.ANSWERING:
-            self._state = State.ANSWERING_LAST
-        elif self._state not in (State.ANSWERING_LAST, State.REFUSING):
+        if self.state is State.ANSWERING:
+            self.state = State.ANSWERING_LAST
+        elif self.state not in (State.ANSWERING_LAST, State.REFUSING):
             self.close()
 
     # -- answering ---------------------------------------------------------------------------
 
-    def _after_input(self, count: int, *, is_body_end: bool) -> None:
+    def _after_input(self, count: int, is_body_end: bool) -> None:
         """Begin to answer a request, or end a connection whose input is discarded."""
-        state = self._state
+        state = self.state
         if state is State.IDLE:
             self.serve_next()
         elif state is State.DRAINING_INPUT:
@@ -263,13 +246,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def serve_next(self) -> None:
         """Begin to answer the oldest waiting request, if there is one."""
-        if self._state is not State.IDLE or not self.reader.waiting:
+        if self.state is not State.IDLE or not self.reader.waiting:
             return
         self._on_undelivered = nothing
         self._connections.idle.remove(self)
         asked = self.reader.next_request()
-        self._state = State.ANSWERING if isinstance(asked, Request) else State.REFUSING
-        self._task = self._loop.create_task(self._serve(asked))
+        self.state = State.ANSWERING if isinstance(asked, Request) else State.REFUSING
+        self.task = self._loop.create_task(self._serve(asked))
 
     async def _serve(self, asked: Request | HttpProcessingError) -> None:
         reply: Reply | None = None
@@ -326,7 +309,7 @@ class Connection(asyncio.BufferedProtocol):
         # cannot serve another request.
         if reply.closes or not request.is_kept_alive or not request.content.is_eof():
             self._answer_last()
-        keeps_alive = self._state is State.ANSWERING
+        keeps_alive = self.state is State.ANSWERING
         return reply.encode(request.method, request.version, keeps_alive=keeps_alive)
 
     def _refuse(self, error: HttpProcessingError) -> tuple[Sequence[Bytes], int]:
@@ -336,27 +319,27 @@ class Connection(asyncio.BufferedProtocol):
         return problem_reply(problem).encode(keeps_alive=False)
 
     def _answer_last(self) -> None:
-        if self._state is State.ANSWERING:
-            self._state = State.ANSWERING_LAST
+        if self.state is State.ANSWERING:
+            self.state = State.ANSWERING_LAST
 
     def _after_reply(self) -> None:
         """Continue or end the connection, after a request was answered or its client has gone."""
-        self._task = None
+        self.task = None
         reader = self.reader
         body = reader.end_request()
         if not self.writer.is_open:
             return
-        if self._state is State.ANSWERING:
-            self._state = State.IDLE
+        if self.state is State.ANSWERING:
+            self.state = State.IDLE
             if not reader.waiting and reader.parser is not None:
                 reader.parse_held_back()
             if reader.waiting:
                 self.serve_next()
-            elif self._state is State.IDLE:
+            elif self.state is State.IDLE:
                 self._connections.idle.add(self)
                 if reader.is_head_incomplete:
                     self._connections.header_timeouts.add(self)
-        elif self._state is State.REFUSING or reader.has_more_input:
+        elif self.state is State.REFUSING or reader.has_more_input:
             self.writer.half_close()
             self._linger(State.DRAINING_INPUT)
         elif body.is_eof() or reader.discards_input:
@@ -370,7 +353,7 @@ class Connection(asyncio.BufferedProtocol):
         If the broker closed while input is unread, the client would get a reset instead of the
         reply.
         """
-        self._state = state
+        self.state = state
         self.reader.discard_input()
         self._linger_timer = self._loop.call_later(LINGERING_S, self.close)
 
@@ -382,17 +365,17 @@ def _problem_of(error: HttpProcessingError, config: HttpConfig) -> Problem:
         return Problem(
             "header-too-large",
             f"the request's head is larger than max_head_bytes ({config.max_head_bytes}); send "
-            "less in it",
+            "fewer or shorter headers",
             limit=config.max_head_bytes,
             limit_name="max_head_bytes",
         )
     if isinstance(error, LineTooLong):
         return Problem(
             "header-too-large",
-            f"the request line is longer than {MAX_LINE_BYTES} bytes, or a header than "
-            f"{MAX_FIELD_BYTES}; send less in it",
+            f"the request line is longer than {MAX_LINE_BYTES} bytes, or a header is longer than "
+            f"{MAX_FIELD_BYTES} bytes; shorten it",
         )
     reason = error.message.partition("\n")[0][:200]
     return Problem(
-        "malformed-request", f"this is not HTTP as it should be ({reason}); mend the client"
+        "malformed-request", f"this is not a valid HTTP request ({reason}); correct the client"
     )

@@ -36,15 +36,14 @@ class Abortable(Protocol):
     """A connection during its TLS handshake, as the registry sees it."""
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close without sending the remaining bytes."""
 
 
 class Closable(Abortable, Protocol):
     """An open connection, as the registry sees it."""
 
-    @property
-    def task(self) -> "asyncio.Task[None] | None":
-        """The task that answers the current request."""
+    task: "asyncio.Task[None] | None"
+    """The task that answers the current request."""
 
     def close(self) -> None:
         """Close after the written bytes have been sent."""
@@ -150,16 +149,12 @@ class Connections:
         """Close all connections without sending the remaining bytes."""
         self.header_timeouts.stop()
         self.idle.stop()
-        for connection in list(self.open):
-            connection.abort()
-        for handshake in list(self.handshakes):
-            handshake.abort()
-        for rejected in list(self._rejected):
-            rejected.abort()
+        for each in (*self.open, *self.handshakes, *self._rejected):
+            each.abort()
 
     @property
     def is_empty(self) -> bool:
-        """Return whether every connection has ended."""
+        """Whether every connection has ended."""
         return not (self.open or self.handshakes or self._rejected)
 
     def _close_slow_head(self, connection: Closable) -> None:
@@ -238,11 +233,9 @@ class _RejectedConnection(asyncio.Protocol):
         self._transport.write_eof()
 
     def abort(self) -> None:
-        """Close at once."""
         self._transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Remove the connection from the set of rejected ones, and cancel its timer."""
         self._timer.cancel()
         self._others.discard(self)
 

@@ -2,7 +2,7 @@
 
 The table KINDS has the kinds of problems, the table _RULES has the exceptions. No other code of the
 API chooses a status for an error. Programs may rely on a problem's `type` and on the names of its
-fields. Its `detail` is a sentence for people that says how to fix the error.
+fields. Its `detail` is a sentence for people that explains how to fix the error.
 """
 
 import errno
@@ -85,7 +85,7 @@ KINDS: Mapping[str, Kind] = {
     "malformed-request": Kind(400, "Not a well-formed HTTP request"),
     "malformed-json": Kind(400, "The body is not well-formed JSON"),
     "malformed-msgpack": Kind(400, "The body is not well-formed msgpack"),
-    "malformed-batch": Kind(400, "The body is not a whole, intact batch"),
+    "malformed-batch": Kind(400, "The body is not a complete, intact batch"),
     "malformed-encoding": Kind(400, "The body cannot be decompressed"),
     "invalid-parameter": Kind(400, "A value that is not allowed"),
     "missing-parameter": Kind(400, "A value is missing"),
@@ -93,18 +93,18 @@ KINDS: Mapping[str, Kind] = {
     "reserved-property": Kind(400, "A property that only the broker may write"),
     "invalid-name": Kind(400, "Not a name for a topic or group"),
     "invalid-filter": Kind(400, "The filter cannot be used"),
-    "filter-not-allowed": Kind(400, "Members of this group have no filters of their own"),
+    "filter-not-allowed": Kind(400, "Members of this group cannot have their own filters"),
     "confirm-required": Kind(400, "Deleting needs a confirmation"),
     "request-timeout": Kind(408, "The body did not arrive in time"),
     "request-too-large": Kind(413, "The request is too large"),
     "message-too-large": Kind(413, "A message is too large"),
-    "unsupported-media-type": Kind(415, "This content type is not understood here"),
-    "unsupported-encoding": Kind(415, "This content encoding is not understood"),
+    "unsupported-media-type": Kind(415, "This content type is not supported here"),
+    "unsupported-encoding": Kind(415, "This content encoding is not supported"),
     "header-too-large": Kind(431, "The request's head is too large"),
     "not-acceptable": Kind(406, "None of the accepted media types can be sent"),
     # The named object does not exist.
-    "not-found": Kind(404, "There is nothing at this path"),
-    "method-not-allowed": Kind(405, "This path does not take this method"),
+    "not-found": Kind(404, "This path does not exist"),
+    "method-not-allowed": Kind(405, "This path does not support this method"),
     "unknown-topic": Kind(404, "There is no such topic"),
     "unknown-queue": Kind(404, "The topic has no such queue"),
     "unknown-group": Kind(404, "There is no such group"),
@@ -112,32 +112,32 @@ KINDS: Mapping[str, Kind] = {
     "unknown-message": Kind(404, "There is no such message"),
     # The caller is not authenticated, or lacks a permission.
     "unauthenticated": Kind(401, "A token is needed"),
-    "forbidden": Kind(403, "Who asks may not do this"),
-    "misdirected-request": Kind(421, "The broker does not go by this host name"),
+    "forbidden": Kind(403, "The caller may not do this"),
+    "misdirected-request": Kind(421, "The broker does not accept this host name"),
     # The object exists, but its state does not allow the request.
-    "producer-fenced": Kind(403, "A newer producer took over"),
-    "too-many-producers": Kind(409, "No new idempotent producer can be remembered"),
+    "producer-fenced": Kind(403, "A newer producer has replaced this one"),
+    "too-many-producers": Kind(409, "The broker cannot remember another idempotent producer"),
     "topic-conflict": Kind(409, "The topic exists with other settings"),
-    "keyed-backlog": Kind(409, "Keyed groups have messages of the topic to settle"),
-    "topic-recreated": Kind(409, "The topic is another one than the batch names"),
-    "sequence-gap": Kind(409, "A sequence was left out"),
-    "sequence-too-old": Kind(409, "The sequence's offsets are no longer remembered"),
-    "limit-reached": Kind(409, "As many exist as are allowed"),
-    "group-exclusive": Kind(409, "The group is another member's"),
-    "group-busy": Kind(409, "The group cannot change like this now"),
+    "keyed-backlog": Kind(409, "Keyed groups have unsettled messages of the topic"),
+    "topic-recreated": Kind(409, "The batch has the id of another topic"),
+    "sequence-gap": Kind(409, "A sequence is missing"),
+    "sequence-too-old": Kind(409, "The broker no longer remembers the offsets of the sequence"),
+    "limit-reached": Kind(409, "The highest allowed number exists already"),
+    "group-exclusive": Kind(409, "Another member holds the group"),
+    "group-busy": Kind(409, "The group cannot be changed like this now"),
     "no-dead-letters": Kind(409, "The group has no dead-letter topic"),
     "redrive-running": Kind(409, "A redrive of the group is running", retry_after_s=1),
     "group-without-leases": Kind(409, "The group only stores offsets"),
     "offset-trimmed": Kind(410, "The offset is no longer kept"),
-    "offsets-changed": Kind(412, "The stored offsets changed meanwhile"),
+    "offsets-changed": Kind(412, "The stored offsets have changed meanwhile"),
     "offset-beyond-end": Kind(416, "The offset is beyond the end of the queue"),
     "invalid-topic-change": Kind(422, "The topic cannot be changed like this"),
-    "invalid-group": Kind(422, "The group cannot be like this"),
+    "invalid-group": Kind(422, "The group cannot have these settings"),
     # The broker cannot do what the request asks for, or cannot do it now.
-    "rate-limited": Kind(429, "Too much of one client"),
+    "rate-limited": Kind(429, "One client sends or receives too much"),
     "too-many-client-connections": Kind(429, "Too many connections of one client", retry_after_s=1),
     "too-many-connections": Kind(503, "Too many connections", retry_after_s=1),
-    "too-many-read-leases": Kind(429, "Too much is leased to readers", retry_after_s=10),
+    "too-many-read-leases": Kind(429, "Readers hold too many leases", retry_after_s=10),
     "too-many-held": Kind(429, "Too many pulls are held", retry_after_s=1),
     "internal-error": Kind(500, "The broker failed"),
     "corrupt-record": Kind(500, "The message is damaged on disk"),
@@ -145,10 +145,10 @@ KINDS: Mapping[str, Kind] = {
     "recovering": Kind(503, "The broker is recovering", retry_after_s=1),
     "draining": Kind(503, "The broker is stopping", retry_after_s=2),
     "read-only": Kind(503, "The broker is read-only"),
-    "sync-timeout": Kind(503, "The disk has not confirmed it in time", retry_after_s=1),
-    "overloaded": Kind(503, "Too much waits to be written", retry_after_s=1),
-    "storage-unavailable": Kind(503, "The storage cannot take it now", retry_after_s=1),
-    "topic-full": Kind(507, "The topic holds as much as it may", retry_after_s=10),
+    "sync-timeout": Kind(503, "The disk did not confirm the write in time", retry_after_s=1),
+    "overloaded": Kind(503, "Too much data waits to be processed", retry_after_s=1),
+    "storage-unavailable": Kind(503, "The storage is not available now", retry_after_s=1),
+    "topic-full": Kind(507, "The topic has reached its size limit", retry_after_s=10),
     "disk-full": Kind(507, "The disk is full", retry_after_s=10),
 }
 
@@ -227,12 +227,12 @@ class _Rule:
     """How an exception becomes a problem.
 
     `slug` is the kind of the problem. `members` are the attributes of the exception that become
-    JSON fields. `mend` is appended to the exception's sentence: it says how to fix the error.
+    JSON fields. `fix` is appended to the exception's sentence: it explains how to fix the error.
     """
 
     slug: str
     members: tuple[str, ...] = ()
-    mend: Callable[[Any], str] | str = ""
+    fix: Callable[[Any], str] | str = ""
 
 
 _RULES: Mapping[type[Exception], _Rule] = {
@@ -384,9 +384,9 @@ def problem_for(error: Exception) -> Problem:
             "the broker could not answer; send the request again, and see the broker's log "
             "if it fails again",
         )
-    mend = rule.mend if isinstance(rule.mend, str) else rule.mend(error)
+    fix = rule.fix if isinstance(rule.fix, str) else rule.fix(error)
     return Problem(
         rule.slug,
-        f"{error}; {mend}" if mend else str(error),
+        f"{error}; {fix}" if fix else str(error),
         **{name: getattr(error, name) for name in rule.members},
     )

@@ -62,7 +62,7 @@ class ResponseWriter:
         self._is_paused = False
         self._client = UNKNOWN
         self.transport: asyncio.Transport | None = None
-        """The transport; None before the connection is made and after it is lost."""
+        """None before the connection is made and after it is lost."""
 
     def attach(
         self, transport: asyncio.Transport, client: str, raw: asyncio.Transport | None
@@ -75,11 +75,6 @@ class ResponseWriter:
         self.transport = self._raw = None
         self._stop_watch()
         self._complete_send()
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether the operating system has not yet accepted the whole reply."""
-        return self._is_paused
 
     @property
     def is_open(self) -> bool:
