@@ -10,11 +10,11 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from time import time
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,10 +23,8 @@ from holdfast.http_api.access.authorization import Denied
 from holdfast.http_api.access.grants import Principal
 from holdfast.http_api.access.tokens import redact_secrets
 from holdfast.http_api.wire.problems import Problem
-
-if TYPE_CHECKING:
-    from holdfast.http_api.wire.reply import Reply
-    from holdfast.http_api.wire.request import Request
+from holdfast.http_api.wire.reply import Reply
+from holdfast.http_api.wire.request import Request
 
 _logger = logging.getLogger("holdfast.audit")
 
@@ -36,7 +34,6 @@ MAX_WAITING = 10_000
 
 def audit_line(
     now_s: float,
-    *,
     act: str,
     about: str,
     outcome: str,
@@ -61,7 +58,7 @@ def audit_line(
 class AuditFile:
     """The audit file and the rotated older files. audit.log.1 is the newest rotated file.
 
-    The file is opened for each write, so other processes may also write to it or move it away. All
+    The file is opened for each write, so other processes may also write to it, or move it. All
     methods block.
     """
 
@@ -139,20 +136,12 @@ class AuditLog:
         details: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         """Record an event; `details` become further JSON fields. Never waits and never fails."""
-        line = audit_line(
-            self._now_s(),
-            act=act,
-            about=about,
-            outcome=outcome,
-            principal=principal,
-            client=client,
-            details=details,
-        )
+        line = audit_line(self._now_s(), act, about, outcome, principal, client, details)
         try:
             self._waiting.put_nowait(line)
         except queue.Full:
             if self.lost == 0:
-                _logger.error("more events than the disk takes: some are counted, not written")
+                _logger.error("more events than the disk can write: some are only counted")
             self.lost += 1
 
     def denied(
@@ -201,7 +190,7 @@ class AuditLog:
             _logger.error("%s cannot be written (%s): %s", self._file.path, error, lines.decode())
 
 
-def record_denial(audit: AuditLog, request: "Request", problem: Denied) -> None:
+def record_denial(audit: AuditLog, request: Request, problem: Denied) -> None:
     """Record a denied request, whether it is administrative or not."""
     audit.denied(
         f"{request.method[:20]} {redact_secrets(request.url.raw_path)[:200]}",
@@ -211,30 +200,20 @@ def record_denial(audit: AuditLog, request: "Request", problem: Denied) -> None:
     )
 
 
+@dataclass(slots=True)
 class AuditedRequest:
     """Records the outcome of one authorized administrative request in the audit log.
 
     `act` names the request in the log; `path` has the parameters in its path.
     """
 
-    __slots__ = ("_about", "_act", "_audit", "_principal", "_request")
+    audit: AuditLog
+    request: Request
+    act: str
+    path: Mapping[str, str]
+    principal: Principal
 
-    def __init__(
-        self,
-        audit: AuditLog,
-        request: "Request",
-        act: str,
-        path: Mapping[str, str],
-        principal: Principal,
-    ) -> None:
-        self._audit = audit
-        self._request = request
-        self._act = act
-        about = "/".join(path[name] for name in ("group", "topic") if name in path)
-        self._about = redact_secrets(about)
-        self._principal = principal.name
-
-    def record_reply(self, reply: "Reply") -> None:
+    def record_reply(self, reply: Reply) -> None:
         """Record that the act was done."""
         self._record("done", {"status": reply.status, **reply.note})
 
@@ -252,11 +231,12 @@ class AuditedRequest:
         self._record("begun, but its client went away", {})
 
     def _record(self, outcome: str, details: Mapping[str, object]) -> None:
-        self._audit.record(
-            self._act,
-            self._about[:300],
+        about = "/".join(self.path[name] for name in ("group", "topic") if name in self.path)
+        self.audit.record(
+            self.act,
+            redact_secrets(about)[:300],
             outcome=outcome,
-            principal=self._principal,
-            client=self._request.peer.remote,
+            principal=self.principal.name,
+            client=self.request.peer.remote,
             details=details,
         )

@@ -34,7 +34,7 @@ GRAMMAR = (
 
 @dataclass(eq=False, repr=False)
 class InvalidGrant(ValueError):
-    """A text is not a valid grant. `reason` says what is wrong with the text."""
+    """A text is not a valid grant. `reason` explains why."""
 
     text: str
     reason: str
@@ -85,7 +85,7 @@ EVERYTHING: tuple[Grant, ...] = (
 
 
 def parse_grants(text: str) -> tuple[Grant, ...]:
-    """Return the grants that a text stands for: one grant, or several grants for "all".
+    """Return the grants in a text: one grant, or several grants for "all".
 
     Raises InvalidGrant.
     """

@@ -1,4 +1,4 @@
-"""Access control of one broker: puts together authorization, the tokens and the audit log."""
+"""Access control of one broker: authorization, tokens, the audit log, the address to listen on."""
 
 import asyncio
 import logging
@@ -54,10 +54,10 @@ class AccessService:
         if not self._config.authentication and not asks_for_certificates:
             if not self._config.insecure_remote:
                 raise RemoteWithoutAccess(host)
-            _logger.warning("other machines reach %s, and nobody is asked for a token", host)
+            _logger.warning("other machines can reach %s, and clients need no token", host)
         elif not is_encrypted:
             _logger.warning(
-                "other machines reach %s without TLS: tokens and messages can be read on the way; "
+                "other machines can reach %s without TLS, so others can read tokens and messages; "
                 "give the broker a certificate, or use a proxy with a certificate",
                 host,
             )
@@ -70,7 +70,7 @@ class AccessService:
             await self._watcher.start()
             if not self.access.tokens.all and self._watcher.fault is None:
                 _logger.warning(
-                    "there are no access tokens, and so nobody gets in; make one with "
+                    "there are no access tokens, so every client is refused; make a token with "
                     "'holdfast token create'"
                 )
 

@@ -39,7 +39,7 @@ LOCK_TIMEOUT_S = 10.0
 _LOCK_PAUSE_S = 0.02
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
-"""Inode, modification time and size of each copy: a value that differs after every change."""
+"""Inode, modification time and size of each copy. The value differs after every change."""
 
 
 @dataclass(eq=False, repr=False)
@@ -51,8 +51,9 @@ class TokensUnreadable(Exception):
 
     def __str__(self) -> str:
         return (
-            f"the access tokens cannot be read ({'; '.join(self.faults)}), and so nobody gets in; "
-            f"put {self.path} back from a backup, or remove it and its copy and make new tokens"
+            f"the access tokens cannot be read ({'; '.join(self.faults)}), so the broker refuses "
+            f"every client; restore {self.path} from a backup, or remove it and its copy and make "
+            "new tokens"
         )
 
 
@@ -229,7 +230,7 @@ def create_token(
         for other in tokens:
             if certificate and other.certificate == certificate:
                 raise CertificateTaken(certificate, other.token_id)
-            assert other.token_id != token_id, "of 2**48 ids the same one twice"
+            assert other.token_id != token_id, "the same random id of 48 bits twice"
         return (*tokens, token)
 
     file.change(add_token)

@@ -25,7 +25,7 @@ _HEAD_BYTES = len(FORMAT) + 10
 
 @dataclass(eq=False, repr=False)
 class DamagedTokens(Exception):
-    """The bytes are not an intact token file. `reason` says what is wrong."""
+    """The bytes are not an intact token file. `reason` explains why."""
 
     reason: str
 
@@ -68,44 +68,33 @@ class _DocumentWithRates(msgspec.Struct, forbid_unknown_fields=True):
 
 def encode_tokens(content: TokenFileContent) -> bytes:
     """Return the bytes of the whole file."""
-    tokens = content.tokens
-    document: _Document | _DocumentWithRates
-    if any(token.publish_rates is not None for token in tokens):
-        format_, document = (
-            FORMAT_WITH_RATES,
-            _DocumentWithRates(
-                content.generation,
-                [
-                    _EntryWithRates(*_values(token), *(token.publish_rates or (None, None)))
-                    for token in tokens
-                ],
-            ),
-        )
-    else:
-        entries = [_Entry(*_values(token)) for token in tokens]
-        format_, document = FORMAT, _Document(content.generation, entries)
+    has_rates = any(token.publish_rates is not None for token in content.tokens)
+    entries = [
+        _EntryWithRates(*_values(token), *(token.publish_rates or (None, None)))
+        if has_rates
+        else _Entry(*_values(token))
+        for token in content.tokens
+    ]
+    document = {"generation": content.generation, "tokens": entries}
     body = msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
-    return b"%s %08X\n" % (format_, crc32c(body)) + body
+    return b"%s %08X\n" % (FORMAT_WITH_RATES if has_rates else FORMAT, crc32c(body)) + body
 
 
 def decode_tokens(data: bytes) -> TokenFileContent:
     """Return the content of a file. Raises DamagedTokens if the file is not intact."""
     head, body = data[:_HEAD_BYTES], data[_HEAD_BYTES:]
     if len(head) < _HEAD_BYTES or head[len(FORMAT) : -9] != b" " or head[-1:] != b"\n":
-        raise DamagedTokens("its first line is none of a token file")
+        raise DamagedTokens("its first line is not that of a token file")
     if not head.startswith((FORMAT, FORMAT_WITH_RATES)):
         raise DamagedTokens(
-            f"its first line is {head[: len(FORMAT)]!r}, and this version knows {FORMAT!r} and "
-            f"{FORMAT_WITH_RATES!r} alone"
+            f"its first line is {head[: len(FORMAT)]!r}, and this version knows only {FORMAT!r} "
+            f"and {FORMAT_WITH_RATES!r}"
         )
     if head[-9:-1] != b"%08X" % crc32c(body):
-        raise DamagedTokens("its checksum does not fit")
+        raise DamagedTokens("its checksum does not match")
     try:
-        document: _Document | _DocumentWithRates
-        if head.startswith(FORMAT):
-            document = msgspec.json.decode(body, type=_Document)
-        else:
-            document = msgspec.json.decode(body, type=_DocumentWithRates)
+        type_ = _Document if head.startswith(FORMAT) else _DocumentWithRates
+        document = msgspec.json.decode(body, type=type_)
         tokens = tuple(map(_token, document.tokens))
     except (msgspec.DecodeError, InvalidGrant, ValueError) as error:
         raise DamagedTokens(str(error)) from error
@@ -127,7 +116,7 @@ def _values(token: Token) -> tuple[str, str, list[str], int, int | None, str, st
 def _token(entry: _Entry) -> Token:
     digest = bytes.fromhex(entry.sha256)
     if not TOKEN_ID.fullmatch(entry.id) or len(digest) != (0 if entry.certificate else 32):
-        raise ValueError(f"the token {entry.id[:40]!r} is not whole")
+        raise ValueError(f"the token {entry.id[:40]!r} is incomplete")
     rates = None
     if isinstance(entry, _EntryWithRates):
         rates = (entry.publish_messages_per_s, entry.publish_bytes_per_s)

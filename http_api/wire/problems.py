@@ -13,55 +13,12 @@ from typing import Any
 
 import msgspec
 
-from holdfast.commitlog.errors import (
-    BatchTooLarge,
-    CorruptRecord,
-    DiskFull,
-    DiskLow,
-    IndexBehind,
-    LogClosed,
-    LogOverloaded,
-    LogPoisoned,
-    MemoryLow,
-    NoSegment,
-    ProducerFenced,
-    RoutedOtherwise,
-    SequenceGap,
-    SequenceTooOld,
-    SyncTimeout,
-    TooManyProducers,
-)
+from holdfast.commitlog import errors as log_errors
 from holdfast.commitlog.format.batch_check import LimitExceeded
-from holdfast.consumequeue.errors import (
-    IndexCorrupt,
-    InvalidName,
-    InvalidTopicChange,
-    KeyedBacklog,
-    LimitReached,
-    OffsetBeyondEnd,
-    OffsetsChanged,
-    OffsetTrimmed,
-    QueueCorrupt,
-    StateFull,
-    StateUnavailable,
-    TooManyReadLeases,
-    TopicConflict,
-    TopicFull,
-    UnknownGroup,
-    UnknownMessage,
-    UnknownQueue,
-    UnknownReadLease,
-    UnknownTopic,
-)
-from holdfast.groups.errors import (
-    ExclusiveHeld,
-    FilterNotAllowed,
-    GroupsStopping,
-    NoDeadLetters,
-    RedriveRunning,
-)
-from holdfast.groups.service_types import GroupBusy, InvalidGroup, NotSubscribed, TooManyMembers
-from holdfast.holdservice.errors import HoldLimitExceeded, InvalidFilter
+from holdfast.consumequeue import errors as queue_errors
+from holdfast.groups import errors as group_errors
+from holdfast.groups import service_types
+from holdfast.holdservice import errors as hold_errors
 
 _logger = logging.getLogger(__name__)
 
@@ -236,96 +193,100 @@ class _Rule:
 
 
 _RULES: Mapping[type[Exception], _Rule] = {
-    InvalidName: _Rule("invalid-name", ("kind", "name")),
-    UnknownTopic: _Rule("unknown-topic", ("topic",)),
-    NotSubscribed: _Rule("unknown-topic", ("topic", "group")),
-    UnknownQueue: _Rule("unknown-queue", ("topic", "queue", "queue_count")),
-    UnknownGroup: _Rule("unknown-group", ("group",)),
-    UnknownMessage: _Rule(
+    queue_errors.InvalidName: _Rule("invalid-name", ("kind", "name")),
+    queue_errors.UnknownTopic: _Rule("unknown-topic", ("topic",)),
+    service_types.NotSubscribed: _Rule("unknown-topic", ("topic", "group")),
+    queue_errors.UnknownQueue: _Rule("unknown-queue", ("topic", "queue", "queue_count")),
+    queue_errors.UnknownGroup: _Rule("unknown-group", ("group",)),
+    queue_errors.UnknownMessage: _Rule(
         "unknown-message",
         ("message_id",),
         "use the message_id from a publish or a pull; a topic that was deleted and created again "
         "has new message ids",
     ),
-    TopicConflict: _Rule("topic-conflict", ("topic", "field", "given", "existing")),
-    KeyedBacklog: _Rule("keyed-backlog", ("topic", "groups")),
-    InvalidTopicChange: _Rule("invalid-topic-change", ("topic",)),
-    LimitReached: _Rule("limit-reached", ("limit_name", "limit")),
-    TopicFull: _Rule("topic-full", ("topic", "stored_bytes", "limit")),
-    TooManyMembers: _Rule("limit-reached", ("group", "limit_name", "limit")),
-    OffsetTrimmed: _Rule(
+    queue_errors.TopicConflict: _Rule("topic-conflict", ("topic", "field", "given", "existing")),
+    queue_errors.KeyedBacklog: _Rule("keyed-backlog", ("topic", "groups")),
+    queue_errors.InvalidTopicChange: _Rule("invalid-topic-change", ("topic",)),
+    queue_errors.LimitReached: _Rule("limit-reached", ("limit_name", "limit")),
+    queue_errors.TopicFull: _Rule("topic-full", ("topic", "stored_bytes", "limit")),
+    service_types.TooManyMembers: _Rule("limit-reached", ("group", "limit_name", "limit")),
+    queue_errors.OffsetTrimmed: _Rule(
         "offset-trimmed",
         ("topic", "queue", "offset", "min_offset", "max_offset"),
         lambda error: f"continue from offset={error.min_offset}, or pull with from=earliest",
     ),
-    OffsetBeyondEnd: _Rule(
+    queue_errors.OffsetBeyondEnd: _Rule(
         "offset-beyond-end",
         ("topic", "queue", "offset", "min_offset", "max_offset"),
         lambda error: f"use an offset up to {error.max_offset}, or pull with from=latest",
     ),
-    QueueCorrupt: _Rule(
+    queue_errors.QueueCorrupt: _Rule(
         "corrupt-record",
         ("topic", "queue", "offset", "next_offset", "min_offset", "max_offset", "reason"),
     ),
-    CorruptRecord: _Rule(
+    log_errors.CorruptRecord: _Rule(
         "corrupt-record", ("next_offset", "reason"), "run 'holdfast check' on the data directory"
     ),
-    IndexCorrupt: _Rule(
+    queue_errors.IndexCorrupt: _Rule(
         "damaged-index", (), "restart the broker: it rebuilds the index from the log"
     ),
-    OffsetsChanged: _Rule("offsets-changed", ("group", "topic", "version")),
-    StateUnavailable: _Rule("storage-unavailable", (), "wait a moment and send the request again"),
-    StateFull: _Rule(
+    queue_errors.OffsetsChanged: _Rule("offsets-changed", ("group", "topic", "version")),
+    queue_errors.StateUnavailable: _Rule(
+        "storage-unavailable", (), "wait a moment and send the request again"
+    ),
+    queue_errors.StateFull: _Rule(
         "disk-full", (), "free space on the broker's disk, then send the request again"
     ),
-    BatchTooLarge: _Rule(
+    log_errors.BatchTooLarge: _Rule(
         "request-too-large",
         ("limit", "size"),
         "send fewer messages in a batch, or raise segment_bytes in the configuration",
     ),
-    LogClosed: _Rule("draining", (), "send the request again when the broker is back"),
-    LogOverloaded: _Rule(
+    log_errors.LogClosed: _Rule("draining", (), "send the request again when the broker is back"),
+    log_errors.LogOverloaded: _Rule(
         "overloaded",
         ("limit", "limit_name", "waiting_bytes"),
         "wait a moment and send the request again",
     ),
-    DiskFull: _Rule("disk-full", ("needed_bytes",)),
-    DiskLow: _Rule("disk-full", ("free_bytes", "min_free_bytes")),
-    MemoryLow: _Rule(
+    log_errors.DiskFull: _Rule("disk-full", ("needed_bytes",)),
+    log_errors.DiskLow: _Rule("disk-full", ("free_bytes", "min_free_bytes")),
+    log_errors.MemoryLow: _Rule(
         "overloaded", ("used_bytes", "limit", "limit_name"), "wait a moment and send it again"
     ),
-    IndexBehind: _Rule(
+    log_errors.IndexBehind: _Rule(
         "overloaded", ("entries", "limit", "limit_name"), "wait a moment and send it again"
     ),
-    NoSegment: _Rule("storage-unavailable", (), "wait a moment and send the request again"),
-    SyncTimeout: _Rule(
+    log_errors.NoSegment: _Rule(
+        "storage-unavailable", (), "wait a moment and send the request again"
+    ),
+    log_errors.SyncTimeout: _Rule(
         "sync-timeout",
         ("stored", "timeout_ms"),
         "send the request again with the same producer id and sequence, so that it is stored only "
         "once; without them it may be stored twice",
     ),
-    LogPoisoned: _Rule("read-only", ()),
-    SequenceGap: _Rule(
+    log_errors.LogPoisoned: _Rule("read-only", ()),
+    log_errors.SequenceGap: _Rule(
         "sequence-gap",
         ("expected", "found"),
         lambda error: f"send the request with sequence {error.expected} first",
     ),
-    SequenceTooOld: _Rule(
+    log_errors.SequenceTooOld: _Rule(
         "sequence-too-old",
         ("found", "oldest"),
         "do not send it again: it was stored",
     ),
-    RoutedOtherwise: _Rule(
+    log_errors.RoutedOtherwise: _Rule(
         "sequence-too-old",
         ("found",),
         "do not send it again: it was stored; send new messages with the next sequence",
     ),
-    TooManyProducers: _Rule(
+    log_errors.TooManyProducers: _Rule(
         "too-many-producers",
         ("limit", "limit_name"),
         "publish as a known producer, raise the limit, or lower producer_expiry_ms",
     ),
-    ProducerFenced: _Rule(
+    log_errors.ProducerFenced: _Rule(
         "producer-fenced",
         ("epoch", "current_epoch"),
         lambda error: f"stop this producer, or start again with epoch {error.current_epoch + 1}",
@@ -335,21 +296,21 @@ _RULES: Mapping[type[Exception], _Rule] = {
         ("limit", "limit_name", "found"),
         "send a smaller message, or raise the limit",
     ),
-    ExclusiveHeld: _Rule(
+    group_errors.ExclusiveHeld: _Rule(
         "group-exclusive",
         ("member", "holder"),
         "try again later; the group is free when its holder has left and no message is leased",
     ),
-    FilterNotAllowed: _Rule("filter-not-allowed", ("mode",), "leave the filter out"),
-    GroupBusy: _Rule("group-busy", ("group", "in_flight")),
-    GroupsStopping: _Rule("draining", ()),
-    NoDeadLetters: _Rule("no-dead-letters", ("group",)),
-    RedriveRunning: _Rule("redrive-running", ("group",)),
-    InvalidGroup: _Rule("invalid-group", ("field", "reason")),
-    TooManyReadLeases: _Rule("too-many-read-leases", ("limit", "limit_name")),
-    UnknownReadLease: _Rule("unknown-read-lease", ("lease_id",)),
-    HoldLimitExceeded: _Rule("too-many-held", ("limit", "limit_name")),
-    InvalidFilter: _Rule(
+    group_errors.FilterNotAllowed: _Rule("filter-not-allowed", ("mode",), "leave the filter out"),
+    service_types.GroupBusy: _Rule("group-busy", ("group", "in_flight")),
+    group_errors.GroupsStopping: _Rule("draining", ()),
+    group_errors.NoDeadLetters: _Rule("no-dead-letters", ("group",)),
+    group_errors.RedriveRunning: _Rule("redrive-running", ("group",)),
+    service_types.InvalidGroup: _Rule("invalid-group", ("field", "reason")),
+    queue_errors.TooManyReadLeases: _Rule("too-many-read-leases", ("limit", "limit_name")),
+    queue_errors.UnknownReadLease: _Rule("unknown-read-lease", ("lease_id",)),
+    hold_errors.HoldLimitExceeded: _Rule("too-many-held", ("limit", "limit_name")),
+    hold_errors.InvalidFilter: _Rule(
         "invalid-filter",
         ("reason", "position"),
         "use an SQL92 expression over properties, such as colour = 'red' AND size > 3",

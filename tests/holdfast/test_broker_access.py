@@ -131,7 +131,7 @@ async def test_damage_at_the_start_lets_nobody_in_and_says_so(
         async with Broker(config) as broker:
             await until_it_is(401, broker, text)
             assert [fault.reason for fault in broker.status.degraded] == ["tokens-unreadable"]
-    assert "and so nobody gets in" in caplog.text
+    assert "so the broker refuses every client" in caplog.text
 
 
 async def test_a_client_is_told_at_once_that_it_is_not_let_in(

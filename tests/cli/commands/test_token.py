@@ -141,7 +141,7 @@ def test_two_damaged_copies_are_refused_with_a_mend(data_dir: Path) -> None:
         (data_dir / "access" / name).write_bytes(b"x")
     result = run("token", "create", "--data-dir", data_dir, "--allow", "all")
     assert result.exit_code == ExitCode.REFUSED
-    assert "back from a backup" in result.stderr
+    assert "from a backup" in result.stderr
 
 
 def test_list_of_a_directory_that_is_not_there_is_an_error(data_dir: Path) -> None:

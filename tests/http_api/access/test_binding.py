@@ -63,4 +63,4 @@ async def test_a_remote_address_needs_authentication_or_the_word_for_it(
         assert "without TLS" in caplog.text
         caplog.clear()
         await service(insecure_remote=True).check_address("0.0.0.0", is_encrypted=True)
-        assert "nobody is asked for a token" in caplog.text
+        assert "clients need no token" in caplog.text

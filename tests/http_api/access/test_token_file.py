@@ -148,7 +148,7 @@ def test_two_damaged_copies_are_refused_and_left_alone(file: TokenFile) -> None:
     create(file)
     for path in copies(file):
         path.write_bytes(b"damaged")
-    with pytest.raises(TokensUnreadable, match="back from a backup"):
+    with pytest.raises(TokensUnreadable, match="from a backup"):
         file.read()
     with pytest.raises(TokensUnreadable):
         create(file)

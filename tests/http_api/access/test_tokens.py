@@ -144,7 +144,7 @@ def test_an_intact_file_with_a_token_that_is_none_is_damaged() -> None:
         replace(CONTENT.tokens[0], digest=b""),
         replace(CONTENT.tokens[1], digest=bytes(32)),
     ):
-        with pytest.raises(DamagedTokens, match="not whole"):
+        with pytest.raises(DamagedTokens, match="is incomplete"):
             decode_tokens(encode_tokens(TokenFileContent(1, (wrong,))))
 
 

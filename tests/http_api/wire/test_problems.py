@@ -3,61 +3,12 @@ import re
 
 import pytest
 
-from holdfast.commitlog.errors import (
-    BatchTooLarge,
-    CorruptRecord,
-    DiskFull,
-    DiskLow,
-    IndexBehind,
-    LogClosed,
-    LogOverloaded,
-    LogPoisoned,
-    MemoryLow,
-    NoSegment,
-    ProducerFenced,
-    RoutedOtherwise,
-    SequenceGap,
-    SequenceTooOld,
-    SyncTimeout,
-    TooManyProducers,
-)
+from holdfast.commitlog import errors as log
 from holdfast.commitlog.format.batch_check import LimitExceeded
-from holdfast.consumequeue.errors import (
-    IndexCorrupt,
-    InvalidName,
-    InvalidTopicChange,
-    KeyedBacklog,
-    LimitReached,
-    OffsetBeyondEnd,
-    OffsetsChanged,
-    OffsetTrimmed,
-    QueueCorrupt,
-    StateFull,
-    StateUnavailable,
-    StoreError,
-    TooManyReadLeases,
-    TopicConflict,
-    TopicFull,
-    UnknownGroup,
-    UnknownMessage,
-    UnknownQueue,
-    UnknownReadLease,
-    UnknownTopic,
-)
-from holdfast.groups.errors import (
-    ExclusiveHeld,
-    FilterNotAllowed,
-    GroupsStopping,
-    NoDeadLetters,
-    RedriveRunning,
-)
-from holdfast.groups.service_types import (
-    GroupBusy,
-    InvalidGroup,
-    NotSubscribed,
-    TooManyMembers,
-)
-from holdfast.holdservice.errors import HoldLimitExceeded, InvalidFilter
+from holdfast.consumequeue import errors as queues
+from holdfast.groups import errors as groups
+from holdfast.groups import service_types as service
+from holdfast.holdservice import errors as hold
 from holdfast.http_api.wire.problems import (
     _RULES,
     KINDS,
@@ -68,53 +19,73 @@ from holdfast.http_api.wire.problems import (
 from holdfast.http_api.wire.reply import problem_reply
 
 ERRORS = [
-    (InvalidName("topic", "a/b"), 400, "invalid-name", {"kind": "topic", "name": "a/b"}),
-    (UnknownTopic("t"), 404, "unknown-topic", {"topic": "t"}),
-    (NotSubscribed("g", "t"), 404, "unknown-topic", {"topic": "t", "group": "g"}),
-    (UnknownQueue("t", 4, 2), 404, "unknown-queue", {"queue": 4, "queue_count": 2}),
-    (UnknownGroup("g"), 404, "unknown-group", {"group": "g"}),
-    (UnknownMessage("m"), 404, "unknown-message", {"message_id": "m"}),
-    (TopicConflict("t", "queues", 3, 2), 409, "topic-conflict", {"field": "queues", "given": 3}),
-    (TopicFull("t", 11, 10), 507, "topic-full", {}),
-    (KeyedBacklog("t", ["g"]), 409, "keyed-backlog", {"topic": "t", "groups": ["g"]}),
-    (InvalidTopicChange("t", "only more"), 422, "invalid-topic-change", {"topic": "t"}),
-    (LimitReached("max_topics", 9), 409, "limit-reached", {"limit_name": "max_topics", "limit": 9}),
-    (TooManyMembers("g", 9), 409, "limit-reached", {"group": "g", "limit": 9}),
-    (OffsetTrimmed("t", 0, 1, 2, 6), 410, "offset-trimmed", {"min_offset": 2, "max_offset": 6}),
-    (OffsetBeyondEnd("t", 0, 7, 2, 6), 416, "offset-beyond-end", {"max_offset": 6}),
-    (QueueCorrupt("t", 0, 3, 5, 2, 6, "crc"), 500, "corrupt-record", {"next_offset": 5}),
-    (CorruptRecord(64, "crc", "bits", 5), 500, "corrupt-record", {"next_offset": 5}),
-    (OffsetsChanged("g", "t", 4), 412, "offsets-changed", {"version": 4}),
-    (StateUnavailable("EIO"), 503, "storage-unavailable", {}),
-    (StateFull("no room"), 507, "disk-full", {}),
-    (BatchTooLarge(9, 8), 413, "request-too-large", {"limit": 8}),
-    (IndexCorrupt("a checksum"), 500, "damaged-index", {}),
-    (LogClosed(), 503, "draining", {}),
-    (LogOverloaded(9, 8), 503, "overloaded", {"limit": 8}),
-    (DiskFull(4096), 507, "disk-full", {"needed_bytes": 4096}),
-    (DiskLow("d", 9, 10), 507, "disk-full", {"free_bytes": 9, "min_free_bytes": 10}),
-    (MemoryLow(9, 8), 503, "overloaded", {"limit": 8, "limit_name": "max_memory_bytes"}),
-    (IndexBehind(9, 8, None), 503, "overloaded", {"limit_name": "max_uncommitted_entries"}),
-    (NoSegment("no descriptors"), 503, "storage-unavailable", {}),
-    (SyncTimeout(5000), 503, "sync-timeout", {"stored": "unknown", "timeout_ms": 5000}),
-    (LogPoisoned("EIO"), 503, "read-only", {}),
-    (SequenceGap(3, 5), 409, "sequence-gap", {"expected": 3}),
-    (SequenceTooOld(1, 4), 409, "sequence-too-old", {"oldest": 4}),
-    (RoutedOtherwise(1), 409, "sequence-too-old", {"found": 1}),
-    (TooManyProducers("max_producers", 5), 409, "too-many-producers", {"limit": 5}),
-    (ProducerFenced(1, 2), 403, "producer-fenced", {"current_epoch": 2}),
+    (queues.InvalidName("topic", "a/b"), 400, "invalid-name", {"kind": "topic", "name": "a/b"}),
+    (queues.UnknownTopic("t"), 404, "unknown-topic", {"topic": "t"}),
+    (service.NotSubscribed("g", "t"), 404, "unknown-topic", {"topic": "t", "group": "g"}),
+    (queues.UnknownQueue("t", 4, 2), 404, "unknown-queue", {"queue": 4, "queue_count": 2}),
+    (queues.UnknownGroup("g"), 404, "unknown-group", {"group": "g"}),
+    (queues.UnknownMessage("m"), 404, "unknown-message", {"message_id": "m"}),
+    (
+        queues.TopicConflict("t", "queues", 3, 2),
+        409,
+        "topic-conflict",
+        {"field": "queues", "given": 3},
+    ),
+    (queues.TopicFull("t", 11, 10), 507, "topic-full", {}),
+    (queues.KeyedBacklog("t", ["g"]), 409, "keyed-backlog", {"topic": "t", "groups": ["g"]}),
+    (queues.InvalidTopicChange("t", "only more"), 422, "invalid-topic-change", {"topic": "t"}),
+    (
+        queues.LimitReached("max_topics", 9),
+        409,
+        "limit-reached",
+        {"limit_name": "max_topics", "limit": 9},
+    ),
+    (service.TooManyMembers("g", 9), 409, "limit-reached", {"group": "g", "limit": 9}),
+    (
+        queues.OffsetTrimmed("t", 0, 1, 2, 6),
+        410,
+        "offset-trimmed",
+        {"min_offset": 2, "max_offset": 6},
+    ),
+    (queues.OffsetBeyondEnd("t", 0, 7, 2, 6), 416, "offset-beyond-end", {"max_offset": 6}),
+    (queues.QueueCorrupt("t", 0, 3, 5, 2, 6, "crc"), 500, "corrupt-record", {"next_offset": 5}),
+    (log.CorruptRecord(64, "crc", "bits", 5), 500, "corrupt-record", {"next_offset": 5}),
+    (queues.OffsetsChanged("g", "t", 4), 412, "offsets-changed", {"version": 4}),
+    (queues.StateUnavailable("EIO"), 503, "storage-unavailable", {}),
+    (queues.StateFull("no room"), 507, "disk-full", {}),
+    (log.BatchTooLarge(9, 8), 413, "request-too-large", {"limit": 8}),
+    (queues.IndexCorrupt("a checksum"), 500, "damaged-index", {}),
+    (log.LogClosed(), 503, "draining", {}),
+    (log.LogOverloaded(9, 8), 503, "overloaded", {"limit": 8}),
+    (log.DiskFull(4096), 507, "disk-full", {"needed_bytes": 4096}),
+    (log.DiskLow("d", 9, 10), 507, "disk-full", {"free_bytes": 9, "min_free_bytes": 10}),
+    (log.MemoryLow(9, 8), 503, "overloaded", {"limit": 8, "limit_name": "max_memory_bytes"}),
+    (log.IndexBehind(9, 8, None), 503, "overloaded", {"limit_name": "max_uncommitted_entries"}),
+    (log.NoSegment("no descriptors"), 503, "storage-unavailable", {}),
+    (log.SyncTimeout(5000), 503, "sync-timeout", {"stored": "unknown", "timeout_ms": 5000}),
+    (log.LogPoisoned("EIO"), 503, "read-only", {}),
+    (log.SequenceGap(3, 5), 409, "sequence-gap", {"expected": 3}),
+    (log.SequenceTooOld(1, 4), 409, "sequence-too-old", {"oldest": 4}),
+    (log.RoutedOtherwise(1), 409, "sequence-too-old", {"found": 1}),
+    (log.TooManyProducers("max_producers", 5), 409, "too-many-producers", {"limit": 5}),
+    (log.ProducerFenced(1, 2), 403, "producer-fenced", {"current_epoch": 2}),
     (LimitExceeded("max_key_bytes", 8, 9, 0), 413, "message-too-large", {"limit": 8}),
-    (ExclusiveHeld("b", "a"), 409, "group-exclusive", {"member": "b", "holder": "a"}),
-    (FilterNotAllowed("keyed"), 400, "filter-not-allowed", {"mode": "keyed"}),
-    (GroupsStopping(), 503, "draining", {}),
-    (NoDeadLetters("g"), 409, "no-dead-letters", {"group": "g"}),
-    (RedriveRunning("g"), 409, "redrive-running", {"group": "g"}),
-    (GroupBusy("g", 3), 409, "group-busy", {"group": "g", "in_flight": 3}),
-    (InvalidGroup("topics", "take one"), 422, "invalid-group", {"field": "topics"}),
-    (HoldLimitExceeded("max_held", 8), 429, "too-many-held", {"limit": 8}),
-    (TooManyReadLeases("max_read_leases", 8), 429, "too-many-read-leases", {"limit": 8}),
-    (UnknownReadLease("x"), 404, "unknown-read-lease", {"lease_id": "x"}),
-    (InvalidFilter("syntax", "no", 3), 400, "invalid-filter", {"reason": "syntax", "position": 3}),
+    (groups.ExclusiveHeld("b", "a"), 409, "group-exclusive", {"member": "b", "holder": "a"}),
+    (groups.FilterNotAllowed("keyed"), 400, "filter-not-allowed", {"mode": "keyed"}),
+    (groups.GroupsStopping(), 503, "draining", {}),
+    (groups.NoDeadLetters("g"), 409, "no-dead-letters", {"group": "g"}),
+    (groups.RedriveRunning("g"), 409, "redrive-running", {"group": "g"}),
+    (service.GroupBusy("g", 3), 409, "group-busy", {"group": "g", "in_flight": 3}),
+    (service.InvalidGroup("topics", "take one"), 422, "invalid-group", {"field": "topics"}),
+    (hold.HoldLimitExceeded("max_held", 8), 429, "too-many-held", {"limit": 8}),
+    (queues.TooManyReadLeases("max_read_leases", 8), 429, "too-many-read-leases", {"limit": 8}),
+    (queues.UnknownReadLease("x"), 404, "unknown-read-lease", {"lease_id": "x"}),
+    (
+        hold.InvalidFilter("syntax", "no", 3),
+        400,
+        "invalid-filter",
+        {"reason": "syntax", "position": 3},
+    ),
 ]
 
 #: Words that tell the reader how to fix the problem.
@@ -140,7 +111,7 @@ def test_every_rule_is_tried_above() -> None:
 
 
 def test_every_refusal_of_the_store_has_a_rule() -> None:
-    assert set(StoreError.__subclasses__()) <= set(_RULES)
+    assert set(queues.StoreError.__subclasses__()) <= set(_RULES)
 
 
 def test_every_rule_names_a_kind() -> None:
@@ -160,8 +131,8 @@ def test_an_unforeseen_error_tells_nothing_of_itself() -> None:
 
 
 def test_what_may_succeed_later_says_when() -> None:
-    assert ("Retry-After", "10") in problem_for(DiskFull(1)).all_headers()
-    assert problem_for(UnknownTopic("t")).all_headers() == []
+    assert ("Retry-After", "10") in problem_for(log.DiskFull(1)).all_headers()
+    assert problem_for(queues.UnknownTopic("t")).all_headers() == []
 
 
 def test_bytes_that_are_no_text_can_be_told() -> None:
@@ -170,8 +141,8 @@ def test_bytes_that_are_no_text_can_be_told() -> None:
 
 
 def test_the_reply_of_a_stopping_broker_closes_its_connection() -> None:
-    assert problem_reply(problem_for(LogClosed())).closes
-    assert not problem_reply(problem_for(UnknownTopic("t"))).closes
+    assert problem_reply(problem_for(log.LogClosed())).closes
+    assert not problem_reply(problem_for(queues.UnknownTopic("t"))).closes
 
 
 def test_a_disk_that_fails_a_read_may_be_asked_again() -> None:
