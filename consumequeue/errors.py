@@ -14,23 +14,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-class IndexCorrupt(Exception):
-    """The index on disk cannot be trusted: delete it and rebuild it from the log."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"the index is damaged: {self.reason}"
-
-
 class StoreError(Exception):
     """The message store cannot fulfil a request. The fields of an error are its `args`, so that it
     can be copied and pickled."""
 
     def __post_init__(self) -> None:
         self.args = tuple(self.__dict__.values())
+
+
+@dataclass(eq=False, repr=False)
+class IndexCorrupt(Exception):
+    """The index on disk cannot be trusted: delete it and rebuild it from the log."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"the index is damaged: {self.reason}"
 
 
 @dataclass(eq=False, repr=False)
@@ -111,15 +110,14 @@ class TopicConflict(StoreError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class KeyedBacklog(StoreError):
     """Queues cannot be added while keyed groups have unacknowledged messages of the topic: the next
     messages of a key could go to a new queue and overtake them. `groups` names some of these
     groups."""
 
-    def __init__(self, topic: str, groups: Sequence[str]) -> None:
-        super().__init__(topic, groups)
-        self.topic = topic
-        self.groups = list(groups)
+    topic: str
+    groups: Sequence[str]
 
     def __str__(self) -> str:
         named = f" ({', '.join(self.groups)})" if self.groups else ""

@@ -43,7 +43,7 @@ class Broker:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._phase = "stopped"
+        self._http: HttpContext | None = None
         self._storage: Storage | None = None
         self._hold: PullRequestHoldService | None = None
         self._groups: GroupService | None = None
@@ -64,13 +64,14 @@ class Broker:
     @property
     def status(self) -> BrokerStatus:
         """The status for health checks."""
-        storage = self._storage
+        http, storage = self._http, self._storage
+        phase = "stopped" if http is None else http.phase
         if storage is None:
-            return BrokerStatus(self._phase)
+            return BrokerStatus(phase)
         progress = storage.progress
         token_fault = self._access.fault if self._access is not None else None
         return BrokerStatus(
-            self._phase,
+            phase,
             (
                 *storage.degraded,
                 *([Fault("tokens-unreadable", token_fault)] if token_fault else ()),
@@ -91,10 +92,9 @@ class Broker:
         StorageUnusable, or OSError (a port in use, a directory that is not writable). After an
         error nothing is left running.
         """
-        if self._phase != "stopped":
+        if self._http is not None:
             return
         self.failed = asyncio.get_running_loop().create_future()
-        self._phase = "recovering"
         registry = CollectorRegistry()
         collector = StorageCollector()
         registry.register(collector)
@@ -108,10 +108,9 @@ class Broker:
             ),
         )
         access = self._access = AccessService(self._config.access, self._config.data_dir)
-        http = HttpContext(
+        http = self._http = HttpContext(
             config=self._config.http_api,
             status=lambda: self.status,
-            phase=lambda: self._phase,
             registry=registry,
             version=__version__,
             info=self._info,
@@ -130,7 +129,7 @@ class Broker:
         except BaseException:
             await self.stop()
             raise
-        self._phase = "ready"
+        http.phase = "ready"
 
     async def _check_address(self, access: AccessService) -> None:
         http_api = self._config.http_api
@@ -190,10 +189,11 @@ class Broker:
 
     async def stop(self) -> None:
         """Answer every held pull, finish the requests in progress, close the log."""
-        if self._phase == "stopped":
+        http = self._http
+        if http is None:
             return
-        if self._phase == "ready":  # otherwise no pull is held, and not all parts exist
-            self._phase = "draining"
+        if http.phase == "ready":  # otherwise no pull is held, and not all parts exist
+            http.phase = "draining"
         if self._hold is not None:
             await self._hold.stop()
         if self._groups is not None:
@@ -209,8 +209,7 @@ class Broker:
         if self._access is not None:
             self._audit("broker.stop")
             await self._access.stop()
-        self._phase = "stopped"
-        self._storage = None
+        self._http = self._storage = None
 
     async def __aenter__(self) -> Self:
         await self.start()

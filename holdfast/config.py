@@ -99,45 +99,46 @@ class Config:
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used. Nothing was started."""
+    """The configuration cannot be used. Nothing was started. The fields of an error are its
+    `args`."""
+
+    def __post_init__(self) -> None:
+        self.args = tuple(self.__dict__.values())
 
 
+@dataclass(eq=False, repr=False)
 class UnknownKey(ConfigError):
     """A key that does not exist. `nearest` is the most similar known key, None if no key is
     similar."""
 
-    def __init__(self, key: str, source: str, nearest: str | None) -> None:
-        super().__init__(key, source, nearest)
-        self.key = key
-        self.source = source
-        self.nearest = nearest
+    key: str
+    source: str
+    nearest: str | None
 
     def __str__(self) -> str:
         hint = f"did you mean {self.nearest}?" if self.nearest else "see 'holdfast config show'"
         return f"{self.source}: there is no key {self.key}; {hint}"
 
 
+@dataclass(eq=False, repr=False)
 class InvalidValue(ConfigError):
     """A value that its key does not allow; `allowed` describes the allowed values."""
 
-    def __init__(self, key: str, found: object, allowed: str, source: str) -> None:
-        super().__init__(key, found, allowed, source)
-        self.key = key
-        self.found = found
-        self.allowed = allowed
-        self.source = source
+    key: str
+    found: object
+    allowed: str
+    source: str
 
     def __str__(self) -> str:
         return f"{self.source}: {self.key} is {self.found!r}; allowed: {self.allowed}"
 
 
+@dataclass(eq=False, repr=False)
 class UnreadableFile(ConfigError):
     """A configuration file that cannot be read or is not valid TOML."""
 
-    def __init__(self, file: Path, cause: str) -> None:
-        super().__init__(file, cause)
-        self.file = file
-        self.cause = cause
+    file: Path
+    cause: str
 
     def __str__(self) -> str:
         return f"{self.file}: {self.cause}; it must be a readable TOML file"

@@ -190,7 +190,7 @@ class App:
         Return None if the client asks for an event stream and must reconnect later.
         """
         http, context = self._http, self._context
-        phase = "ready" if route.is_open else http.phase()
+        phase = "ready" if route.is_open else http.phase
         if phase != "ready" and not _asks_for_events(request, route):
             raise not_ready(phase)
         params: Any = self._queries.read(route.params, request.url.raw_query_string)

@@ -9,6 +9,7 @@ service indexes all blocks that are left.
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 import lmdb
 import numpy as np
@@ -39,6 +40,7 @@ NoteGap = Callable[[QueueKey, int, int], None]
 """
 
 
+@dataclass(eq=False)
 class IndexRebuild:
     """Adds the blocks of one scan to an index. Single-threaded; no other code may use `queues` yet.
 
@@ -46,22 +48,15 @@ class IndexRebuild:
     the position advances. `sequences` must be as the index has stored them. Raises IndexCorrupt.
     """
 
-    def __init__(
-        self,
-        index: Index,
-        queues: dict[QueueKey, ConsumeQueue],
-        sequences: ProducerSequences,
-        *,
-        is_known: Callable[[int], bool],
-        segment_start: Callable[[int], int],
-        note_gap: NoteGap,
-    ) -> None:
-        self._index = index
-        self._queues = queues
-        self._sequences = sequences
-        self._is_known = is_known
-        self._segment_start = segment_start
-        self._note_gap = note_gap
+    index: Index
+    queues: dict[QueueKey, ConsumeQueue]
+    sequences: ProducerSequences
+    _: KW_ONLY
+    is_known: Callable[[int], bool]
+    segment_start: Callable[[int], int]
+    note_gap: NoteGap
+
+    def __post_init__(self) -> None:
         self._waiting: list[Run] = []
         self._waiting_count = 0
         self._commit_at = _GROUP
@@ -88,9 +83,9 @@ class IndexRebuild:
         for run in self._waiting:
             for header in headers_in(run):
                 key = (header.topic_id, header.queue_id)
-                expected = _next_offset(self._queues.get(key))
-                if header.base_offset > expected and self._is_known(header.topic_id):
-                    self._note_gap(key, expected, header.base_offset)
+                expected = _next_offset(self.queues.get(key))
+                if header.base_offset > expected and self.is_known(header.topic_id):
+                    self.note_gap(key, expected, header.base_offset)
                 yield header
 
     def _commit(self) -> None:
@@ -101,15 +96,15 @@ class IndexRebuild:
         group = durable.headers
         if not len(group):
             return
-        units, gaps = place(group[self._of_known_topics(group)], self._queues)
-        producers = self._sequences.record_all(durable.publishes)
-        forgotten = self._sequences.expire(int(group["store_timestamp_us"][-1]))
+        units, gaps = place(group[self._of_known_topics(group)], self.queues)
+        producers = self.sequences.record_all(durable.publishes)
+        forgotten = self.sequences.expire(int(group["store_timestamp_us"][-1]))
         changed = {*producers, *forgotten}
         try:
-            self._index.commit_table(
+            self.index.commit_table(
                 units,
                 self._position_after(group),
-                [(key, self._sequences.state(key)) for key in changed],
+                [(key, self.sequences.state(key)) for key in changed],
             )
         except lmdb.Error as error:
             _logger.error("the index could not be committed and is behind the log: %s", error)
@@ -117,22 +112,22 @@ class IndexRebuild:
             self._waiting.insert(0, durable)
             return
         for key, start, end in gaps:
-            self._note_gap(key, start, end)
+            self.note_gap(key, start, end)
         for row in _last_rows(units):
             unit = units[row]
             key = (int(unit["topic_id"]), int(unit["queue_id"]))
-            cq = self._queues.setdefault(key, ConsumeQueue(None, 0, 0))
+            cq = self.queues.setdefault(key, ConsumeQueue(None, 0, 0))
             cq.indexed = cq.newest = unit_at(unit)
             cq.max_offset = cq.newest.end_offset
 
     def _of_known_topics(self, group: Headers) -> npt.NDArray[np.bool_]:
         ids = np.unique(group["topic_id"])
-        return np.isin(group["topic_id"], [each for each in ids if self._is_known(int(each))])
+        return np.isin(group["topic_id"], [each for each in ids if self.is_known(int(each))])
 
     def _position_after(self, group: Headers) -> ReputPosition:
-        before = self._index.position()
+        before = self.index.position()
         last = int(group["physical_offset"][-1])
-        start = self._segment_start(last)
+        start = self.segment_start(last)
         here = group[group["physical_offset"] >= start]
         is_same = start == before.segment_start
         return ReputPosition(

@@ -8,17 +8,20 @@ To reopen the environment, or to grow its map (LMDB moves the map), no transacti
 may be open. New transactions wait meanwhile. If an open transaction does not end within
 `_PATIENCE_S`, a later call tries again.
 
-A reader process that was killed keeps its slot in LMDB's reader table, and LMDB never reuses a page
-that this reader might read. `drop_dead_readers` frees such slots; `grow` calls it first.
+A reader in another process (a backup) that was killed keeps its slot in LMDB's reader table. LMDB
+never reuses a page that this reader might read, so the file grows with every change.
+`drop_dead_readers` frees such slots. `grow` and, once a minute, `ReaderWatch` call it.
 """
 
+import asyncio
 import errno
 import logging
 import mmap
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +33,7 @@ T = TypeVar("T")
 
 #: How long to wait for open transactions to end. New transactions are blocked meanwhile.
 _PATIENCE_S = 2.0
+READER_CHECK_INTERVAL_S = 60.0
 
 
 class LiveEnv:
@@ -227,3 +231,46 @@ def grow_map(env: lmdb.Environment) -> bool:
     env.set_mapsize(size)
     _logger.info("the map of %s grew to %d bytes", env.path(), size)
     return True
+
+
+@dataclass(eq=False)
+class ReaderWatch:
+    """Checks the readers of environments once a minute, in `in_thread`, and frees the reader slots
+    of killed processes. Call `start` and `stop` on the event loop."""
+
+    environments: Mapping[str, LiveEnv]
+    in_thread: Callable[[Callable[[], None]], Awaitable[None]]
+
+    def __post_init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+        self._oldest_s = dict.fromkeys(self.environments, 0.0)
+
+    def start(self) -> None:
+        """Check every READER_CHECK_INTERVAL_S from now on."""
+        self._task = asyncio.create_task(self._run(), name="lmdb-readers")
+
+    async def stop(self) -> None:
+        """Stop checking; may be called twice."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def oldest_s(self) -> dict[str, float]:
+        """Return, for each environment, how long its oldest reader had kept pages from being reused
+        at the last check. Any thread may call this."""
+        return dict(self._oldest_s)
+
+    def check_once(self) -> None:
+        """Check now. This may wait for the disk."""
+        for name, env in self.environments.items():
+            try:
+                env.drop_dead_readers()
+                self._oldest_s[name] = env.oldest_reader_s()
+            except lmdb.Error as error:
+                _logger.warning("the readers of the %s cannot be checked: %s", name, error)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(READER_CHECK_INTERVAL_S)
+            await self.in_thread(self.check_once)

@@ -3,6 +3,7 @@ readers. Call every method on the event loop. Methods that need the disk use a r
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch import Batch
@@ -27,23 +28,17 @@ from holdfast.consumequeue.state.topic_table import TopicTable
 from holdfast.consumequeue.topics import QueueKey, Topic, check_queue
 
 
+@dataclass(eq=False, kw_only=True)
 class Lookups:
     """Look-ups in the queues that `reading` reads."""
 
-    def __init__(
-        self,
-        *,
-        log: CommitLog,
-        index: Index,
-        queues: Mapping[QueueKey, ConsumeQueue],
-        table: TopicTable,
-        reading: QueueReader,
-    ) -> None:
-        self._log = log
-        self._index = index
-        self._queues = queues
-        self._table = table
-        self._reading = reading
+    log: CommitLog
+    index: Index
+    queues: Mapping[QueueKey, ConsumeQueue]
+    table: TopicTable
+    reading: QueueReader
+
+    def __post_init__(self) -> None:
         #: Only one key search runs at a time, because it needs memory for a segment's tables and
         #: occupies a reader thread.
         self._searching = asyncio.Lock()
@@ -56,12 +51,12 @@ class Lookups:
         """
         check_queue(topic, queue)
         key = (topic.topic_id, queue)
-        cq = self._queues.get(key)
+        cq = self.queues.get(key)
         if cq is None:
             return 0, None
         end = cq.max_offset
-        unit = await self._reading.in_thread(
-            lambda: first_unit_reaching(self._index, key, cq, STORE_TIMESTAMP, timestamp_us)
+        unit = await self.reading.in_thread(
+            lambda: first_unit_reaching(self.index, key, cq, STORE_TIMESTAMP, timestamp_us)
         )
         if unit is None or unit.base_offset >= end:
             return end, None
@@ -74,7 +69,7 @@ class Lookups:
         found: list[int | None] = []
         cold: list[tuple[int, QueueKey, ConsumeQueue, int]] = []
         for number, (key, offset) in enumerate(places):
-            cq = self._queues.get(key)
+            cq = self.queues.get(key)
             found.append(None)
             if cq is None or max(offset, cq.min_offset) >= cq.max_offset:
                 continue
@@ -85,7 +80,7 @@ class Lookups:
                 unit = next(tail, None)
                 found[number] = None if unit is None else unit.store_timestamp_us
         if cold:
-            stored = await self._reading.in_thread(lambda: self._stored_at(cold))
+            stored = await self.reading.in_thread(lambda: self._stored_at(cold))
             for (number, *_), stored_us in zip(cold, stored, strict=True):
                 found[number] = stored_us
         return found
@@ -93,7 +88,7 @@ class Lookups:
     def _stored_at(
         self, places: Sequence[tuple[int, QueueKey, ConsumeQueue, int]]
     ) -> list[int | None]:
-        units = (next(units_from(self._index, key, cq, at), None) for _, key, cq, at in places)
+        units = (next(units_from(self.index, key, cq, at), None) for _, key, cq, at in places)
         return [None if unit is None else unit.store_timestamp_us for unit in units]
 
     async def message(self, message_id: str) -> tuple[Topic, Batch, int]:
@@ -103,11 +98,11 @@ class Lookups:
             topic_id, queue, offset = parse_message_id(message_id)
         except ValueError:
             raise UnknownMessage(message_id) from None
-        topic = self._table.by_id(topic_id)
-        end = self._reading.max_offset((topic_id, queue))
+        topic = self.table.by_id(topic_id)
+        end = self.reading.max_offset((topic_id, queue))
         if topic is None or end is None or offset >= end:
             raise UnknownMessage(message_id)
-        fetched = await self._reading.read(topic, queue, offset, max_messages=1, max_bytes=1)
+        fetched = await self.reading.read(topic, queue, offset, max_messages=1, max_bytes=1)
         found = fetched.slices[0] if fetched.slices else None
         if found is None or found.batch.header.base_offset + found.rows[0] != offset:
             raise UnknownMessage(message_id)  # the message is lost, and the loss was accepted
@@ -126,20 +121,19 @@ class Lookups:
 
         The batches have at most `max_bytes` together, but one batch is always allowed. Damaged
         batches are skipped; the queue and the offsets of each damaged batch are added to
-        `skipped`. Only one
-        search runs at a time; other searches wait.
+        `skipped`. Only one search runs at a time; other searches wait.
         """
         passed_over: list[tuple[int, LostRange]] = []
         queues = {
             queue: cq
             for queue in range(topic.queue_count)
-            if (cq := self._queues.get((topic.topic_id, queue))) is not None
+            if (cq := self.queues.get((topic.topic_id, queue))) is not None
         }
         async with self._searching:
-            found = await self._reading.in_thread(
+            found = await self.reading.in_thread(
                 lambda: find_key(
-                    self._log,
-                    self._index,
+                    self.log,
+                    self.index,
                     topic.topic_id,
                     queues,
                     key,
@@ -149,7 +143,7 @@ class Lookups:
                 )
             )
         for queue, lost in passed_over:
-            self._reading.record_lost(topic, queue, lost)
+            self.reading.record_lost(topic, queue, lost)
         if skipped is not None:
             skipped += passed_over
         return found
@@ -173,16 +167,16 @@ class Lookups:
         parts = []
         async for some in in_slices(sorted(ranges.items())):
             for queue, (start, end) in some:
-                self._reading.readable(topic, queue, start)
-                cq = self._reading.readable(topic, queue, end)
+                self.reading.readable(topic, queue, start)
+                cq = self.reading.readable(topic, queue, end)
                 if cq is not None and start < end:
                     parts.append((queue, cq, start, end))
-        index, topic_id = self._index, topic.topic_id
-        sized = await self._reading.all_in_thread(sized_parts(index, topic_id, parts))
+        index, topic_id = self.index, topic.topic_id
+        sized = await self.reading.all_in_thread(sized_parts(index, topic_id, parts))
         target = piece_bytes(
             sized, max_bytes=max_bytes, min_splits=min_splits, max_splits=max_splits
         )
-        return await self._reading.all_in_thread(cut_parts(index, topic_id, sized, target))
+        return await self.reading.all_in_thread(cut_parts(index, topic_id, sized, target))
 
     async def segments(self, splits: Sequence[Split]) -> list[SegmentHeader]:
         """Return the header pages of the files that hold these splits, oldest first. Files that are
@@ -191,7 +185,7 @@ class Lookups:
             return []
         start = min(split.physical_offset for split in splits)
         end = max(split.end_physical_offset for split in splits)
-        headers = await self._reading.all_in_thread(_headers(self._log.segments, start, end))
+        headers = await self.reading.all_in_thread(_headers(self.log.segments, start, end))
         return [header for header in headers if header is not None]
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from holdfast.commitlog.format.priority import MAX_LEVELS
@@ -22,29 +22,22 @@ from holdfast.consumequeue.state.topic_table import TopicTable
 from holdfast.consumequeue.topics import Topic, TopicConfig, check_name
 
 
+@dataclass(eq=False)
 class TopicChanges:
     """Changes one topic at a time; each change is durable before it is visible. `check_new_queues`
     is awaited before an existing topic gets more queues; it raises an error to prevent that.
     `created` is awaited with a new topic. `deleted` is called with the id of a deleted topic."""
 
-    def __init__(
-        self,
-        table: TopicTable,
-        config: TopicsConfig,
-        state: StateChanges,
-        *,
-        now_ms: Callable[[], int],
-        check_new_queues: Callable[[Topic], Awaitable[None]],
-        created: Callable[[Topic], Awaitable[None]],
-        deleted: Callable[[int], None],
-    ) -> None:
-        self._table = table
-        self._config = config
-        self._state = state
-        self._now_ms = now_ms
-        self._check_new_queues = check_new_queues
-        self._created = created
-        self._deleted = deleted
+    table: TopicTable
+    config: TopicsConfig
+    state: StateChanges
+    _: KW_ONLY
+    now_ms: Callable[[], int]
+    check_new_queues: Callable[[Topic], Awaitable[None]]
+    created: Callable[[Topic], Awaitable[None]]
+    deleted: Callable[[int], None]
+
+    def __post_init__(self) -> None:
         self._lock = asyncio.Lock()
 
     async def create(
@@ -64,7 +57,7 @@ class TopicChanges:
         TopicConflict, StateUnavailable.
         """
         check_name("topic", name)
-        return await self._state.run_shielded(
+        return await self.state.run_shielded(
             self._create(name, queues, priority_levels, fields or {})
         )
 
@@ -76,36 +69,36 @@ class TopicChanges:
         given: Mapping[str, object],
     ) -> tuple[Topic, bool]:
         async with self._lock:
-            existing = self._table.find(name)
+            existing = self.table.find(name)
             if existing is not None:
                 _compare(existing, queues, priority_levels, given)
                 return existing, False
             levels = 1 if priority_levels is None else priority_levels
             if not 1 <= levels <= MAX_LEVELS:
                 raise InvalidTopicChange(name, f"it can have 1 to {MAX_LEVELS} levels of priority")
-            if len(self._table) >= self._config.max_topics:
-                raise LimitReached("max_topics", self._config.max_topics)
+            if len(self.table) >= self.config.max_topics:
+                raise LimitReached("max_topics", self.config.max_topics)
             topic = Topic(
                 name,
-                self._table.next_topic_id,
+                self.table.next_topic_id,
                 self._checked_queues(
                     name,
-                    (self._config.default_queues if queues is None else queues) * levels,
+                    (self.config.default_queues if queues is None else queues) * levels,
                     had=0,
                 ),
                 replace(self._default_config(), **_normal(given)),
-                self._now_ms(),
+                self.now_ms(),
                 levels,
             )
-            await self._state.commit(
+            await self.state.commit(
                 {
                     topic_key(name): encode_topic(topic),
                     NEXT_TOPIC_ID: encode_number(topic.topic_id + 1),
                 }
             )
-            self._table.next_topic_id = topic.topic_id + 1
-            self._table.put(topic)
-        await self._created(topic)
+            self.table.next_topic_id = topic.topic_id + 1
+            self.table.put(topic)
+        await self.created(topic)
         return topic, True
 
     async def change(
@@ -121,7 +114,7 @@ class TopicChanges:
 
         Raises UnknownTopic, InvalidTopicChange, KeyedBacklog, LimitReached, StateUnavailable.
         """
-        return await self._state.run_shielded(self._change(name, queues, priority_levels, fields))
+        return await self.state.run_shielded(self._change(name, queues, priority_levels, fields))
 
     async def _change(
         self,
@@ -131,7 +124,7 @@ class TopicChanges:
         fields: Mapping[str, object],
     ) -> Topic:
         async with self._lock:
-            topic = self._table.get(name)
+            topic = self.table.get(name)
             levels = topic.priority_levels
             if priority_levels not in (None, levels):
                 raise InvalidTopicChange(
@@ -149,7 +142,7 @@ class TopicChanges:
                     )
                 count = self._checked_queues(name, queues * levels, had=count)
                 if count > topic.queue_count:
-                    await self._check_new_queues(topic)
+                    await self.check_new_queues(topic)
             former = topic.former_queue_counts
             if count > topic.queue_count:
                 former = (topic.queue_count, *former)[:_FORMER_COUNTS]
@@ -160,41 +153,41 @@ class TopicChanges:
                 former_queue_counts=former,
             )
             if changed != topic:
-                await self._state.commit({topic_key(name): encode_topic(changed)})
-                self._table.put(changed)
+                await self.state.commit({topic_key(name): encode_topic(changed)})
+                self.table.put(changed)
             return changed
 
     async def delete(self, name: str) -> None:
         """Delete a topic, its messages and the offsets that groups stored for it. Raises
         UnknownTopic, StateUnavailable."""
-        await self._state.run_shielded(self._delete(name))
+        await self.state.run_shielded(self._delete(name))
 
     async def _delete(self, name: str) -> None:
         async with self._lock:
-            topic = self._table.get(name)
+            topic = self.table.get(name)
             changes: dict[bytes, bytes | None] = {
                 topic_key(name): None,
                 kept_key(topic.topic_id): None,
                 lost_key(topic.topic_id): None,
             }
-            for group in self._table.groups():
-                if topic.topic_id in self._table.group_offsets(group):
+            for group in self.table.groups():
+                if topic.topic_id in self.table.group_offsets(group):
                     changes[offsets_key(group, topic.topic_id)] = None
-            await self._state.commit(changes)
-            self._table.remove(topic)
-            self._deleted(topic.topic_id)
+            await self.state.commit(changes)
+            self.table.remove(topic)
+            self.deleted(topic.topic_id)
 
     def _checked_queues(self, name: str, queues: int, *, had: int) -> int:
         if queues < 1:
             raise InvalidTopicChange(name, "it needs at least one queue")
-        if queues > self._config.max_queues_per_topic:
-            raise LimitReached("max_queues_per_topic", self._config.max_queues_per_topic)
-        if queues > had and self._table.queue_count - had + queues > self._config.max_queues:
-            raise LimitReached("max_queues", self._config.max_queues)
+        if queues > self.config.max_queues_per_topic:
+            raise LimitReached("max_queues_per_topic", self.config.max_queues_per_topic)
+        if queues > had and self.table.queue_count - had + queues > self.config.max_queues:
+            raise LimitReached("max_queues", self.config.max_queues)
         return queues
 
     def _default_config(self) -> TopicConfig:
-        config = self._config
+        config = self.config
         return TopicConfig(
             config.default_durability,
             config.default_retention_ms or None,

@@ -24,7 +24,7 @@ from holdfast.commitlog.segments.segment import Segment
 from holdfast.commitlog.segments.segment_keeper import SegmentKeeper
 from holdfast.config import Config
 from holdfast.consumequeue.damage.damage_book import DamageKeeper, Fault
-from holdfast.consumequeue.lmdb_env.reader_watch import ReaderWatch
+from holdfast.consumequeue.lmdb_env.live_env import ReaderWatch
 from holdfast.consumequeue.maintenance.retention_service import RetentionService
 from holdfast.consumequeue.maintenance.scrub import Scrub
 from holdfast.consumequeue.message_store import MessageStore

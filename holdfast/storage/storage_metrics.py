@@ -1,7 +1,7 @@
 """Prometheus metrics of the storage. Gauges are read at each scrape."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from prometheus_client import Histogram
@@ -33,43 +33,10 @@ class StorageCollector(Collector):
         storage = self.storage
         if storage is None:
             return
-        log = storage.log
-        yield _gauge(
-            "holdfast_log_end_offset", "Physical offset where the log ends.", log.written_offset
-        )
-        yield _gauge(
-            "holdfast_log_durable_offset",
-            "Physical offset up to which the log is synced.",
-            storage.syncer.durable_offset,
-        )
-        yield _gauge(
-            "holdfast_log_min_offset", "Physical offset of the first byte kept.", log.min_offset
-        )
-        yield _gauge("holdfast_log_segments", "Segment files of the log.", len(log.segments))
-        yield _gauge("holdfast_log_size_bytes", "Bytes of all segment files.", log.size_bytes)
-        yield _gauge(
-            "holdfast_index_behind_bytes",
-            "Bytes of the log that no queue has yet.",
-            max(log.written_offset - storage.opened.reput.reput_offset, 0),
-        )
-        yield _gauge(
-            "holdfast_index_uncommitted_entries",
-            "Index entries that are in memory only.",
-            storage.opened.reput.uncommitted_count,
-        )
-        yield _gauge(
-            "holdfast_reput_behind_messages",
-            "Appended messages that the reput thread has not written to the index yet.",
-            storage.opened.reput.behind_messages,
-        )
-        yield _gauge(
-            "holdfast_append_waiting_bytes",
-            "Bytes that wait for the appender.",
-            storage.appender.waiting_bytes,
-        )
-        yield _gauge(
-            "holdfast_read_only", "1 when nothing can be published.", int(bool(storage.read_only))
-        )
+        for name, doc, value in _GAUGES:
+            yield GaugeMetricFamily(f"holdfast_{name}", doc, value=value(storage))
+        for name, doc, value in _COUNTERS:
+            yield CounterMetricFamily(f"holdfast_{name}", doc, value=value(storage))
         alarms = GaugeMetricFamily(
             "holdfast_alarm", "1 while this stops publishing.", labels=["alarm"]
         )
@@ -77,13 +44,6 @@ class StorageCollector(Collector):
         for name in storage.alarms.by_name:
             alarms.add_metric([name], int(name in raised))
         yield alarms
-        yield _gauge(
-            "holdfast_in_flight_bytes",
-            "Bytes of publishes accepted and not answered yet.",
-            storage.admission.in_flight_bytes,
-        )
-        yield _gauge("holdfast_degraded", "Damages that are known.", len(storage.degraded))
-        yield from _damage(storage)
         readers = GaugeMetricFamily(
             "holdfast_lmdb_oldest_reader_seconds",
             "For how long the oldest reader has kept pages from being used again.",
@@ -92,36 +52,75 @@ class StorageCollector(Collector):
         for name, seconds in storage.readers.oldest_s().items():
             readers.add_metric([name], seconds)
         yield readers
-        yield _gauge(
-            "holdfast_disk_free_bytes",
-            "Free bytes on the log's file system.",
-            shutil.disk_usage(log.directory).free,
+        corrupt = CounterMetricFamily(
+            "holdfast_corrupt_records", "Damaged places found, each once.", labels=["reason"]
         )
-        deleted = CounterMetricFamily(
-            "holdfast_segments_deleted", "Segments that retention deleted."
-        )
-        deleted.add_metric([], storage.retention.deleted_segments)
-        yield deleted
+        for reason, count in sorted(storage.opened.damage.counts.items()):
+            corrupt.add_metric([reason], count)
+        yield corrupt
 
 
-def _damage(storage: "Storage") -> Iterator[Metric]:
-    found = CounterMetricFamily(
-        "holdfast_corrupt_records", "Damaged places found, each once.", labels=["reason"]
-    )
-    for reason, count in sorted(storage.opened.damage.counts.items()):
-        found.add_metric([reason], count)
-    yield found
-    progress = storage.scrub.progress
-    yield CounterMetricFamily(
-        "holdfast_scrub_bytes", "Bytes that the scrub has looked at.", value=progress.bytes
-    )
-    yield CounterMetricFamily(
-        "holdfast_scrub_passes", "How often the scrub came to the log's end.", value=progress.passes
-    )
-    yield _gauge(
-        "holdfast_scrub_offset", "Physical offset where the scrub is.", progress.physical_offset
-    )
+def _behind_bytes(storage: "Storage") -> int:
+    return max(storage.log.written_offset - storage.opened.reput.reput_offset, 0)
 
 
-def _gauge(name: str, doc: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, doc, value=value)
+_Metrics = tuple[tuple[str, str, Callable[["Storage"], float]], ...]
+
+#: Name, description and value of each metric without labels.
+_GAUGES: _Metrics = (
+    ("log_end_offset", "Physical offset where the log ends.", lambda s: s.log.written_offset),
+    (
+        "log_durable_offset",
+        "Physical offset up to which the log is synced.",
+        lambda s: s.syncer.durable_offset,
+    ),
+    ("log_min_offset", "Physical offset of the first byte kept.", lambda s: s.log.min_offset),
+    ("log_segments", "Segment files of the log.", lambda s: len(s.log.segments)),
+    ("log_size_bytes", "Bytes of all segment files.", lambda s: s.log.size_bytes),
+    ("index_behind_bytes", "Bytes of the log that no queue has yet.", _behind_bytes),
+    (
+        "index_uncommitted_entries",
+        "Index entries that are in memory only.",
+        lambda s: s.opened.reput.uncommitted_count,
+    ),
+    (
+        "reput_behind_messages",
+        "Appended messages that the reput thread has not written to the index yet.",
+        lambda s: s.opened.reput.behind_messages,
+    ),
+    (
+        "append_waiting_bytes",
+        "Bytes that wait for the appender.",
+        lambda s: s.appender.waiting_bytes,
+    ),
+    ("read_only", "1 when nothing can be published.", lambda s: int(bool(s.read_only))),
+    (
+        "in_flight_bytes",
+        "Bytes of publishes accepted and not answered yet.",
+        lambda s: s.admission.in_flight_bytes,
+    ),
+    ("degraded", "Damages that are known.", lambda s: len(s.degraded)),
+    (
+        "disk_free_bytes",
+        "Free bytes on the log's file system.",
+        lambda s: shutil.disk_usage(s.log.directory).free,
+    ),
+    (
+        "scrub_offset",
+        "Physical offset where the scrub is.",
+        lambda s: s.scrub.progress.physical_offset,
+    ),
+)
+_COUNTERS: _Metrics = (
+    (
+        "segments_deleted",
+        "Segments that retention deleted.",
+        lambda s: s.retention.deleted_segments,
+    ),
+    ("scrub_bytes", "Bytes that the scrub has read.", lambda s: s.scrub.progress.bytes),
+    (
+        "scrub_passes",
+        "How often the scrub reached the log's end.",
+        lambda s: s.scrub.progress.passes,
+    ),
+)

@@ -39,8 +39,8 @@ from holdfast.consumequeue.maintenance.damage_at_start import (
     recheck,
 )
 from holdfast.consumequeue.publishing import ArrivalListener
+from holdfast.consumequeue.state.group_offsets import offsets_beyond_end
 from holdfast.consumequeue.state.journal import state_in_log
-from holdfast.consumequeue.state.offsets_beyond_end import offsets_beyond_end
 from holdfast.consumequeue.state.records import INCOMPLETE, encode_offsets, offsets_key
 from holdfast.consumequeue.state.store import StateCorrupt, StateStore, set_aside
 from holdfast.consumequeue.state.topic_table import TopicTable

@@ -208,7 +208,7 @@ class _Stream:
                 return  # the broker holds no requests: the client reconnects for more
             else:
                 await self._hold(sent_at + heartbeat_s)
-            if context.http.phase() != "ready":
+            if context.http.phase != "ready":
                 return
             context.http.access.check_still_valid(call.principal)
             if monotonic() >= sent_at + heartbeat_s:
@@ -239,7 +239,7 @@ class _Stream:
 
     async def _wait_for_rate_limit(self, wait_s: float) -> None:
         """Wait while the client exceeds its rate limit, or until the broker stops."""
-        while wait_s and self._call.context.http.phase() == "ready":
+        while wait_s and self._call.context.http.phase == "ready":
             await asyncio.sleep(min(wait_s, 1.0))
             wait_s = self._charge_rate_limit(0)
 

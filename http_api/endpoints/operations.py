@@ -90,7 +90,7 @@ async def get_metrics(call: OpenCall[NoParams]) -> Reply:
         found.append(metric)
         if len(metric.samples) > SAMPLES_A_TURN:
             await asyncio.sleep(0)
-    if isinstance(call, Call) and http.phase() == "ready":
+    if isinstance(call, Call) and http.phase == "ready":
         found += await state_metrics(call.context)
         found += await age_metrics(call.context)
     texts = (await asyncio.to_thread(_format_metrics, found), process)

@@ -63,7 +63,7 @@ class HttpCollector(_Collector):
         build = GaugeMetricFamily("holdfast_build_info", "Always 1.", labels=["version"])
         build.add_metric([http.version], 1)
         yield build
-        yield _gauge("ready", "1 while requests are served.", http.phase() == "ready")
+        yield _gauge("ready", "1 while requests are served.", http.phase == "ready")
         yield from _connections(http.connections)
         expires_s = http.certificate_expires_s()
         if expires_s is not None:
@@ -83,7 +83,7 @@ class StateCollector(_Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the current state; nothing while the broker stops."""
         context = self._context
-        if context.http.phase() == "ready":
+        if context.http.phase == "ready":
             yield from _held(context)
             yield from _read_leases(context)
 

@@ -56,11 +56,11 @@ class HttpContext:
 
     config: HttpConfig
     status: Callable[[], BrokerStatus]
-    phase: Callable[[], str]
-    """Returns the phase of `status`, but faster, because every request needs the phase."""
     registry: CollectorRegistry
     version: str
     info: Callable[[], Mapping[str, object]]
+    phase: str = "recovering"
+    """The phase of `status`. Every request reads it, so it is an attribute."""
     access: Access = field(default_factory=Access)
     audit: AuditLog | None = None
     metrics: Metrics = field(init=False)

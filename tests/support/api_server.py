@@ -69,11 +69,19 @@ class Api:
     context: ApiContext
     server: Server
     session: aiohttp.ClientSession
-    status: BrokerStatus
+    _status: BrokerStatus
     publishes: list[tuple[str, list[Batch], str | None]] = field(default_factory=list)
     """The stored publishes: topic, batches, and the requested durability."""
     publish_gate: asyncio.Event | None = None
     """If set, publishes are stored at once but acknowledged only after this event is set."""
+
+    @property
+    def status(self) -> BrokerStatus:
+        return self._status
+
+    @status.setter
+    def status(self, status: BrokerStatus) -> None:
+        self._status, self.context.http.phase = status, status.phase
 
     @property
     def store(self) -> MessageStore:
@@ -175,7 +183,7 @@ async def running_api(
             http = HttpContext(
                 config=config,
                 status=lambda: api.status,
-                phase=lambda: api.status.phase,
+                phase="ready",
                 registry=CollectorRegistry(),
                 version="9.9.9",
                 info=lambda: {"data_dir": "/nowhere"},

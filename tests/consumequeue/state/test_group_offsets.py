@@ -1,7 +1,7 @@
 import pytest
 
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue
-from holdfast.consumequeue.state.offsets_beyond_end import offsets_beyond_end
+from holdfast.consumequeue.state.group_offsets import offsets_beyond_end
 from holdfast.consumequeue.state.records import StoredOffsets
 from holdfast.consumequeue.state.topic_table import TopicTable
 from holdfast.consumequeue.topics import Topic, TopicConfig
