@@ -19,7 +19,7 @@ from holdfast.amqp.engine.link import LinkState
 from holdfast.amqp.engine.outgoing_link import OutgoingLink
 from holdfast.amqp.engine.session import Session
 from holdfast.amqp.wire.conditions import NOT_FOUND, AmqpError, LinkFailed
-from holdfast.amqp.wire.frames import frame
+from holdfast.amqp.wire.frames import cut, frame
 from holdfast.amqp.wire.performatives import (
     Accepted,
     Attach,
@@ -226,6 +226,10 @@ def test_a_large_message_takes_many_frames_and_waits_for_the_window() -> None:
     message = bytes(range(256)) * 40
     ready.out.send(message)
     assert (ready.out.is_partly_sent, ready.out.sendable) == (True, 0)
+    output = ready.pair.client.connection.take_output()
+    assert len(list(cut(output, 0, len(output), 512))) == 4
+    assert ready.client_session.windows.outgoing_room == 0
+    ready.pair.server.receive(output)
     ready.pump()
     assert ready.pair.server.messages() == [message]
     assert len(ready.client_events(WindowOpened)) >= 5
