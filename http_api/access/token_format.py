@@ -93,7 +93,9 @@ def decode_tokens(data: bytes) -> TokenFileContent:
     if head[-9:-1] != b"%08X" % crc32c(body):
         raise DamagedTokens("its checksum does not match")
     try:
-        type_ = _Document if head.startswith(FORMAT) else _DocumentWithRates
+        type_: type[_Document | _DocumentWithRates] = (
+            _Document if head.startswith(FORMAT) else _DocumentWithRates
+        )
         document = msgspec.json.decode(body, type=type_)
         tokens = tuple(map(_token, document.tokens))
     except (msgspec.DecodeError, InvalidGrant, ValueError) as error:

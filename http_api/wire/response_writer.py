@@ -36,12 +36,12 @@ class ResponseWriter:
         "_client",
         "_config",
         "_connections",
-        "_is_paused",
         "_loop",
         "_raw",
         "_sending_bytes",
         "_watch",
         "_written_bytes",
+        "is_paused",
         "transport",
     )
 
@@ -59,7 +59,8 @@ class ResponseWriter:
         """Watches the current reply while its client is slow, else None."""
         self._accepted: asyncio.Future[None] | None = None
         """Completed when the operating system has accepted the whole reply."""
-        self._is_paused = False
+        self.is_paused = False
+        """Whether the operating system has not yet accepted the whole reply."""
         self._client = UNKNOWN
         self.transport: asyncio.Transport | None = None
         """None before the connection is made and after it is lost."""
@@ -98,7 +99,7 @@ class ResponseWriter:
             _write(transport, parts)
         else:
             await self._send_large(transport, parts)
-        if self._is_paused:
+        if self.is_paused:
             self._accepted = self._loop.create_future()
             await self._accepted
             if self.transport is None:
@@ -176,12 +177,12 @@ class ResponseWriter:
 
     def pause(self) -> None:
         """Begin to enforce the minimum rate and the deadline, because the client is slow."""
-        self._is_paused = True
+        self.is_paused = True
         self._start_watch()
 
     def resume(self) -> None:
         """Let `send` continue, because the operating system has accepted all bytes."""
-        self._is_paused = False
+        self.is_paused = False
         self._stop_watch()
         self._complete_send()
 
