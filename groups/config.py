@@ -1,38 +1,30 @@
 """The settings of a group with their defaults, and section [groups] of the configuration. Pure."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from holdfast.commitlog.setting import KIB, MIB, setting
 
-MODES = ("competing", "keyed", "single_active", "exclusive")
-FAIR_ENGINES = ("sfq", "dwrr")
-COSTS = ("count", "bytes", "time")
-STARTS = ("earliest", "latest")
+Mode = Literal["competing", "keyed", "single_active", "exclusive"]
+Engine = Literal["sfq", "dwrr"]
+Cost = Literal["count", "bytes", "time"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+FAIR_ENGINES: tuple[Engine, ...] = get_args(Engine)
+COSTS: tuple[Cost, ...] = get_args(Cost)
 
 #: The delays of ten retries, growing from one second to ten minutes.
 BACKOFF_MS = (1_000, 5_000, 10_000, 30_000, 60_000, 120_000, 180_000, 240_000, 300_000, 600_000)
 SHORTEST_LEASE_MS = 1_000
 LONGEST_LEASE_MS = 12 * 3_600_000
-MAX_WEIGHT = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class TopicSpec:
-    """A group's settings for one topic or pattern. The filter is tags separated by commas, or an
-    SQL92 condition; None matches every message. A topic of weight 0 is served only when no other
-    topic has messages."""
-
-    weight: int = 1
-    filter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
-    """The settings of one group. They are not checked here."""
+    """The settings of one group that its core uses, with their defaults."""
 
-    mode: str = "competing"
-    engine: str = "sfq"
-    cost: str = "count"
+    mode: Mode = "competing"
+    engine: Engine = "sfq"
+    cost: Cost = "count"
     lease_ms: int = 30_000
     #: A lease of the group may last at most this long. After a power loss the broker waits for this
     #: time, so that all leases from before the power loss have expired.

@@ -5,7 +5,8 @@ serving/group_server.py serves one group, and serving/group_changes.py changes s
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 
 from holdfast.consumequeue.message_store import MessageStore
@@ -14,25 +15,9 @@ from holdfast.consumequeue.topics import QueueKey, Topic, check_queue
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.core.members import AllInFlight
 from holdfast.groups.core.requests import Limits
-from holdfast.groups.service_types import (
-    CheckGroup,
-    CheckTopic,
-    GroupDescription,
-    GroupServiceStats,
-    GroupSpec,
-    GroupState,
-    MayConsume,
-    NotSubscribed,
-    Received,
-    ReceiveRequest,
-    RedriveOptions,
-    RedriveResult,
-    SeekTarget,
-    Status,
-    TooManyMembers,
-    UnitLimit,
-    Verb,
-)
+from holdfast.groups.descriptions import GroupReply
+from holdfast.groups.errors import NotSubscribed, TooManyMembers
+from holdfast.groups.service_types import CheckGroup, CheckTopic, GroupServiceStats, GroupState, MayConsume, Received, ReceiveRequest, RedriveOptions, RedriveResult, SeekTarget, Status, UnitLimit, Verb
 from holdfast.groups.serving import describe as describing
 from holdfast.groups.serving.clock import GroupClock
 from holdfast.groups.serving.floor_exporter import FloorExporter
@@ -42,7 +27,7 @@ from holdfast.groups.serving.group_server import GroupServer, WaitSlots
 from holdfast.groups.serving.head_source import key_number
 from holdfast.groups.serving.redriving import Redriver
 from holdfast.groups.serving.scanning import Scan
-from holdfast.groups.settings import describe_settings
+from holdfast.groups.settings import GroupSettings
 from holdfast.groups.storage.group_records import GroupRecord
 from holdfast.groups.storage.open import OpenedGroups
 
@@ -90,18 +75,19 @@ class GroupService:
         # start of the broker begins, and leases would end too early there.
         from_ms = max(opened.opened_ms, wall_us() // 1000)
         clock = GroupClock(ageing_us, passed_s, wall_us, from_ms)
-        everyone = AllInFlight(
+        in_flight = AllInFlight(
             config.max_leases, config.max_returned, config.max_returned_per_group
         )
-        self.registry = GroupRegistry(store, opened, places, clock, everyone)
-        self.exporter = FloorExporter(
-            store, self.registry.by_name.values, config.mirror_interval_ms / 1000
-        )
+        self.registry = GroupRegistry(store, opened, places, clock, in_flight)
+        self.queue_changes = self.registry.changes
+        """Callers report to it which queues have new messages, or lost messages."""
+        self._by_name = self.registry.by_name
+        self.exporter = FloorExporter(store, self._by_name.values, config.mirror_interval_ms / 1000)
         self.changes = GroupChanges(
             store, opened.table, self.registry, config, may_subscribe, self.exporter.export
         )
         self._redriver = Redriver(store, self.registry, self.changes)
-        self._scan = Scan(self.registry.by_name.values, store.reading.max_offset)
+        self._scan = Scan(self._by_name.values, store.reading.max_offset)
         self._is_running = False
 
     async def start(self) -> None:
@@ -115,7 +101,7 @@ class GroupService:
     def drain(self) -> None:
         """Answer every waiting receive with GroupsStopping. From now on no request can wait."""
         self._redriver.drain()
-        for group in self.registry.by_name.values():
+        for group in self._by_name.values():
             group.drain()
 
     async def stop(self) -> None:
@@ -136,33 +122,28 @@ class GroupService:
 
     def has_leases(self, group: str) -> bool:
         """Return whether the group leases messages. Other groups only store offsets."""
-        return group in self.registry.by_name
+        return group in self._by_name
 
     def groups(self) -> list[str]:
         """Return the names of the groups with leases, sorted."""
-        return sorted(self.registry.by_name)
+        return sorted(self._by_name)
 
     def group_state(self, group: str) -> GroupState:
         """Return a group's settings. Raises InvalidName, UnknownGroup."""
-        served = self.registry.get(group)
-        names = self._names_of(served.record)
-        shown = served.described_state
-        if shown is None or shown[0] is not served.record or shown[1] != names:
-            state = describe_settings(served.record, names, self._config)
-            shown = served.described_state = served.record, names, state
-        return shown[2]
+        return self._state_of(self._get(group).record)
 
-    async def describe(self, group: str) -> GroupDescription:
-        """Return a group's settings, progress and members. Raises InvalidName, UnknownGroup."""
-        served, now_ms = self.registry.get(group), self.registry.clock.now_ms()
-        await self.registry.catch_up(served)
-        return await describing.describe(served, self._state_of(served.record), now_ms)
+    async def describe(self, group: str) -> GroupReply:
+        """Return a group's settings, progress and members; `describe.describe` says which fields
+        the caller must fill in. Raises InvalidName, UnknownGroup."""
+        served, now_ms = self._get(group), self.registry.clock.now_ms()
+        await served.watch.catch_up()
+        return await describing.describe(served, now_ms)
 
     async def lags(self, group: str) -> dict[str, int]:
         """Return for each topic of a group how many messages are not settled. Raises InvalidName,
         UnknownGroup."""
-        served = self.registry.get(group)
-        await self.registry.catch_up(served)
+        served = self._get(group)
+        await served.watch.catch_up()
         found, turn = {}, LoopBudget()
         for topic in served.topics():
             await turn.spend()
@@ -174,9 +155,9 @@ class GroupService:
     async def floors(self, group: str, topic: str) -> dict[int, int]:
         """Return the floor of each queue: all messages below it are settled. Raises UnknownGroup;
         raises UnknownTopic also if the group does not subscribe to the topic."""
-        served = self.registry.get(group)
+        served = self._get(group)
         self._topic_of(served, topic)
-        await self.registry.catch_up(served)
+        await served.watch.catch_up()
         found: dict[int, int] = {}
         topic_id = self._topic_of(served, topic).topic_id
         async for lanes in in_slices(served.lanes_of(topic_id), FLOORS_A_TURN):
@@ -186,7 +167,7 @@ class GroupService:
     async def put_group(
         self,
         group: str,
-        spec: GroupSpec,
+        settings: GroupSettings,
         owner: str = ANONYMOUS_OWNER,
         *,
         check_topic: CheckTopic | None = None,
@@ -195,8 +176,8 @@ class GroupService:
     ) -> tuple[GroupState, bool]:
         """Create or change a group, durably. Return the group, and whether it is new.
 
-        The patterns of the spec match only topics that the principal `owner` may consume, now and
-        later. Three checks run before anything changes, and their exceptions reach the caller:
+        The patterns of the settings match only topics that the principal `owner` may consume, now
+        and later. Three checks run before anything changes, and their exceptions reach the caller:
         - `check_topic` gets the name of every topic that the group has when the change begins.
         - `check_dead_letters` gets the name of a new dead-letter topic.
         - `check_loser` gets the name of every other group that would lose a topic. When a topic
@@ -208,7 +189,7 @@ class GroupService:
         change that has begun is completed even if the caller is cancelled.
         """
         record, is_new = await self.changes.put(
-            group, spec, owner, check_topic, check_dead_letters, check_loser
+            group, settings, owner, check_topic, check_dead_letters, check_loser
         )
         return self._state_of(record), is_new
 
@@ -232,7 +213,7 @@ class GroupService:
         text, wanted = request.filter_text, None
         if text is not None:
             wanted = (await self.registry.filters.parse([text]))[text]
-        served = self.registry.get(group)
+        served = self._get(group)
         names, may_consume = request.topic_names, request.may_consume
         may_receive = None
         if may_consume is not None:
@@ -245,12 +226,12 @@ class GroupService:
             may_receive=may_receive,
         )
         if request.browse:
-            await self.registry.catch_up(served)
+            await served.watch.catch_up()
             shown = await served.browsers.browse(request, self.registry.clock.now_ms())
             return Received(list(shown), served.core.available(request))
         members, most = served.core.members, self._config.max_members
         if len(members) >= most and request.member not in members:
-            raise TooManyMembers(group, most)
+            raise TooManyMembers("groups.max_members", most, group)
         if request.lease_ms is not None and not request.settled:
             await self.changes.allow_lease(served, request.lease_ms)
         return await served.receive(request)
@@ -258,7 +239,7 @@ class GroupService:
     def release_undelivered(self, group: str, receipts: Sequence[str]) -> None:
         """Release the messages of a reply that could not be sent: they are available again at once.
         This does not count as a failure of the messages."""
-        served = self.registry.by_name.get(group)
+        served = self._by_name.get(group)
         if served is not None:
             served.give_back(receipts)
 
@@ -282,7 +263,7 @@ class GroupService:
         Raises UnknownGroup. Raises StateUnavailable; then the outcome is unknown, and the caller
         should repeat the call. If the call is cancelled, its settlements are not undone.
         """
-        served = self.registry.get(group)
+        served = self._get(group)
         allow = None
         if verb is Verb.EXTEND and lease_ms is not None:
             allow = partial(self.changes.allow_lease, served, lease_ms)
@@ -309,8 +290,8 @@ class GroupService:
         If it raises, the exception reaches the caller and nothing is changed.
 
         Raises UnknownGroup, UnknownTopic, UnknownQueue, StateUnavailable."""
-        served = self.registry.get(group)
-        await self.registry.catch_up(served)
+        served = self._get(group)
+        await served.watch.catch_up()
         targets: dict[QueueKey, int] = {}
         turn = LoopBudget()
         if isinstance(target, Mapping):
@@ -357,7 +338,7 @@ class GroupService:
         If `may_consume` permits only some topics, the member keeps its leases of the other topics,
         and the requests that may get messages of the other topics. While it has such a lease or
         request, it stays a member. Raises UnknownGroup, StateUnavailable."""
-        served = self.registry.get(group)
+        served = self._get(group)
         may_end = None
         if may_consume is not None:
             may_end = _MayReceive(may_consume, self._store.table.by_id)
@@ -374,14 +355,14 @@ class GroupService:
     def stats(self) -> GroupServiceStats:
         """Return the figures for metrics."""
         counts = _Counts()
-        counts.add(self.registry.by_name.values())
+        counts.add(self._by_name.values())
         return self._stats(counts)
 
     async def stats_in_slices(self) -> GroupServiceStats:
         """Return the figures of `stats`, computed in several event loop iterations. The figures of
         one group are consistent; those of different groups may be from different times."""
         counts = _Counts()
-        async for groups in in_slices(list(self.registry.by_name.values())):
+        async for groups in in_slices(list(self._by_name.values())):
             counts.add(groups)
         return self._stats(counts)
 
@@ -390,19 +371,12 @@ class GroupService:
     def _stats(self, counts: "_Counts") -> GroupServiceStats:
         counters = self.registry.counters
         return GroupServiceStats(
-            groups=len(self.registry.by_name),
+            **{each.name: copy(getattr(counters, each.name)) for each in fields(counters)},
+            expired_leases_total=self.registry.expired_leases,
+            groups=len(self._by_name),
             waiting=counts.waiting,
             in_flight=counts.in_flight,
             at_limit=counts.at_limit,
-            delivered_total=counters.delivered,
-            redelivered_total=counters.redelivered,
-            settled_total=dict(counters.settled),
-            dead_letters_total=counters.dead_letters,
-            letters_not_kept_total=dict(counters.letters_not_kept),
-            expired_leases_total=self.registry.expired_leases,
-            undelivered_total=counters.undelivered,
-            commits_total=counters.commits,
-            commit_failures_total=counters.commit_failures,
         )
 
     def _topic_ids_of(self, group: GroupServer, names: Sequence[str]) -> frozenset[int]:
@@ -417,7 +391,7 @@ class GroupService:
     def _topic_of(self, group: GroupServer, name: str) -> Topic:
         topic = self._store.table.get(name)
         if topic.topic_id not in group.core.topics:
-            raise NotSubscribed(group.record.name, name)
+            raise NotSubscribed(name, group.record.name)
         return topic
 
     def _limits_of(self, group: GroupServer, given: Sequence[UnitLimit]) -> Limits | None:
@@ -434,12 +408,15 @@ class GroupService:
                 keys[topic.topic_id, key_number(each.key)] = each.max_messages
         return Limits(queues, keys)
 
-    def _state_of(self, record: GroupRecord) -> GroupState:
-        return describe_settings(record, self._names_of(record), self._config)
+    def _get(self, name: str) -> GroupServer:
+        """Return a group. Raises InvalidName, UnknownGroup."""
+        return self._by_name.get(name) or self.registry.get(name)
 
-    def _names_of(self, record: GroupRecord) -> dict[int, str]:
-        found = map(self._store.table.by_id, record.topics)
-        return {topic.topic_id: topic.name for topic in found if topic is not None}
+    def _state_of(self, record: GroupRecord) -> GroupState:
+        found = ((self._store.table.by_id(each), wanted) for each, wanted in record.topics.items())
+        return GroupState(
+            record, {topic.name: wanted for topic, wanted in found if topic is not None}
+        )
 
     async def _offset_at(self, topic: Topic, queue: int, target: str | int) -> int:
         state = self._store.reading.queue_state(topic, queue)
@@ -462,7 +439,7 @@ class _Counts:
     def add(self, groups: Iterable[GroupServer]) -> None:
         for group in groups:
             leased = group.core.lease_count
-            self.waiting += len(group.waiting)
+            self.waiting += len(group.core.waiters)
             self.in_flight += leased
             is_full = leased >= group.record.config.max_in_flight
             if is_full or not group.core.in_flight.may_deliver_new:

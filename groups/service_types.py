@@ -3,43 +3,21 @@
 The names are those of the HTTP API. Times are in milliseconds, rates in messages a second.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from holdfast.commitlog.format.batch import Batch
-from holdfast.consumequeue.errors import LimitReached, UnknownTopic
 from holdfast.consumequeue.topics import Topic
-from holdfast.groups.config import BACKOFF_MS, LONGEST_LEASE_MS, TopicSpec
 from holdfast.groups.core.requests import MayConsume, ReceiveRequest, UnitLimit
 from holdfast.groups.core.settling import Status, Verb
-from holdfast.groups.errors import GroupError
+from holdfast.groups.settings import Subscription
+from holdfast.groups.storage.group_records import GroupRecord
 
-__all__ = [
-    "Delivery",
-    "GroupBusy",
-    "GroupDescription",
-    "GroupServiceStats",
-    "GroupSpec",
-    "GroupState",
-    "InvalidGroup",
-    "MayConsume",
-    "MemberDescription",
-    "NotSubscribed",
-    "QueueDescription",
-    "ReceiveRequest",
-    "Received",
-    "RedriveOptions",
-    "RedriveResult",
-    "SeekTarget",
-    "Served",
-    "Status",
-    "TooManyMembers",
-    "TopicDescription",
-    "TopicSpec",
-    "UnitLimit",
-    "Verb",
-]
+__all__ = ["MayConsume", "ReceiveRequest", "Status", "UnitLimit", "Verb"]
 
 SeekTarget = str | int | Mapping[str, Mapping[int, int]]
 """Target of a seek: "earliest", "latest", a time in milliseconds, or topic -> queue -> offset."""
@@ -61,55 +39,11 @@ caller must stop publishing for now."""
 
 
 @dataclass(frozen=True, slots=True)
-class GroupSpec:
-    """The settings in a PUT of a group. If a setting is None, a new group gets the default, and an
-    existing group keeps its value. `topics`, if given, replaces all subscriptions; its keys are
-    topic names (the topics need not exist yet) and patterns (core/subscribing.py). An empty
-    `dead_letter_topic` removes the dead-letter topic."""
-
-    topics: Mapping[str, TopicSpec] | None = None
-    mode: str | None = None
-    engine: str | None = None
-    cost: str | None = None
-    start: str | None = None
-    lease_ms: int | None = None
-    max_in_flight: int | None = None
-    max_in_flight_per_member: int | None = None
-    max_in_flight_per_key: int | None = None
-    max_attempts: int | None = None
-    backoff_ms: Sequence[int] | None = None
-    dead_letter_topic: str | None = None
-    strict_leases: bool | None = None
-    member_ttl_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class GroupState:
-    """The present settings of a group."""
+    """A group's record, and its topics by name: those that match its subscriptions now."""
 
-    name: str
-    group_id: int
-    topics: Mapping[str, TopicSpec]
-    """topic name -> subscription, for the topics that match the subscriptions now."""
-    subscriptions: Mapping[str, TopicSpec] = field(default_factory=dict)
-    """The subscriptions as given: topic names and patterns."""
-    mode: str = "competing"
-    engine: str = "sfq"
-    cost: str = "count"
-    start: str = "earliest"
-    lease_ms: int = 30_000
-    #: The longest lease that a member may request: a limit of the broker, not a group's setting.
-    longest_lease_ms: int = LONGEST_LEASE_MS
-    max_in_flight: int = 1_000
-    max_in_flight_per_member: int = 1_000
-    max_in_flight_per_key: int = 32
-    max_attempts: int = 16
-    backoff_ms: tuple[int, ...] = BACKOFF_MS
-    #: If it is None, messages that are rejected or fail too often are dropped.
-    dead_letter_topic: str | None = None
-    strict_leases: bool = False
-    member_ttl_ms: int = 30_000
-    created_timestamp_ms: int = 0
+    record: GroupRecord
+    topics: Mapping[str, Subscription]
 
 
 class Delivery(NamedTuple):
@@ -124,6 +58,45 @@ class Delivery(NamedTuple):
     receipt: str | None
     attempt: int
     redelivered: bool
+
+
+@dataclass(slots=True)
+class BatchPart:
+    """The deliveries of one batch, sorted by row."""
+
+    deliveries: list[Delivery]
+    #: The index of each delivery in the original sequence.
+    places: Sequence[int]
+    #: The row of each delivery in the batch. If the rows have no gaps, they are a range.
+    rows: range | list[int]
+
+    def body_bytes(self) -> int:
+        """Return the total size of the bodies of these messages."""
+        offsets = self.deliveries[0].batch.body_offsets
+        if isinstance(self.rows, range):
+            return int(offsets[self.rows.stop] - offsets[self.rows.start])
+        rows = np.asarray(self.rows)
+        return int((offsets[rows + 1] - offsets[rows]).sum())
+
+
+def batch_parts(deliveries: Sequence[Delivery]) -> list[BatchPart]:
+    """Return one part for each batch, in the order in which the batches first occur."""
+    places: dict[int, list[int]] = {}
+    for place, each in enumerate(deliveries):
+        places.setdefault(id(each.batch), []).append(place)
+    return [_part(deliveries, of_batch) for of_batch in places.values()]
+
+
+def _part(deliveries: Sequence[Delivery], places: list[int]) -> BatchPart:
+    part = [deliveries[place] for place in places]
+    rows = [each.row for each in part]
+    in_order = sorted(rows)
+    if rows != in_order:
+        places = sorted(places, key=lambda place: deliveries[place].row)
+        part, rows = [deliveries[place] for place in places], in_order
+    if rows[-1] - rows[0] == len(rows) - 1:
+        return BatchPart(part, places, range(rows[0], rows[-1] + 1))
+    return BatchPart(part, places, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,157 +166,30 @@ class RedriveResult:
             self.failed_id, self.failure, self.more = letter_id, error, True
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """The deliveries since the broker started, including redeliveries. `rate` is the average of the
-    last minute, or of the time since counting began if that is shorter."""
+@dataclass(slots=True)
+class GroupCounters:
+    """Counts of all groups together since the broker started."""
 
-    count: int = 0
-    bytes: int = 0
-    rate: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class QueueDescription:
-    """A group's progress in one queue. `available` and `lag` are upper bounds, because filters may
-    not have been applied to all messages yet."""
-
-    queue: int
-    #: All messages below this offset are settled.
-    floor: int
-    #: No message at this offset or beyond was delivered.
-    next: int
-    #: The offset after the last message.
-    end: int
-    available: int
-    in_flight: int
-    delayed: int
-    #: How many messages were settled because they failed too often or were rejected.
-    dead: int
-    #: How many messages were settled because their time to live was over.
-    expired: int
-    #: How many messages were settled because retention or damage had removed them.
-    lost: int
-    #: How many messages are not settled.
-    lag: int
-    served: Served
+    delivered_total: int = 0
+    redelivered_total: int = 0
+    #: (verb, status) -> count; both are values of the enums.
+    settled_total: Counter[tuple[str, str]] = field(default_factory=Counter)
+    dead_letters_total: int = 0
+    #: reason -> the number of dead letters that are not kept in a dead-letter topic.
+    letters_not_kept_total: Counter[str] = field(default_factory=Counter)
+    undelivered_total: int = 0
+    commits_total: int = 0
+    commit_failures_total: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TopicDescription:
-    """One topic of a group. `standing` is the topic's deficit (dwrr) or its tag (sfq)."""
+@dataclass(slots=True)
+class GroupServiceStats(GroupCounters):
+    """Figures of all groups: the counts, and current values."""
 
-    topic: str
-    weight: int
-    filter: str | None
-    available: int
-    standing: float
-    served: Served
-    queues: list[QueueDescription]
-
-
-@dataclass(frozen=True, slots=True)
-class MemberDescription:
-    """A member of a group."""
-
-    name: str
-    #: How many messages it has leased.
-    in_flight: int
-    #: How many of its requests wait.
-    waiting: int
-    #: Whether it may get messages.
-    active: bool
-
-
-@dataclass(frozen=True, slots=True)
-class GroupDescription:
-    """The complete description of a group."""
-
-    state: GroupState
-    topics: list[TopicDescription]
-    members: list[MemberDescription]
-    #: How many messages are leased.
-    in_flight: int
-    #: How many requests wait.
-    waiting: int
-    #: How many messages are being appended to the dead-letter topic.
-    dying: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupServiceStats:
-    """Figures of all groups: current values, and counts since the start."""
-
+    expired_leases_total: int = 0
     groups: int = 0
     waiting: int = 0
     in_flight: int = 0
     #: The groups that may not lease new messages now: they have `max_in_flight` leases, or the
     #: number of returned messages has reached its limit.
     at_limit: Sequence[str] = ()
-    delivered_total: int = 0
-    redelivered_total: int = 0
-    #: (verb, status) -> count; both are values of the enums.
-    settled_total: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    dead_letters_total: int = 0
-    #: reason -> the number of dead letters that are not kept in a dead-letter topic.
-    letters_not_kept_total: Mapping[str, int] = field(default_factory=dict)
-    expired_leases_total: int = 0
-    undelivered_total: int = 0
-    commits_total: int = 0
-    commit_failures_total: int = 0
-
-
-class NotSubscribed(UnknownTopic):
-    """A group does not subscribe to a topic."""
-
-    def __init__(self, group: str, topic: str) -> None:
-        super().__init__(topic)
-        self.group = group
-
-    def __str__(self) -> str:
-        return (
-            f"the group {self.group!r} does not subscribe to a topic {self.topic!r}; leave it "
-            "out, or change the group's topics"
-        )
-
-
-class TooManyMembers(LimitReached):
-    """The group has as many members as it may have."""
-
-    def __init__(self, group: str, limit: int) -> None:
-        super().__init__("groups.max_members", limit)
-        self.group = group
-
-    def __str__(self) -> str:
-        return (
-            f"the group {self.group!r} has {self.limit} members, the limit of {self.limit_name}; "
-            "remove some, try again when idle members are removed (member_ttl_ms), or raise the "
-            "limit in the configuration"
-        )
-
-
-class InvalidGroup(GroupError):
-    """A setting of a group is invalid. `field` is its name in the HTTP API."""
-
-    def __init__(self, field: str, reason: str) -> None:
-        super().__init__(field, reason)
-        self.field = field
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.reason}"
-
-
-class GroupBusy(GroupError):
-    """The mode of a group cannot change while messages are leased."""
-
-    def __init__(self, group: str, in_flight: int) -> None:
-        super().__init__(group, in_flight)
-        self.group = group
-        self.in_flight = in_flight
-
-    def __str__(self) -> str:
-        return (
-            f"{self.in_flight} messages of {self.group!r} are leased, or may still be leased from "
-            "before a restart; the mode can change when they are settled or their leases have ended"
-        )

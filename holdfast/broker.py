@@ -164,7 +164,7 @@ class Broker:
             passed_s=partial(time.clock_gettime, time.CLOCK_BOOTTIME),
             may_subscribe=http.access.may_subscribe,
         )
-        self._arrival_listeners.append(groups.registry.queues_changed)
+        self._arrival_listeners.append(groups.queue_changes.note)
         store.check_new_queues = groups.registry.check_new_queues
         store.topic_created = groups.changes.topic_created
         await groups.start()
@@ -240,7 +240,7 @@ class Broker:
 
     def _trimmed(self, begins: Mapping[QueueKey, int]) -> None:
         if self._groups is not None:
-            self._groups.registry.queues_changed(begins)
+            self._groups.queue_changes.note(begins)
 
     def _topic_deleted(self, topic_id: int) -> None:
         assert self._hold is not None

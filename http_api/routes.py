@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast.groups.descriptions import GroupReply
+from holdfast.groups.settings import GroupSettings
 from holdfast.http_api.access.grants import (
     AUTHENTICATED,
     GROUP_VERBS,
@@ -56,8 +58,6 @@ from holdfast.http_api.routing.codecs import BATCH, EVENTS, JSON, MSGPACK, NDJSO
 from holdfast.http_api.routing.router import Handler, Route, structured
 from holdfast.http_api.schemas.groups import (
     GroupDeletedReply,
-    GroupReply,
-    GroupSettings,
     GroupsReply,
     OffsetsReply,
     OffsetsRequest,

@@ -30,10 +30,10 @@ MAX_FETCHES = 32
 class Browsers:
     """The browsers of one group."""
 
-    def __init__(self, core: Group, source: StoreHeads, receive_flow: ReceiveFlow) -> None:
+    def __init__(self, core: Group, source: StoreHeads, flow: ReceiveFlow) -> None:
         self._core = core
         self._source = source
-        self._receive_flow = receive_flow
+        self._flow = flow
         self._places: dict[str, dict[QueueKey, int]] = {}
 
     async def browse(
@@ -58,7 +58,7 @@ class Browsers:
                 break
             place = shown.place
             await self._source.fetch(*shown.needs)
-        found, _ = await self._receive_flow.deliveries(
+        found, _ = await self._flow.deliveries(
             [
                 SelectedMessage(key, offset, self._attempt(key, offset), False, None)
                 for key, offset in shown.messages

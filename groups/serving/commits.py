@@ -14,7 +14,7 @@ from holdfast.consumequeue.state.changes import complete_future
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.outbox import WriteBatch
 from holdfast.groups.cursor.rows import DeleteRange, Write
-from holdfast.groups.serving.counters import Counters
+from holdfast.groups.service_types import GroupCounters
 
 _logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Commits:
         group: Group,
         writer: CursorWriter,
         now_ms: Callable[[], int],
-        counters: Counters,
+        counters: GroupCounters,
     ) -> None:
         self._group = group
         self._counters = counters
@@ -126,12 +126,12 @@ class Commits:
         current, self._current = self._current, None
         assert current is not None
         if error is None:
-            self._counters.commits += 1
+            self._counters.commits_total += 1
             self._group.outbox.mark_committed(batch)
             current.set_result(None)
             self.begin()
             return
-        self._counters.commit_failures += 1
+        self._counters.commit_failures_total += 1
         _logger.warning(
             "a change of group %d could not be written: %s", self._group.group_id, error
         )

@@ -28,10 +28,11 @@ from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.group_topic import DeadLetter
 from holdfast.groups.cursor.cursor import NOT_KEPT
-from holdfast.groups.serving.counters import Counters
+from holdfast.groups.service_types import GroupCounters
 from holdfast.groups.serving.keyed_identity import keyed_producer_id
 from holdfast.groups.serving.letters import letter_properties
 from holdfast.groups.serving.receive_flow import ReceiveFlow
+from holdfast.groups.storage.group_records import GroupRecord
 
 _logger = logging.getLogger(__name__)
 
@@ -59,30 +60,43 @@ class DeadLetters:
 
     def __init__(
         self,
-        group_name: str,
-        group: Group,
+        record: GroupRecord,
+        core: Group,
         store: MessageStore,
-        receive_flow: ReceiveFlow,
-        counters: Counters,
+        flow: ReceiveFlow,
+        counters: GroupCounters,
         key: bytes,
+        after_change: Callable[[], None],
     ) -> None:
-        self._group_name = group_name
-        self._group = group
+        """`after_change` is called after each change of the core."""
+        self.record = record
+        """The group's record, with the name of the dead-letter topic."""
+        self._core = core
         self._store = store
-        self._receive_flow = receive_flow
+        self._flow = flow
         self._counters = counters
         self._key = key
-        self.topic_name: str | None = None
-        """The name of the dead-letter topic; None if the group has no such topic now."""
+        self._after_change = after_change
+        self._task: asyncio.Task[None] | None = None
         self._waiting: deque[DeadLetter] = deque()
         #: The number of waiting letters of each source topic.
         self._counts: Counter[int] = Counter()
         self._next_marks = asyncio.Event()
 
     def add(self, letters: Sequence[DeadLetter]) -> None:
-        """Add letters to the waiting ones."""
+        """Append these letters after those that wait already. The letters that still wait at `stop`
+        are appended after the next start."""
         self._waiting += letters
         self._counts.update(letter.queue[0] for letter in letters)
+        if self._task is None:
+            self._task = asyncio.create_task(self._append_all(), name="dead-letters")
+
+    async def stop(self) -> None:
+        """Stop appending. May be called twice."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
 
     @property
     def has_waiting(self) -> bool:
@@ -104,9 +118,17 @@ class DeadLetters:
             lambda: any(counts.values()) if topic_ids is None else any(counts[t] for t in topic_ids)
         )
 
-    async def append_some(self) -> float:
-        """Append the first letters, and mark their messages as dead; the caller must then commit
-        the group's changes. Return how many seconds to wait before the next call."""
+    async def _append_all(self) -> None:
+        while self._waiting:
+            pause_s = await self._append_some()
+            self._after_change()
+            if pause_s:
+                await asyncio.sleep(pause_s)
+        self._task = None
+
+    async def _append_some(self) -> float:
+        """Append the first letters, and mark their messages as dead. Return how many seconds to
+        wait before the next call."""
         letters = list(islice(self._waiting, AT_ONCE))
         try:
             done, later = await self._append(letters)
@@ -149,7 +171,7 @@ class DeadLetters:
             batch = None
             if topic is not None and self._is_dying(letter):
                 try:
-                    batch = await self._receive_flow.batch(letter.queue, letter.offset)
+                    batch = await self._flow.batch(letter.queue, letter.offset)
                 except (StoreError, OSError) as error:
                     self._warn_of_retry(error)
                     later.append(letter)
@@ -186,20 +208,20 @@ class DeadLetters:
             self._mark_dead(letter, place.base_offset)
 
     def _mark_dead(self, letter: DeadLetter, position: int) -> bool:
-        is_marked = self._group.record_dead_letter(letter.queue, letter.offset, position)
-        self._counters.dead_letters += is_marked
+        is_marked = self._core.record_dead_letter(letter.queue, letter.offset, position)
+        self._counters.dead_letters_total += is_marked
         return is_marked
 
     def _give_up(self, letter: DeadLetter, reason: str) -> None:
         """Log that a letter is given up. Mark its message as dead if the group still has it."""
         self._mark_dead(letter, NOT_KEPT)
-        self._counters.letters_not_kept[reason] += 1
+        self._counters.letters_not_kept_total[reason] += 1
         _logger.warning(
             "the dead letter of offset %d, queue %d, topic %d in group %r is not kept: %s",
             letter.offset,
             letter.queue[1],
             letter.queue[0],
-            self._group_name,
+            self.record.name,
             _REASONS[reason],
         )
 
@@ -207,7 +229,7 @@ class DeadLetters:
         _logger.warning(
             "%d dead letters of %r could not be appended and are retried: %s",
             len(self._waiting),
-            self._group_name,
+            self.record.name,
             error,
         )
 
@@ -216,12 +238,12 @@ class DeadLetters:
 
     def _dying(self, queue: QueueKey) -> Collection[int]:
         """Return the offsets of a queue that are dying."""
-        topic = self._group.topics.get(queue[0])
+        topic = self._core.topics.get(queue[0])
         lane = None if topic is None else topic.lanes.get(queue[1])
         return () if lane is None else lane.cursor.dying
 
     async def _topic(self) -> Topic | None:
-        name = self.topic_name
+        name = self.record.dead_letter_topic
         if name is None:
             return None
         try:
@@ -237,7 +259,7 @@ class DeadLetters:
         source = self._store.table.by_id(letter.queue[0])
         key = batch.key(row)
         index = 0 if key is None else queue_for_key(key, topic.queues_per_level)
-        lane = self._group.topics[letter.queue[0]].lanes[letter.queue[1]]
+        lane = self._core.topics[letter.queue[0]].lanes[letter.queue[1]]
         attempts = lane.cursor.attempts.get(letter.offset)
         return Rows(
             queue_id=queue_of(index, None, topic.priority_levels),
@@ -254,7 +276,7 @@ class DeadLetters:
                         offset=letter.offset,
                         reason="rejected" if letter.is_rejected else "max-attempts",
                         attempts=1 if attempts is None else attempts.acquisitions,
-                        group=self._group_name,
+                        group=self.record.name,
                     ),
                 }
             ],

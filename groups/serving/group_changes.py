@@ -12,25 +12,27 @@ from collections.abc import Awaitable, Callable, Collection, Container, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 
+from msgspec import UNSET
+
 from holdfast.consumequeue.errors import LimitReached, StateUnavailable, UnknownGroup
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.slices import LoopBudget, in_slices
 from holdfast.consumequeue.state.records import group_key
 from holdfast.consumequeue.topics import Topic, check_name
-from holdfast.groups.config import SHORTEST_LEASE_MS, GroupsConfig, TopicSpec
+from holdfast.groups.config import SHORTEST_LEASE_MS, GroupsConfig
 from holdfast.groups.core.subscribing import Match, Subscriptions
-from holdfast.groups.service_types import (
-    CheckGroup,
-    CheckTopic,
-    GroupBusy,
-    GroupSpec,
-    InvalidGroup,
-)
-from holdfast.groups.serving.group_registry import GROUP_ITEMS, GroupRegistry
+from holdfast.groups.errors import GroupBusy, InvalidGroup
+from holdfast.groups.service_types import CheckGroup, CheckTopic
+from holdfast.groups.serving.group_registry import GroupRegistry
 from holdfast.groups.serving.group_server import GroupServer
 from holdfast.groups.serving.parsed_filters import Filters, characters_of
-from holdfast.groups.settings import changed_record, check_spec, filter_texts, new_record
-from holdfast.groups.storage.group_records import GroupRecord
+from holdfast.groups.serving.queue_watch import GROUP_ITEMS
+from holdfast.groups.settings import (
+    GroupSettings,
+    Subscription,
+    filter_texts,
+)
+from holdfast.groups.storage.group_records import GroupRecord, new_record
 from holdfast.groups.storage.group_table import GroupTable
 
 _logger = logging.getLogger(__name__)
@@ -72,7 +74,7 @@ class GroupChanges:
     async def put(
         self,
         name: str,
-        spec: GroupSpec,
+        settings: GroupSettings,
         owner: str,
         check_topic: CheckTopic | None = None,
         check_dead_letters: CheckTopic | None = None,
@@ -80,25 +82,27 @@ class GroupChanges:
     ) -> tuple[GroupRecord, bool]:
         """Create or change a group; GroupService.put_group lists the exceptions."""
         check_name("group", name)
-        check_spec(spec, self._config)
         filters = None
-        if spec.topics is not None:
-            filters = await self._registry.filters.parse(filter_texts(spec.topics))
+        if settings.topics is not UNSET:
+            if not settings.topics:
+                raise InvalidGroup("topics", "a group needs at least one topic")
+            texts = filter_texts(settings.topics.values())
+            filters = await self._registry.filters.parse(texts)
         return await self._store.state.run_shielded(
-            self._put(name, spec, owner, filters, check_topic, check_dead_letters, check_loser)
+            self._put(name, settings, owner, filters, check_topic, check_dead_letters, check_loser)
         )
 
     async def _put(
         self,
         name: str,
-        spec: GroupSpec,
+        settings: GroupSettings,
         owner: str,
         filters: Filters | None,
         check_topic: CheckTopic | None,
         check_dead_letters: CheckTopic | None,
         check_loser: CheckGroup | None,
     ) -> tuple[GroupRecord, bool]:
-        await self._wait_before_put(name, spec, owner, check_topic)
+        await self._wait_before_put(name, settings, owner, check_topic)
         async with self._lock:
             group = self._registry.by_name.get(name)
             if group is not None:
@@ -108,7 +112,7 @@ class GroupChanges:
                 if group is None
                 else group.record
             )
-            record, turn = changed_record(before, spec, owner), LoopBudget(CHANGED_A_TURN)
+            record, turn = before.apply(settings, owner), LoopBudget(CHANGED_A_TURN)
             record, beyond = await self._match_topics(record, turn)
             if beyond:
                 raise LimitReached("groups.max_topics", self._config.max_topics)
@@ -166,7 +170,7 @@ class GroupChanges:
     # -- dead letters that a change would lose -----------------------------------------------
 
     async def _wait_before_put(
-        self, name: str, spec: GroupSpec, owner: str, check_topic: CheckTopic | None
+        self, name: str, settings: GroupSettings, owner: str, check_topic: CheckTopic | None
     ) -> None:
         """Wait until the dead letters that a change would lose are in the dead-letter topic. This
         must be done before the lock is taken, because the creation of a dead-letter topic takes the
@@ -176,7 +180,7 @@ class GroupChanges:
             return
         _check_topics(group, check_topic)
         if group.has_dead_letters_waiting:
-            record, _ = await self._match_topics(changed_record(group.record, spec, owner), turn)
+            record, _ = await self._match_topics(group.record.apply(settings, owner), turn)
             if (topic_ids := _topics_losing_dead_letters(group, record)) != frozenset():
                 await group.wait_for_dead_letters(topic_ids)
 
@@ -367,7 +371,7 @@ class GroupChanges:
             topics = self._store.table.all()
         else:
             topics = filter(None, map(self._store.table.find, record.subscriptions))
-        found: list[Match[TopicSpec]] = []
+        found: list[Match[Subscription]] = []
         for topic in list(topics):
             await turn.spend()
             match = await self._match(record, subscriptions, topic, dead_letter_topics, turn)
@@ -383,11 +387,11 @@ class GroupChanges:
     async def _match(
         self,
         record: GroupRecord,
-        subscriptions: Subscriptions[TopicSpec],
+        subscriptions: Subscriptions[Subscription],
         topic: Topic,
         dead_letter_topics: Container[str],
         turn: LoopBudget,
-    ) -> Match[TopicSpec] | None:
+    ) -> Match[Subscription] | None:
         return await subscriptions.match(
             topic,
             turn,
@@ -409,7 +413,7 @@ class GroupChanges:
             _warn_of_limit(group.record.name, topic.name, name)
         return name is None
 
-    def _existing_topics(self, record: GroupRecord) -> dict[int, TopicSpec]:
+    def _existing_topics(self, record: GroupRecord) -> dict[int, Subscription]:
         """Return the topics of a record without the deleted topics."""
         return {
             topic_id: wanted

@@ -1,44 +1,37 @@
 """The table of all served groups, and the topics and queues of each, by name and by topic.
 
-This module applies the groups' records, and does not change them. It also tells groups about new
-messages: a queue "moves" when its end or its first offset changes, and a group "looks" at a moved
-queue to learn these two offsets. On the event loop.
+This module applies the records of groups to the groups, and does not change the records. On the
+event loop.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
 from holdfast.consumequeue.errors import KeyedBacklog, UnknownGroup
 from holdfast.consumequeue.message_store import MessageStore, QueueState
-from holdfast.consumequeue.slices import ITEMS_A_TURN, LoopBudget, in_slices
+from holdfast.consumequeue.slices import LoopBudget, in_slices
 from holdfast.consumequeue.topics import QueueKey, Topic, check_name
 from holdfast.groups.core.members import AllInFlight
 from holdfast.groups.core.receipts import ReceiptCodec
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.cursor.rows import DeleteRange, Write, all_of, key_prefix, take_writes
-from holdfast.groups.serving.changed_queues import ChangedQueues
+from holdfast.groups.service_types import GroupCounters
 from holdfast.groups.serving.clock import GroupClock
 from holdfast.groups.serving.commits import commit_rows
-from holdfast.groups.serving.counters import Counters
-from holdfast.groups.serving.group_server import GroupServer, WaitSlots
+from holdfast.groups.serving.group_server import GroupServer, SharedParts, WaitSlots
+from holdfast.groups.serving.head_source import RecentBatches
 from holdfast.groups.serving.parsed_filters import ParsedFilters
-from holdfast.groups.serving.recent_batches import RecentBatches
+from holdfast.groups.serving.queue_watch import GROUP_ITEMS, QueueChanges
 from holdfast.groups.storage.group_records import GroupRecord
 from holdfast.groups.storage.open import OpenedGroups
 from holdfast.groups.storage.restore import QueueRange, begin_cursor
 
-#: A change of one group, or one call of `_look`, takes about as long as the work for this many
-#: queues, in addition to the work for its own queues.
-GROUP_ITEMS = 4
 #: When a group loses a topic, this many queues are freed together.
 FREED_AT_ONCE = 50
 #: An error message names at most this many groups.
 MOST_NAMED = 10
 #: The size of the cache of recently read batches, which all groups share.
 RECENT_BYTES = 32 * 1024 * 1024
-
-_NO_GROUPS: "dict[GroupServer, None]" = {}
 
 
 class GroupRegistry:
@@ -50,17 +43,18 @@ class GroupRegistry:
         opened: OpenedGroups,
         places: WaitSlots,
         clock: GroupClock,
-        everyone: AllInFlight,
+        in_flight: AllInFlight,
     ) -> None:
-        self._in_flight = everyone
-        self.clock = clock
-        self.counters = Counters()
-        self.filters = ParsedFilters()
         self._store = store
         self._opened = opened
         self._places = places
+        self._in_flight = in_flight
+        self.clock = clock
+        self.counters = GroupCounters()
+        self.filters = ParsedFilters()
+        self.changes = QueueChanges()
         self._recent = RecentBatches(RECENT_BYTES)
-        self._codec: ReceiptCodec | None = None
+        self._shared: SharedParts | None = None
         #: How many leases expired in groups that have been deleted since.
         self._expired_before = 0
         self.by_name: dict[str, GroupServer] = {}
@@ -73,15 +67,6 @@ class GroupRegistry:
         self._last_epoch = self._last_lease = 0
         #: topic id -> the groups that have the topic.
         self._by_topic: dict[int, dict[str, GroupServer]] = {}
-        #: topic id -> the queues of the topic that moved.
-        self._moved: dict[int, ChangedQueues] = {}
-        #: topic id -> the groups that have the topic and have waiting requests.
-        self._watchers: dict[int, dict[GroupServer, None]] = {}
-        #: How often queues have moved. One call of `queues_changed` counts once.
-        self._change_count = 0
-        #: The groups with waiting requests that have not looked at all moved queues yet.
-        self._behind: dict[GroupServer, None] = {}
-        self._is_catching_up = False
         self._forgetting: set[asyncio.Task[None]] = set()
 
     def get(self, name: str) -> GroupServer:
@@ -133,26 +118,26 @@ class GroupRegistry:
         active = self._opened.active.get(record.group_id)
         if active is not None:
             group.core.resume(active, self.clock.now_ms())
-        group.start()
+        group.process_deadlines()
 
     def add(self, record: GroupRecord) -> GroupServer:
         """Add a group without topics, and serve it. The receipt key must exist."""
-        if self._codec is None:
-            self._codec = ReceiptCodec(self.receipt_key)
-        group = self.by_name[record.name] = GroupServer(
-            record,
-            store=self._store,
-            writer=self._opened.store,
-            pages=self._opened.page,
-            places=self._places,
-            recent=self._recent,
-            codec=self._codec,
-            letter_key=self.receipt_key,
-            clock=self.clock,
-            counters=self.counters,
-            everyone=self._in_flight,
-            queue_watch=self,
-        )
+        if self._shared is None:
+            key = self.receipt_key
+            self._shared = SharedParts(
+                self._store,
+                self._opened.store,
+                self._opened.page,
+                self._places,
+                self._recent,
+                ReceiptCodec(key),
+                key,
+                self.clock,
+                self.counters,
+                self._in_flight,
+                self.changes,
+            )
+        group = self.by_name[record.name] = GroupServer(record, self._shared, self._begin_queue)
         return group
 
     async def persist_start_offsets(
@@ -240,7 +225,7 @@ class GroupRegistry:
                     break  # deleted meanwhile
                 with group.changes():
                     for queue in queues:
-                        if (topic_id, queue) not in group.serving:
+                        if (topic_id, queue) not in group.rates:
                             self._begin_queue(group, (topic_id, queue))
         group.prepared_cursors.clear()
         await group.configure(record)
@@ -277,112 +262,6 @@ class GroupRegistry:
 
     # -- events of the storage ---------------------------------------------------------------
 
-    def queues_changed(self, keys: Iterable[QueueKey]) -> None:
-        """Record that queues have new readable messages, or that their first offsets have
-        increased. Groups with waiting requests look at these queues at once, a limited number in
-        each event loop iteration."""
-        topics = set()
-        for topic_id, queue in keys:
-            moved = self._moved.get(topic_id)
-            if moved is not None:
-                moved.note(queue)
-                topics.add(topic_id)
-        if topics:
-            self._change_count += 1
-            for topic_id in topics:
-                self._behind |= self._watchers.get(topic_id, _NO_GROUPS)
-            if self._behind and not self._is_catching_up:
-                self._catch_up_behind()
-
-    def _catch_up_behind(self) -> None:
-        """Let groups with waiting requests look at their moved queues, a limited number in each
-        event loop iteration."""
-        self._is_catching_up = False
-        left = ITEMS_A_TURN
-        while self._behind and left > 0:
-            group = next(iter(self._behind))
-            found = self._look(group, left)
-            left -= found + GROUP_ITEMS
-            if found == 0 or group.change_count == self._change_count:
-                del self._behind[group]
-        self._catch_up_soon()
-
-    def _catch_up_soon(self) -> None:
-        if self._behind and not self._is_catching_up:
-            self._is_catching_up = True
-            asyncio.get_running_loop().call_soon(self._catch_up_behind)
-
-    # -- looking at moved queues -------------------------------------------------------------
-
-    def _look(self, group: GroupServer, most: int = ITEMS_A_TURN) -> int:
-        """Let a group look at up to `most` of its queues that have moved since its last look.
-        Return their number. If `group.change_count` equals `self._change_count` afterwards, the
-        group has looked at all of them."""
-        if group.change_count == self._change_count:
-            return 0
-        keys: list[QueueKey] = []
-        left = most
-        for topic_id, seen in group.seen_changes.items():
-            moved = self._moved.get(topic_id)
-            if moved is None or moved.count == seen or topic_id not in group.core.topics:
-                continue
-            queues, group.seen_changes[topic_id] = moved.since(seen, left)
-            keys += [(topic_id, queue) for queue in queues]
-            left -= len(queues)
-            if group.seen_changes[topic_id] != moved.count:
-                break
-        else:
-            group.change_count = self._change_count
-        if keys:
-            with group.changes():
-                for key in keys:
-                    self._look_at(group, key)
-        return len(keys)
-
-    def _look_at(self, group: GroupServer, key: QueueKey) -> None:
-        state = self._state_if_there(key)
-        if state is None:
-            return
-        if key not in group.serving:  # a new queue of a topic that the group already has
-            self._begin_queue(group, key)
-        else:
-            group.note_range(key, state.min_offset, state.max_offset)
-
-    async def catch_up(self, group: GroupServer) -> None:
-        """Let a group look at all moved queues, a limited number in each event loop iteration."""
-        while self._look(group):
-            if group.change_count == self._change_count:
-                return
-            await asyncio.sleep(0)
-
-    @contextmanager
-    def watch(self, group: GroupServer) -> Iterator[bool]:
-        """Until exit, let a group look at its queues as soon as they move. Yield True if queues had
-        already moved before the entry."""
-        group.waiting_count += 1
-        if group.waiting_count == 1:
-            for topic_id in group.core.topics:
-                self._watchers.setdefault(topic_id, {})[group] = None
-        try:
-            has_found = self._look(group) > 0
-            if group.change_count != self._change_count:
-                self._behind[group] = None
-                self._catch_up_soon()
-            yield has_found
-        finally:
-            group.waiting_count -= 1
-            if not group.waiting_count:
-                self._behind.pop(group, None)
-                for topic_id in group.core.topics:
-                    self._stop_watching(group, topic_id)
-
-    def _stop_watching(self, group: GroupServer, topic_id: int) -> None:
-        awake = self._watchers.get(topic_id)
-        if awake is not None:
-            awake.pop(group, None)
-            if not awake:
-                del self._watchers[topic_id]
-
     async def check_new_queues(self, topic: Topic) -> None:
         """Raise KeyedBacklog if a keyed group has unsettled messages of a topic. Then the topic may
         not get more queues: later messages of a key could go to another queue than earlier ones,
@@ -390,7 +269,7 @@ class GroupRegistry:
         behind: list[str] = []
         for group in list(self._by_topic.get(topic.topic_id, {}).values()):
             if group.record.config.mode == "keyed" and len(behind) < MOST_NAMED:
-                await self.catch_up(group)
+                await group.watch.catch_up()
                 async for lanes in in_slices(group.lanes_of(topic.topic_id)):
                     if any(lane.cursor.unsettled for lane in lanes):
                         behind.append(group.record.name)
@@ -401,7 +280,7 @@ class GroupRegistry:
     def topic_deleted(self, topic_id: int) -> None:
         """Remove a deleted topic from its groups, in later event loop iterations."""
         self._recent.forget_topic(topic_id)
-        self._moved.pop(topic_id, None)
+        self.changes.by_topic.pop(topic_id, None)
         groups = list(self._by_topic.pop(topic_id, {}).values())
         if groups:
             task = asyncio.create_task(self._forget_topic(topic_id, groups), name="groups-topic")
@@ -425,10 +304,7 @@ class GroupRegistry:
             filter=self.filters.get(wanted.filter),
         )
         self._by_topic.setdefault(topic.topic_id, {})[group.record.name] = group
-        moved = self._moved.setdefault(topic.topic_id, ChangedQueues())
-        group.seen_changes[topic.topic_id] = moved.count
-        if group.waiting_count:
-            self._watchers.setdefault(topic.topic_id, {})[group] = None
+        group.watch.add_topic(topic.topic_id)
 
     async def _drop_topic(self, group: GroupServer, topic_id: int, turn: LoopBudget) -> None:
         """Remove a topic and its rows from a group."""
@@ -439,9 +315,8 @@ class GroupRegistry:
         groups.pop(group.record.name, None)
         if not groups:
             self._by_topic.pop(topic_id, None)
-            self._moved.pop(topic_id, None)
-        self._stop_watching(group, topic_id)
-        group.seen_changes.pop(topic_id, None)
+            self.changes.by_topic.pop(topic_id, None)
+        group.watch.remove_topic(topic_id)
         lanes = group.remove_topic(topic_id, all_of(group.core.group_id, topic_id))
         while lanes:  # freeing the lanes takes longest; `lanes` has the last references to them
             part = lanes[-FREED_AT_ONCE:]
@@ -466,14 +341,10 @@ class GroupRegistry:
         self.cursor_count += 1
         group.core.note_end(key, state.max_offset)
 
-    def _state_if_there(self, key: QueueKey) -> QueueState | None:
-        topic = self._store.table.by_id(key[0])
-        return None if topic is None else self._store.reading.queue_state(topic, key[1])
-
     def _queue_state(self, key: QueueKey) -> QueueState:
-        state = self._state_if_there(key)
-        assert state is not None
-        return state
+        topic = self._store.table.by_id(key[0])
+        assert topic is not None
+        return self._store.reading.queue_state(topic, key[1])
 
     def _cursor_at(self, key: QueueKey, offset: int) -> Cursor:
         """Return a new cursor at an offset. If the offset is outside the queue, take the nearest

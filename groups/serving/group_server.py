@@ -9,22 +9,14 @@ The core decides which member gets which message; this module does not. On the e
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, Protocol
 
 from holdfast.consumequeue.errors import StoreError
-from holdfast.consumequeue.message_store import MessageStore
+from holdfast.consumequeue.message_store import MessageStore, QueueState
 from holdfast.consumequeue.slices import in_slices
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.core import settling
@@ -34,29 +26,24 @@ from holdfast.groups.core.members import AllInFlight
 from holdfast.groups.core.receipts import Receipt, ReceiptCodec
 from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
 from holdfast.groups.core.subscribing import Subscriptions
-from holdfast.groups.cursor.cursor import Cursor, CursorKey
-from holdfast.groups.cursor.leases import Grant
+from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.errors import GroupsStopping, InvalidReceipt
-from holdfast.groups.service_types import (
-    CheckTopic,
-    Delivery,
-    GroupState,
-    Received,
-    Status,
-    Verb,
-)
-from holdfast.groups.serving.batch_parts import batch_parts
+from holdfast.groups.service_types import CheckTopic, Delivery, GroupCounters, Received, Status, Verb, batch_parts
 from holdfast.groups.serving.browsers import Browsers
 from holdfast.groups.serving.clock import DeadlineTimer, GroupClock
 from holdfast.groups.serving.commits import Commits, CursorWriter, Writes
-from holdfast.groups.serving.counters import Counters, DeliveryRate
 from holdfast.groups.serving.dead_letters import DeadLetters
-from holdfast.groups.serving.head_source import StoreHeads
+from holdfast.groups.serving.head_source import RecentBatches, StoreHeads
 from holdfast.groups.serving.parsed_filters import Filters, characters_of
-from holdfast.groups.serving.receive_flow import MESSAGES_A_TURN, ReceiveFlow
-from holdfast.groups.serving.recent_batches import RecentBatches
-from holdfast.groups.serving.waiting import Waiting
+from holdfast.groups.serving.queue_watch import QueueChanges, QueueWatch
+from holdfast.groups.serving.receive_flow import (
+    MESSAGES_A_TURN,
+    DeliveryRate,
+    ReceiveFlow,
+    Waiting,
+)
 from holdfast.groups.storage.group_records import GroupRecord
+from holdfast.groups.storage.progress_page import ProgressPage
 
 _logger = logging.getLogger(__name__)
 
@@ -65,34 +52,6 @@ _logger = logging.getLogger(__name__)
 SETTLED_A_TURN = 500
 #: After a failed read for waiting requests, wait this long before the next try.
 RETRY_S = 1.0
-
-
-class PageWriter(Protocol):
-    """The progress page. It stores leases, and how far cursors have delivered, without a sync."""
-
-    def note(self, key: CursorKey, cursor: Cursor) -> None:
-        """Add the changes of a cursor that the page does not have yet to the next `write`."""
-
-    def drop(self, key: CursorKey) -> None:
-        """Remove a cursor with the next `write`."""
-
-    def free(self, grants: Iterable[Grant]) -> None:
-        """Free the page's records of leases whose end is committed to the disk."""
-
-    def write(self) -> None:
-        """Write the changes and removals that were added since the last call."""
-
-
-class QueueWatch(Protocol):
-    """Tells a group which of its queues have changed: they have new messages, or have lost their
-    first messages."""
-
-    async def catch_up(self, group: "GroupServer") -> None:
-        """Inform the group about all queues that have changed since it was last informed."""
-
-    def watch(self, group: "GroupServer") -> AbstractContextManager[bool]:
-        """Until exit, inform the group as soon as one of its queues changes. Yield True if queues
-        had already changed before the entry."""
 
 
 class WaitSlots(Protocol):
@@ -105,85 +64,87 @@ class WaitSlots(Protocol):
         """Count a waiting request of a client, until exit. Raises HoldLimitExceeded."""
 
 
+@dataclass(frozen=True, slots=True)
+class SharedParts:
+    """The objects that all groups of a broker use."""
+
+    store: MessageStore
+    writer: CursorWriter
+    page: ProgressPage
+    places: WaitSlots
+    recent: RecentBatches
+    codec: ReceiptCodec
+    receipt_key: bytes
+    clock: GroupClock
+    counters: GroupCounters
+    in_flight: AllInFlight
+    changes: QueueChanges
+
+
 class GroupServer:
     """Serves one group until `stop`."""
 
     def __init__(
         self,
         record: GroupRecord,
-        *,
-        store: MessageStore,
-        writer: CursorWriter,
-        pages: PageWriter,
-        places: WaitSlots,
-        recent: RecentBatches,
-        codec: ReceiptCodec,
-        letter_key: bytes,
-        clock: GroupClock,
-        counters: Counters,
-        everyone: AllInFlight,
-        queue_watch: QueueWatch,
+        shared: SharedParts,
+        begin_queue: Callable[["GroupServer", QueueKey], None],
     ) -> None:
+        """`begin_queue` adds a queue that is new in a topic of the group."""
         self.record = record
-        self._queue_watch = queue_watch
-        # The next three are used by `QueueWatch` only.
-        #: For each topic: how many changes of its queues the group has been informed about.
-        self.seen_changes: dict[int, int] = {}
-        #: The count of changes of all queues when the group was last informed about all of them.
-        self.change_count = 0
-        #: How many requests of the group wait.
-        self.waiting_count = 0
+        self.counters = shared.counters
+        self._begin_queue = begin_queue
+        self._store = store = shared.store
+        self._page = shared.page
+        self._places = shared.places
+        self._codec = shared.codec
+        self._clock = clock = shared.clock
+        self.watch = QueueWatch(shared.changes, self._process_changes)
         self.subscriptions = Subscriptions(record.subscriptions)
         #: The parsed filters by text, kept so that no filter is parsed twice.
         self.filters: Filters = {}
         #: The length of the texts of all filters together.
         self.filter_characters = 0
-        self.counters = counters
-        self._store = store
-        self._pages = pages
-        self._places = places
-        self._codec = codec
-        self._clock = clock
         self.source = StoreHeads(
             store.table.by_id,
             store.reading,
-            recent,
+            shared.recent,
             has_keys=lambda: self.core.config.mode == "keyed",
             wall_ms=clock.wall_ms,
             on_trimmed=self.note_log_start,
         )
-        self.core = Group(record.group_id, record.config, self.source, everyone)
-        self._receive_flow = ReceiveFlow(self.core, self.source, clock, codec, store.table.by_id)
-        self.commits = Commits(self.core, writer, clock.now_ms, counters)
+        self.core = Group(record.group_id, record.config, self.source, shared.in_flight)
+        self._flow = flow = ReceiveFlow(self.core, self.source, clock, shared.codec)
+        self.commits = Commits(self.core, shared.writer, clock.now_ms, shared.counters)
         self._dead_letters = DeadLetters(
-            record.name, self.core, store, self._receive_flow, counters, letter_key
+            record,
+            self.core,
+            store,
+            flow,
+            shared.counters,
+            shared.receipt_key,
+            self._after_change,
         )
-        self._dead_letters.topic_name = record.dead_letter_topic
-        self._timer = DeadlineTimer(self._on_deadline, clock.now_ms)
-        self._letters_task: asyncio.Task[None] | None = None
-        self.waiting = Waiting(self.core, clock)
+        self._timer = DeadlineTimer(self.process_deadlines, clock.now_ms)
+        self._waiting = Waiting(self.core, clock)
         #: The reads for waiting requests, by queue and offset.
         self._reads: dict[tuple[QueueKey, int], asyncio.Task[None]] = {}
-        self.browsers = Browsers(self.core, self.source, self._receive_flow)
+        self.browsers = Browsers(self.core, self.source, flow)
         self._is_ending = False
         self._delivery_allowed = asyncio.Event()
         self._delivery_allowed.set()
         self._settling_allowed = asyncio.Event()
         self._settling_allowed.set()
-        self.serving: dict[QueueKey, DeliveryRate] = {}
+        self.rates: dict[QueueKey, DeliveryRate] = {}
         #: Cursors that are stored already, of queues that are not added to the group yet.
         self.prepared_cursors: dict[QueueKey, Cursor] = {}
-        #: Used by GroupService only: the last GroupState that it returned, and the record and the
-        #: topic names from which it made that state.
-        self.described_state: tuple[GroupRecord, Mapping[int, str], GroupState] | None = None
 
     # -- settings, topics and queues ---------------------------------------------------------
 
     async def configure(self, record: GroupRecord) -> None:
         """Apply the settings of another record, but not its topics."""
-        self.record = record
+        self.record = self._dead_letters.record = record
         self.subscriptions = Subscriptions(record.subscriptions)
-        self._dead_letters.topic_name = record.dead_letter_topic
         if record.config != self.core.config:
             self.source.forget()  # the mode determines whether heads contain keys
             self.core.configure_group(record.config)
@@ -209,7 +170,7 @@ class GroupServer:
     def add_queue(self, key: QueueKey, cursor: Cursor) -> None:
         """Add a queue with its cursor. The next commit writes the cursor's changes."""
         self.core.add_queue(key, cursor)
-        self.serving[key] = DeliveryRate(self._clock.now_ms())
+        self.rates[key] = DeliveryRate(self._clock.now_ms())
 
     def remove_topic(self, topic_id: int, writes: Writes) -> list[QueueLane]:
         """Remove a topic; `writes` delete its rows. Return its lanes. The caller must pass their
@@ -224,8 +185,8 @@ class GroupServer:
         """Drop all data of queues that the group does not have any more."""
         for key in keys:
             self.source.forget(key)
-            self._pages.drop((self.core.group_id, *key))
-            del self.serving[key]
+            self._page.drop((self.core.group_id, *key))
+            del self.rates[key]
 
     @property
     def in_flight(self) -> int:
@@ -277,32 +238,30 @@ class GroupServer:
 
     def start(self) -> None:
         """Handle deadlines that passed before the start, and set the timer."""
-        self._on_deadline()
+        self.process_deadlines()
 
     def drain(self, why: StoreError | None = None) -> None:
         """Answer every waiting request with the error `why`, or with GroupsStopping if it is None.
         From now on no request can wait."""
         self._is_ending = True
-        self._receive_flow.stop()
-        self.waiting.drain(why or GroupsStopping())
+        self._flow.stop()
+        self._waiting.drain(why or GroupsStopping())
         self._timer.stop()
 
     async def stop(self, why: StoreError | None = None) -> None:
         """Drain, and commit all pending changes. May be called twice."""
         self.drain(why)
-        tasks = [*self._reads.values()]
-        if self._letters_task is not None:
-            tasks.append(self._letters_task)
-        for task in tasks:
+        reads = [*self._reads.values()]
+        for task in reads:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        self._letters_task = None
+        await self._dead_letters.stop()
+        if reads:
+            await asyncio.wait(reads)
         await self.source.stop()
         with suppress(StoreError):
             await self.commits.wait()
         self.commits.stop()
-        self._note_pages()
+        self._write_page()
 
     # -- receiving ---------------------------------------------------------------------------
 
@@ -312,28 +271,26 @@ class GroupServer:
         the call is cancelled, it releases its leases."""
         if not self._delivery_allowed.is_set():
             await self._delivery_allowed.wait()
-        await self._queue_watch.catch_up(self)
+        if not self.watch.is_current:
+            await self.watch.catch_up()
         reply = await self._first_reply(request)
-        if not reply.is_answer and request.wait_s > 0:
-            if self._is_ending:  # after an empty answer the client would ask again at once
-                raise GroupsStopping
-            began_s = monotonic()
-            with (
-                self._places.occupied_slot(request.client),
-                self._queue_watch.watch(self) as has_found,
-            ):
-                answer = await self._wait(
-                    request,
-                    self._places.limit_wait(request.wait_s),
-                    has_looked=reply.needs is None and not has_found,
-                )
-            held_s = monotonic() - began_s
-            if answer is None:
-                is_active = self._is_active(request.member)
-                available = self.core.available(request) if is_active else 0
-                return Received([], available, is_active, held_s=held_s)
+        if reply.is_answer or request.wait_s <= 0:
+            return await self._complete_reply(reply, request)
+        if self._is_ending:  # after an empty answer the client would ask again at once
+            raise GroupsStopping
+        began_s = monotonic()
+        with self._places.occupied_slot(request.client), self.watch.waiting() as has_found:
+            answer = await self._wait(
+                request,
+                self._places.limit_wait(request.wait_s),
+                has_looked=reply.needs is None and not has_found,
+            )
+        held_s = monotonic() - began_s
+        if answer is not None:
             return replace(await self._complete_reply(answer, request), held_s=held_s)
-        return await self._complete_reply(reply, request)
+        is_active = self.core.activity.is_active(request.member)
+        available = self.core.available(request) if is_active else 0
+        return Received([], available, is_active, held_s=held_s)
 
     def give_back(self, receipts: Sequence[str]) -> None:
         """Release the messages of a reply that was not delivered: the first SETTLED_A_TURN at once,
@@ -362,11 +319,7 @@ class GroupServer:
 
         `check_topic` is called for the topic of every receipt before anything is settled; its
         exception reaches the caller. After that `allow` is awaited. Raises StateUnavailable."""
-        terms = {
-            "delay_ms": delay_ms,
-            "lease_ms": lease_ms,
-            "used_ms": used_ms,
-        }
+        terms = {"delay_ms": delay_ms, "lease_ms": lease_ms, "used_ms": used_ms}
         is_cumulative = cumulative and verb is Verb.ACK
         settled = self._settle(verb, receipts, check_topic, allow, terms, cumulative=is_cumulative)
         if len(receipts) <= SETTLED_A_TURN and not is_cumulative:
@@ -400,7 +353,7 @@ class GroupServer:
             await self._wait_until_settling_allowed()
             settled = settling.settle(self.core, verb, part, self._clock.now_ms(), **terms)
             for status, count in Counter(settled).items():
-                self.counters.settled[verb.value, status.value] += count
+                self.counters.settled_total[verb.value, status.value] += count
             self._after_change()
             statuses += settled
         if Status.DONE in statuses:
@@ -449,22 +402,39 @@ class GroupServer:
     async def leave(self, member: str, may_end: MayEnd | None = None) -> None:
         """Remove a member, or with `may_end` end only its leases and requests of the topics that
         `may_end` permits. If there are many leases, this takes several event loop iterations."""
-        self.waiting.end(self.core.stop_waiting(member, may_end))
+        self._waiting.end(self.core.stop_waiting(member, may_end))
         async for part in in_slices(self.core.leases_of(member, may_end), ENDED_A_TURN):
             self.core.revoke(part, self._clock.now_ms())
             self._after_change()
-        self.waiting.end(self.core.leave(member, self._clock.now_ms(), may_end))
+        self._waiting.end(self.core.leave(member, self._clock.now_ms(), may_end))
         self.browsers.forget(member)
         self._after_change()
 
     # -- events ------------------------------------------------------------------------------
 
-    def note_range(self, key: QueueKey, log_start: int, end: int) -> None:
-        """Record the present first offset (`log_start`) and end of a queue, inside `changes`."""
-        lane = self.core.lane(key)
-        if lane is not None and log_start > lane.cursor.log_start:
-            self.core.note_log_start(key, log_start, self._clock.now_ms())
+    def queue_state(self, key: QueueKey) -> QueueState | None:
+        """Return the offsets of a queue; None if its topic was deleted."""
+        topic = self._store.table.by_id(key[0])
+        return None if topic is None else self._store.reading.queue_state(topic, key[1])
+
+    def _process_changes(self, keys: Sequence[QueueKey]) -> None:
+        """Record the present first offsets and ends of these queues."""
+        for key in keys:
+            state = self.queue_state(key)
+            if state is not None:
+                lane = self.core.lane(key)
+                if lane is None:
+                    self._begin_queue(self, key)
+                    continue
+                if state.min_offset > lane.cursor.log_start:
+                    self.core.note_log_start(key, state.min_offset, self._clock.now_ms())
+                self.core.note_end(key, state.max_offset)
+        self._after_change()
+
+    def note_end(self, key: QueueKey, end: int) -> None:
+        """Record that the end of a queue is `end` now."""
         self.core.note_end(key, end)
+        self._after_change()
 
     def note_log_start(self, key: QueueKey, log_start: int) -> None:
         """Record that the first offset of a queue is `log_start` now."""
@@ -474,7 +444,7 @@ class GroupServer:
     def scan(self) -> int:
         """Serve the requests that wait although messages are available. Return how many requests
         were answered."""
-        if not len(self.waiting):
+        if not len(self.core.waiters):
             return 0
         for topic_id, topic in self.core.topics.items():
             if topic.available > 0:  # an upper bound
@@ -492,7 +462,7 @@ class GroupServer:
 
     async def _first_reply(self, request: ReceiveRequest) -> Reply:
         reply = Reply()
-        async for attempt in self._receive_flow.start_reply(request):
+        async for attempt in self._flow.start_reply(request):
             reply = attempt
             self._after_change()
         return reply
@@ -501,10 +471,10 @@ class GroupServer:
         self, request: ReceiveRequest, wait_s: float, *, has_looked: bool
     ) -> Reply | None:
         """Wait for messages; return None if none come in time."""
-        ticket = self.waiting.park(request, wait_s, has_looked=has_looked)
+        ticket = self._waiting.park(request, wait_s, has_looked=has_looked)
         self._after_change()
         try:
-            return await self.waiting.answer(ticket)
+            return await self._waiting.answer(ticket)
         except asyncio.CancelledError:
             self._return_leases(ticket.abandon())
             raise
@@ -512,10 +482,10 @@ class GroupServer:
     async def _complete_reply(self, reply: Reply, request: ReceiveRequest) -> Received:
         """Return the messages of a reply, once all changes on which it depends are durable."""
         try:
-            async for _ in self._receive_flow.fill_reply(reply, request):
+            async for _ in self._flow.fill_reply(reply, request):
                 self._after_change()
             durable = self.commits.when_durable() if reply.commit_first else None
-            deliveries, unreadable = await self._receive_flow.deliveries(reply.messages)
+            deliveries, unreadable = await self._flow.deliveries(reply.messages)
             if durable is not None:
                 await asyncio.shield(durable)
             async for part in in_slices(deliveries, MESSAGES_A_TURN):
@@ -533,7 +503,7 @@ class GroupServer:
     def _release(self, receipts: Sequence[Receipt | None]) -> None:
         part, rest = receipts[:SETTLED_A_TURN], receipts[SETTLED_A_TURN:]
         if part:
-            self.counters.undelivered += settling.release_undelivered(
+            self.counters.undelivered_total += settling.release_undelivered(
                 self.core, part, self._clock.now_ms()
             )
             self._after_change()
@@ -558,16 +528,13 @@ class GroupServer:
 
     def _count(self, deliveries: Sequence[Delivery]) -> None:
         now_ms = self._clock.now_ms()
-        self.counters.delivered += len(deliveries)
-        self.counters.redelivered += sum([each.redelivered for each in deliveries])
+        self.counters.delivered_total += len(deliveries)
+        self.counters.redelivered_total += sum([each.redelivered for each in deliveries])
         for part in batch_parts(deliveries):
             first = part.deliveries[0]
-            serving = self.serving.get((first.topic.topic_id, first.queue))
-            if serving is not None:
-                serving.add(len(part.rows), part.body_bytes(), now_ms)
-
-    def _is_active(self, member: str) -> bool:
-        return self.core.activity.is_active(member)
+            rate = self.rates.get((first.topic.topic_id, first.queue))
+            if rate is not None:
+                rate.add(len(part.rows), part.body_bytes(), now_ms)
 
     # -- inside: after a change --------------------------------------------------------------------
 
@@ -576,17 +543,17 @@ class GroupServer:
         page and start a commit. Must be called after every change, before the next await."""
         if not self._is_ending:
             self._serve()
-            self._dead_letters.add(self.core.outbox.take_dead_letters())
-            if self._dead_letters.has_waiting and self._letters_task is None:
-                self._letters_task = asyncio.create_task(self._send_letters(), name="dead-letters")
+            letters = self.core.outbox.take_dead_letters()
+            if letters:
+                self._dead_letters.add(letters)
             self._timer.set(self.core.next_deadline())
-        self._note_pages()
+        self._write_page()
         self.commits.begin()
 
     def _serve(self) -> int:
         """Answer the requests that can get messages now; return how many. Start the read that
         others need."""
-        answered, needs = self.waiting.serve()
+        answered, needs = self._waiting.serve()
         if needs is not None and needs not in self._reads:
             self._reads[needs] = asyncio.create_task(self._read(*needs), name="group-bring")
         return answered
@@ -604,19 +571,9 @@ class GroupServer:
         self.core.mark_dirty(queue[0])
         self._after_change()
 
-    async def _send_letters(self) -> None:
-        """Append the waiting dead letters. The letters that still wait at `stop` are sent after the
-        next start."""
-        while self._dead_letters.has_waiting:
-            pause_s = await self._dead_letters.append_some()
-            self._after_change()
-            if pause_s:
-                await asyncio.sleep(pause_s)
-        self._letters_task = None
-
-    def _on_deadline(self) -> None:
+    def process_deadlines(self) -> None:
         """Handle the deadlines that have passed."""
-        self.waiting.expire(self.core.tick(self._clock.now_ms()))
+        self._waiting.expire(self.core.tick(self._clock.now_ms()))
         self._after_change()
 
     def _decode(self, receipts: Iterable[str]) -> list[Receipt | None]:
@@ -628,13 +585,13 @@ class GroupServer:
                 decoded.append(None)
         return decoded
 
-    def _note_pages(self) -> None:
+    def _write_page(self) -> None:
         """Write new leases to the progress page. This must be done before a member gets their
         messages."""
         for lane in self.core.outbox.take_lanes_with_notes():
-            self._pages.note((self.core.group_id, *lane.key), lane.cursor)
-        self._pages.write()
-        self._pages.free(self.core.outbox.take_free_grants())
+            self._page.note((self.core.group_id, *lane.key), lane.cursor)
+        self._page.write()
+        self._page.free(self.core.outbox.take_free_grants())
 
     def topics(self) -> list[Topic]:
         """Return the group's topics."""

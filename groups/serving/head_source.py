@@ -8,6 +8,8 @@ and the broker logs it.
 """
 
 import asyncio
+from bisect import bisect_right, insort
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,7 +23,6 @@ from holdfast.consumequeue.lost_ranges import LostRanges, overlaps
 from holdfast.consumequeue.reading.fetched import BatchSlice, Fetched, MessageFilter, message_sizes
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.cursor.heads import Head, Heads
-from holdfast.groups.serving.recent_batches import RecentBatches
 
 #: A read from memory (a "look") returns at most this many bytes.
 HOT_BYTES = 256 * 1024
@@ -78,6 +79,62 @@ class Reader(Protocol):
         """Read from memory or, in a reader thread, from the disk."""
 
 
+class RecentBatches:
+    """A cache of recently read batches, by queue and offset, limited in bytes.
+
+    The least recently added batches are dropped first. The newest batch always stays, even if it is
+    larger than the limit. So a batch that was just read is still there when the caller needs it.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._batches: OrderedDict[tuple[QueueKey, int], Batch] = OrderedDict()
+        #: queue -> the base offsets of its batches, ascending.
+        self._bases: dict[QueueKey, list[int]] = {}
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def put(self, queue: QueueKey, batch: Batch) -> None:
+        """Add a batch as the newest. If the cache has it already, make it the newest."""
+        base = batch.header.base_offset
+        if (queue, base) in self._batches:
+            self._batches.move_to_end((queue, base))
+            return
+        self._batches[queue, base] = batch
+        insort(self._bases.setdefault(queue, []), base)
+        self.size_bytes += batch.total_size
+        while self.size_bytes > self._max_bytes and len(self._batches) > 1:
+            self._drop(*next(iter(self._batches)))
+
+    def find(self, queue: QueueKey, offset: int) -> Batch | None:
+        """Return the batch that contains an offset; None if it is not in the cache."""
+        bases = self._bases.get(queue)
+        if not bases:
+            return None
+        at = bisect_right(bases, offset) - 1
+        if at < 0:
+            return None
+        batch = self._batches[queue, bases[at]]
+        return batch if offset < bases[at] + len(batch) else None
+
+    def forget_topic(self, topic_id: int) -> None:
+        """Drop a topic's batches."""
+        for queue in [each for each in self._bases if each[0] == topic_id]:
+            for base in list(self._bases[queue]):
+                self._drop(queue, base)
+
+    def _drop(self, queue: QueueKey, base: int) -> None:
+        batch = self._batches.pop((queue, base))
+        self.size_bytes -= batch.total_size
+        bases = self._bases[queue]
+        if len(bases) == 1:
+            del self._bases[queue]
+        else:
+            del bases[bisect_right(bases, base) - 1]
+
+
 @dataclass(slots=True)
 class _Piece:
     """Heads that were read for one filter, from the offsets [start, scanned) of a queue."""
@@ -109,7 +166,7 @@ class StoreHeads:
         wall_ms: Callable[[], int],
         on_trimmed: Callable[[QueueKey, int], None],
     ) -> None:
-        self._topic_by_id = topic_by_id
+        self.topic_by_id = topic_by_id
         self._reader = reader
         self._recent = recent
         self._has_keys = has_keys
@@ -288,7 +345,7 @@ class StoreHeads:
             return None
         self._schedule_turn_end()
         self._reads_left -= 1
-        topic = self._topic_by_id(queue[0])
+        topic = self.topic_by_id(queue[0])
         if topic is None:
             return None
         try:
@@ -319,7 +376,7 @@ class StoreHeads:
             if batch is not None:
                 return batch
         filter = self._needed.pop((queue, offset), None)
-        topic = self._topic_by_id(queue[0])
+        topic = self.topic_by_id(queue[0])
         if topic is None:
             return None
         try:

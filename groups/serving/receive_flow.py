@@ -1,24 +1,28 @@
-"""The way of a reply: filled from the core, also with messages that must be read, then delivered.
+"""The way of a receive: the request waits, its reply is filled, and the reply becomes deliveries.
 
 The core adds messages to a reply, a bounded number in each event loop iteration. If it needs data
-that is not in memory, it reports the queue and offset to read. While a reply is empty, all these
-reads are done. Once a reply has messages, their leases are running, so it waits for reads only a
-short time. A complete reply becomes deliveries, with the batch and the receipt of each message. On
-the event loop; reader threads do the reads.
+that is not in memory, it returns the queue and offset to read. While a reply is empty, all these
+reads are done. Once a reply has messages, their leases are running, so the reply waits for reads
+only a short time. A complete reply becomes deliveries, with the batch and the receipt of each
+message. On the event loop; reader threads do the reads.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
 from time import monotonic
+from typing import Any
 
 from holdfast.commitlog.format.batch import Batch
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.receipts import ReceiptCodec
-from holdfast.groups.core.receiving import continue_reply, receive
-from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
+from holdfast.groups.core.receiving import continue_reply, receive, serve
+from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage, Waiter
+from holdfast.groups.descriptions import ServedReply
+from holdfast.groups.errors import GroupError
 from holdfast.groups.service_types import Delivery
 from holdfast.groups.serving.clock import GroupClock
 from holdfast.groups.serving.head_source import FETCH_BYTES, StoreHeads
@@ -37,26 +41,141 @@ MAX_READS = 3
 #: At most this many deliveries are made in one event loop iteration. This takes about five
 #: milliseconds, most of it for the receipts.
 MESSAGES_A_TURN = 1000
+#: At most this many requests are answered at their deadline in one event loop iteration.
+EXPIRY_SLICE = 64
+#: The delivery rate is the average over this time, counted in steps of a second.
+RATE_WINDOW_S = 60
+
+Answer = Reply | GroupError | StoreError | None
+
+
+class Ticket(asyncio.Future[Answer]):
+    """The future that a waiting request awaits. If the future is cancelled, it removes the request
+    from the core at once, so that no message is leased to the request any more."""
+
+    __slots__ = ("_core", "waiter")
+
+    def __init__(self, core: Group) -> None:
+        super().__init__()
+        self._core = core
+        self.waiter: Waiter | None = None
+        """The request in the core, while it waits; otherwise None."""
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel the request. Return False if it was answered or cancelled before."""
+        is_cancelled = super().cancel(msg)
+        if is_cancelled and self.waiter is not None:
+            self._core.waiters.remove(self.waiter)
+        return is_cancelled
+
+    def abandon(self) -> list[SelectedMessage]:
+        """Cancel the request. Return the messages that were leased to it in this same event loop
+        iteration."""
+        if self.cancel() or self.cancelled():
+            return []
+        answer = self.result()
+        return answer.messages if isinstance(answer, Reply) else []
+
+    def answer(self, answer: Answer) -> bool:
+        """Answer the request. Return False if it was answered or cancelled before."""
+        if self.done():
+            return False
+        self.set_result(answer)
+        return True
+
+
+class Waiting:
+    """Requests of one group that wait for messages. The core holds them; this class answers them.
+
+    Each request ends exactly once: it is answered with messages, or without messages at its
+    deadline, or with an error when the group ends, or it is cancelled.
+    """
+
+    def __init__(self, core: Group, clock: GroupClock) -> None:
+        self._core = core
+        self._clock = clock
+        self._expired: deque[Ticket] = deque()
+
+    def park(self, request: ReceiveRequest, wait_s: float, *, has_looked: bool) -> Ticket:
+        """Hold a request. The caller must then call `serve`, and await the `answer`.
+
+        Set `has_looked` if the request found no message in this same event loop iteration. Then no
+        wake-up is lost, because the request is held before anything is awaited.
+        """
+        ticket = Ticket(self._core)
+        now_ms = self._clock.now_ms()
+        deadline_ms = now_ms + round(wait_s * 1000)
+        ticket.waiter = self._core.park(request, ticket, now_ms, deadline_ms, has_looked=has_looked)
+        return ticket
+
+    async def answer(self, ticket: Ticket) -> Reply | None:
+        """Wait for the answer; return None if none comes in time. Raises GroupError, StoreError. If
+        the call is cancelled, the caller must release the messages that `abandon` returns."""
+        try:
+            answer = await ticket
+        finally:
+            ticket.waiter = None  # break the reference cycle
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def serve(self) -> tuple[int, tuple[QueueKey, int] | None]:
+        """Answer the requests that can get messages now; return how many. Also return the queue and
+        offset that must be read before more requests can be answered; None if there is none."""
+        answered = 0
+        for waiter, answer in serve(self._core, self._clock.now_ms()):
+            if isinstance(answer, Reply) and not answer.is_answer:
+                assert answer.needs is not None
+                return answered, answer.needs
+            answered += 1
+            is_answered = _ticket_of(waiter).answer(answer)
+            assert is_answered  # cancelled requests have left the core
+        return answered, None
+
+    def expire(self, waiters: Iterable[Waiter]) -> None:
+        """Answer these requests without messages, EXPIRY_SLICE in each event loop iteration."""
+        is_scheduled = bool(self._expired)
+        self._expired += map(_ticket_of, waiters)
+        if not is_scheduled:
+            self._answer_expired()
+
+    def end(self, waiters: Iterable[Waiter], why: GroupError | StoreError | None = None) -> None:
+        """Answer these requests with the error `why`; if it is None, without messages."""
+        for waiter in waiters:
+            _ticket_of(waiter).answer(why)
+
+    def drain(self, why: GroupError | StoreError) -> None:
+        """Answer every waiting request with the error `why`."""
+        waiters = list(self._core.waiters)
+        for waiter in waiters:
+            self._core.waiters.remove(waiter)
+        self.end(waiters, why)
+        while self._expired:
+            self._expired.popleft().answer(None)
+
+    def _answer_expired(self) -> None:
+        for _ in range(min(EXPIRY_SLICE, len(self._expired))):
+            self._expired.popleft().answer(None)
+        if self._expired:
+            asyncio.get_running_loop().call_soon(self._answer_expired)
+
+
+def _ticket_of(waiter: Waiter) -> Ticket:
+    assert isinstance(waiter.ticket, Ticket)
+    return waiter.ticket
 
 
 class ReceiveFlow:
     """Fills the replies of one group. Its iterators yield after each change of the core; the caller
-    must act on the change before it continues. `topic` returns a topic by its id; None if it was
-    deleted."""
+    must act on the change before it continues."""
 
     def __init__(
-        self,
-        core: Group,
-        source: StoreHeads,
-        clock: GroupClock,
-        codec: ReceiptCodec,
-        topic: Callable[[int], Topic | None],
+        self, core: Group, source: StoreHeads, clock: GroupClock, codec: ReceiptCodec
     ) -> None:
         self._core = core
         self._source = source
         self._clock = clock
         self._codec = codec
-        self._topic = topic
         self._is_stopping = False
 
     def stop(self) -> None:
@@ -115,7 +234,7 @@ class ReceiveFlow:
                 await asyncio.sleep(0)
             if message.queue != queue or not base <= message.offset < end:
                 queue = message.queue
-                topic = self._topic(queue[0])
+                topic = self._source.topic_by_id(queue[0])
                 batch = None if topic is None else await self.batch(queue, message.offset)
                 base, end = 0, 0
                 if batch is not None:
@@ -151,3 +270,36 @@ class ReceiveFlow:
 
 def _is_full(reply: Reply, request: ReceiveRequest) -> bool:
     return len(reply.messages) >= request.max_messages or reply.size_bytes >= request.max_bytes
+
+
+class DeliveryRate:
+    """The deliveries of one queue of a group. `began_ms` is the time when counting began."""
+
+    def __init__(self, began_ms: int) -> None:
+        self._began_ms = began_ms
+        self._count = 0
+        self._bytes = 0
+        #: (second, messages delivered in it), the oldest first.
+        self._seconds: deque[list[int]] = deque()
+
+    def add(self, count: int, size_bytes: int, now_ms: int) -> None:
+        """Count messages that are delivered now."""
+        self._count += count
+        self._bytes += size_bytes
+        second = now_ms // 1000
+        self._forget(second)
+        if self._seconds and self._seconds[-1][0] == second:
+            self._seconds[-1][1] += count
+        else:
+            self._seconds.append([second, count])
+
+    def read(self, now_ms: int) -> ServedReply:
+        """Return the counts, and the rate in messages per second."""
+        self._forget(now_ms // 1000)
+        over_s = min(RATE_WINDOW_S, max(1.0, (now_ms - self._began_ms) / 1000))
+        rate = sum(count for _, count in self._seconds) / over_s
+        return ServedReply(self._count, self._bytes, round(rate, 3))
+
+    def _forget(self, second: int) -> None:
+        while self._seconds and self._seconds[0][0] <= second - RATE_WINDOW_S:
+            self._seconds.popleft()

@@ -28,22 +28,15 @@ from holdfast.consumequeue.publishing import StoredBatch
 from holdfast.consumequeue.topics import Topic, check_name
 from holdfast.groups.core.requests import ReceiveRequest
 from holdfast.groups.cursor.cursor import State
-from holdfast.groups.errors import NoDeadLetters, RedriveRunning
+from holdfast.groups.errors import InvalidGroup, NoDeadLetters, RedriveRunning
 from holdfast.groups.filter_text import filter_of
-from holdfast.groups.service_types import (
-    Delivery,
-    GroupSpec,
-    InvalidGroup,
-    RedriveOptions,
-    RedriveResult,
-    TopicSpec,
-    Verb,
-)
+from holdfast.groups.service_types import Delivery, RedriveOptions, RedriveResult, Verb
 from holdfast.groups.serving.group_changes import GroupChanges
 from holdfast.groups.serving.group_registry import GroupRegistry
 from holdfast.groups.serving.group_server import GroupServer
 from holdfast.groups.serving.keyed_identity import keyed_producer_id
 from holdfast.groups.serving.letters import NotADeadLetter, Origin, letters_condition, read_origin
+from holdfast.groups.settings import GroupSettings, Subscription
 
 #: The member that leases the letters. Each redrive first makes it leave, so that the letters that
 #: an earlier redrive still leases are available at once.
@@ -365,13 +358,13 @@ class Redriver:
         served = self._registry.by_name.get(progress)
         if served is None or dead.topic_id not in served.core.topics:
             names = () if served is None else tuple(served.record.subscriptions)
-            subscription = TopicSpec(filter=letters_condition(group))
-            spec = GroupSpec(
+            subscription = Subscription(filter=letters_condition(group))
+            settings = GroupSettings(
                 topics=dict.fromkeys((*names, dead.name), subscription),
                 max_attempts=0,
                 start="earliest",
             )
-            await self._changes.put(progress, spec, owner)
+            await self._changes.put(progress, settings, owner)
             served = self._registry.get(progress)
         return served
 

@@ -52,7 +52,7 @@ class Scan:
         behind: dict[tuple[GroupServer, QueueKey], int] = {}
         skipped = 0
         for group in list(self._groups()):
-            if not len(group.waiting):
+            if not len(group.core.waiters):
                 skipped += 1
                 if skipped == _STEP:
                     yield skipped, 0
@@ -67,8 +67,7 @@ class Scan:
                     # the group still does not know the message one round later.
                     if lane.cursor.end < self._behind.get((group, lane.key), 0):
                         rescued += 1
-                        with group.changes():
-                            group.note_range(lane.key, 0, end)
+                        group.note_end(lane.key, end)
                     else:
                         behind[group, lane.key] = end
                 scanned += 1

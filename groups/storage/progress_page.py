@@ -42,7 +42,6 @@ from holdfast.groups.cursor.page_records import (
     progress_by_epoch,
     read_records,
 )
-from holdfast.groups.storage.page_room import PageRoom
 
 _logger = logging.getLogger(__name__)
 
@@ -296,6 +295,31 @@ class ProgressPage:
             except OSError as error:
                 _logger.warning("%s could not be written again: %s", self._path, error)
                 self._retry_s = monotonic() + RETRY_S
+
+
+class PageRoom:
+    """The places for records from the position `start` on.
+
+    A place is a range of bytes; its size is the size of its record, a power of two. A freed place
+    is reused only for a record of the same size. The place that was freed last is reused first.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.end = start
+        """No place at this position or beyond was ever used."""
+        self._free: dict[int, list[int]] = {}
+
+    def allocate(self, size: int) -> int:
+        """Allocate a place for a record of this size; return its position."""
+        places = self._free.get(size)
+        if places:
+            return places.pop()
+        place, self.end = self.end, self.end + size
+        return place
+
+    def release(self, place: int, size: int) -> None:
+        """Free a place."""
+        self._free.setdefault(size, []).append(place)
 
 
 def _write(file: int, images: list[tuple[int, bytes]]) -> None:

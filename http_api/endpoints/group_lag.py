@@ -8,6 +8,8 @@ from itertools import islice
 from time import time
 from typing import cast
 
+from msgspec import UNSET
+
 from holdfast.consumequeue.errors import (
     OffsetBeyondEnd,
     OffsetTrimmed,
@@ -18,22 +20,12 @@ from holdfast.consumequeue.errors import (
 from holdfast.consumequeue.message_store import QueueState, StoredOffsets
 from holdfast.consumequeue.slices import LoopBudget, in_slices
 from holdfast.consumequeue.topics import Topic
-from holdfast.groups.service_types import QueueDescription, Served, TopicDescription
+from holdfast.groups.descriptions import GroupReply, QueueLagReply, TopicLagReply
 from holdfast.http_api.access.grants import GROUP_VERBS, TOPIC_VERBS, Principal
-from holdfast.http_api.endpoints.group_settings import config_reply
 from holdfast.http_api.endpoints.topics import PageParams, states_of
 from holdfast.http_api.routing.call import Call, NoParams
 from holdfast.http_api.routing.context import ApiContext
-from holdfast.http_api.schemas.groups import (
-    GroupReply,
-    GroupsReply,
-    GroupSummary,
-    MemberReply,
-    Mode,
-    QueueLagReply,
-    ServedReply,
-    TopicLagReply,
-)
+from holdfast.http_api.schemas.groups import GroupsReply, GroupSummary
 from holdfast.http_api.wire.reply import Reply
 
 #: The age of a queue's lag is found by reading one message. At most this many such reads run in one
@@ -85,89 +77,47 @@ async def described(context: ApiContext, principal: Principal, group: str) -> Gr
     for name, stored in sorted(_visible_topics(context, principal, group).items()):
         with suppress(UnknownTopic):  # deleted meanwhile
             topic = context.store.table.get(name)
-            topics.append(await _topic_lag(context, topic, stored.offsets, turn))
-    return _group_reply(group, topics)
+            lag = TopicLagReply(topic.name, topic.topic_id, 0, 0, 0.0, [])
+            await _add_lag(context, topic, lag, stored.offsets, turn)
+            topics.append(lag)
+    return _sum_lag(GroupReply(group, 0, 0, 0.0, topics))
 
 
 async def _described_with_leases(
     context: ApiContext, principal: Principal, group: str
 ) -> GroupReply:
-    description = await context.groups.describe(group)
-    visible = [each for each in description.topics if principal.may(GROUP_VERBS, each.topic, group)]
-    topics, turn = [], LoopBudget(READS_A_TURN)
-    for each in sorted(visible, key=lambda described: described.topic):
+    reply = await context.groups.describe(group)
+    described, turn = reply.topics, LoopBudget(READS_A_TURN)
+    visible = [each for each in described if principal.may(GROUP_VERBS, each.topic, group)]
+    reply.topics = []
+    for each in visible:
         with suppress(UnknownTopic):  # deleted meanwhile
             topic = context.store.table.get(each.topic)
-            topics.append(await _leased_topic(context, topic, each, turn))
-    reply = _group_reply(group, topics)
-    state = description.state
+            floors = {queue.queue: queue.offset for queue in each.queues}
+            await _add_lag(context, topic, each, floors, turn)
+            reply.topics.append(each)
+    assert reply.config is not UNSET
     # `principal.may` checks a pattern as if the pattern were a topic's name.
-    subscriptions = state.subscriptions.items()
-    reply.config = config_reply(
-        state,
-        {name: spec for name, spec in subscriptions if principal.may(GROUP_VERBS, name, group)},
-    )
-    letters = state.dead_letter_topic
+    subscriptions = reply.config.topics.items()
+    reply.config.topics = {
+        name: each for name, each in subscriptions if principal.may(GROUP_VERBS, name, group)
+    }
+    letters = reply.config.dead_letter_topic
     if letters is not None and not principal.may(TOPIC_VERBS, letters):
         reply.config.dead_letter_topic = None
-    reply.available = sum(each.available for each in visible)
-    if len(visible) < len(description.topics):
-        reply.in_flight = sum(queue.in_flight for each in visible for queue in each.queues)
+    if len(visible) < len(described):
+        reply.available = sum(cast(int, each.available) for each in visible)
+        queues = [queue for each in visible for queue in each.queues]
+        reply.in_flight = sum(cast(int, queue.in_flight) for queue in queues)
         reply.waiting, reply.dying, reply.members = 0, 0, []
-        return reply
-    reply.in_flight = description.in_flight
-    reply.waiting = description.waiting
-    reply.dying = description.dying
-    reply.members = [
-        MemberReply(each.name, each.in_flight, each.waiting, each.active)
-        for each in description.members
-    ]
+    return _sum_lag(reply)
+
+
+def _sum_lag(reply: GroupReply) -> GroupReply:
+    reply.lag_messages = sum(topic.lag_messages for topic in reply.topics)
+    reply.lag_bytes = sum(topic.lag_bytes for topic in reply.topics)
+    reply.lag_seconds = max((topic.lag_seconds for topic in reply.topics), default=0.0)
     return reply
-
-
-def _group_reply(group: str, topics: list[TopicLagReply]) -> GroupReply:
-    return GroupReply(
-        group,
-        sum(topic.lag_messages for topic in topics),
-        sum(topic.lag_bytes for topic in topics),
-        max((topic.lag_seconds for topic in topics), default=0.0),
-        topics,
-    )
-
-
-async def _leased_topic(
-    context: ApiContext, topic: Topic, description: TopicDescription, turn: LoopBudget
-) -> TopicLagReply:
-    """Return a topic's lag, measured from the group's floors, and the state of its leases."""
-    floors = {each.queue: each.floor for each in description.queues}
-    reply = await _topic_lag(context, topic, floors, turn)
-    by_queue = {each.queue: each for each in description.queues}
-    async for part in in_slices(reply.queues):
-        for queue in part:
-            if queue.queue in by_queue:
-                _add_leases(queue, by_queue[queue.queue])
-    reply.lag_messages = sum(queue.lag_messages for queue in reply.queues)
-    reply.available = description.available
-    reply.served = _served(description.served)
-    reply.standing = description.standing
-    return reply
-
-
-def _add_leases(reply: QueueLagReply, queue: QueueDescription) -> None:
-    reply.lag_messages = queue.lag
-    reply.floor = queue.floor
-    reply.next = queue.next
-    reply.available = queue.available
-    reply.in_flight = queue.in_flight
-    reply.delayed = queue.delayed
-    reply.dead = queue.dead
-    reply.expired = queue.expired
-    reply.lost = queue.lost
-    reply.served = _served(queue.served)
-
-
-def _served(served: Served) -> ServedReply:
-    return ServedReply(served.count, served.bytes, round(served.rate, 3))
 
 
 def _visible_topics(
@@ -187,7 +137,7 @@ async def _summary(
         lags = await context.groups.lags(group)
         await asyncio.sleep(0)
         seen = sorted(name for name in lags if principal.may(GROUP_VERBS, name, group))
-        mode = cast(Mode, context.groups.group_state(group).mode)
+        mode = context.groups.group_state(group).record.config.mode
         return GroupSummary(group, seen, sum(lags[name] for name in seen), mode)
     lag, topics = 0, _visible_topics(context, principal, group)
     for name, stored in topics.items():
@@ -201,15 +151,26 @@ async def _summary(
     return GroupSummary(group, sorted(topics), lag)
 
 
-def _next_offset(state: QueueState, offsets: Mapping[int, int]) -> int:
+def _next_offset(state: QueueState, offsets: Mapping[int, int | None]) -> int:
     """Return the first offset of a queue that a group has not consumed, or the queue's end."""
-    stored = offsets.get(state.queue, state.min_offset)
+    stored = offsets.get(state.queue)
+    if stored is None:
+        return state.min_offset
     return min(max(stored, state.min_offset), state.max_offset)
 
 
-async def _topic_lag(
-    context: ApiContext, topic: Topic, offsets: Mapping[int, int], turn: LoopBudget
-) -> TopicLagReply:
+async def _add_lag(
+    context: ApiContext,
+    topic: Topic,
+    reply: TopicLagReply,
+    offsets: Mapping[int, int | None],
+    turn: LoopBudget,
+) -> None:
+    """Add to the reply the lag of a group on a topic, measured from the group's offsets.
+
+    Of a queue that the reply has already, `lag_messages` stays unchanged.
+    """
+    described = {each.queue: each for each in reply.queues}
     states = await states_of(context.store, topic)
     ranges, lag_bytes = {}, {}
     async for part in in_slices(states):
@@ -223,29 +184,21 @@ async def _topic_lag(
         async for some in in_slices(pieces):
             for piece in some:
                 lag_bytes[piece.queue] += piece.bytes
-    queues = []
+    reply.queues = []
     async for part in turn.slices(states):
         for state in part:
-            start = ranges[state.queue][0]
-            queues.append(
-                QueueLagReply(
-                    state.queue,
-                    offsets.get(state.queue),
-                    state.min_offset,
-                    state.max_offset,
-                    state.max_offset - start,
-                    lag_bytes[state.queue],
-                    await _lag_seconds(context, topic, state, start),
-                )
-            )
-    return TopicLagReply(
-        topic.name,
-        topic.topic_id,
-        sum(queue.lag_messages for queue in queues),
-        sum(queue.lag_bytes for queue in queues),
-        max((queue.lag_seconds for queue in queues), default=0.0),
-        queues,
-    )
+            number, start = state.queue, ranges[state.queue][0]
+            queue = described.get(number)
+            if queue is None:
+                lag = state.max_offset - start
+                queue = QueueLagReply(number, offsets.get(number), 0, 0, lag, 0, 0.0)
+            queue.min_offset, queue.max_offset = state.min_offset, state.max_offset
+            queue.lag_bytes = lag_bytes[number]
+            queue.lag_seconds = await _lag_seconds(context, topic, state, start)
+            reply.queues.append(queue)
+    reply.lag_messages = sum(queue.lag_messages for queue in reply.queues)
+    reply.lag_bytes = sum(queue.lag_bytes for queue in reply.queues)
+    reply.lag_seconds = max((queue.lag_seconds for queue in reply.queues), default=0.0)
 
 
 async def _lag_seconds(context: ApiContext, topic: Topic, state: QueueState, offset: int) -> float:

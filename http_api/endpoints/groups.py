@@ -9,7 +9,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from holdfast.groups.service_types import CheckGroup, CheckTopic, GroupSpec, GroupState, SeekTarget
+from msgspec import UNSET
+from msgspec.structs import asdict
+
+from holdfast.consumequeue.topics import check_name
+from holdfast.groups.config import GroupsConfig
+from holdfast.groups.core.subscribing import check_subscription
+from holdfast.groups.service_types import CheckGroup, CheckTopic, GroupState, SeekTarget
+from holdfast.groups.settings import (
+    MAX_BACKOFF_MS,
+    MAX_BACKOFFS,
+    MAX_WEIGHT,
+    GroupSettings,
+    Subscription,
+    filter_texts,
+    maxima,
+)
 from holdfast.http_api.access.authorization import missing_grant
 from holdfast.http_api.access.grants import ANONYMOUS, GROUP_VERBS, Verb
 from holdfast.http_api.endpoints.group_access import (
@@ -23,10 +38,14 @@ from holdfast.http_api.endpoints.group_access import (
 )
 from holdfast.http_api.endpoints.group_lag import described
 from holdfast.http_api.endpoints.group_offsets import by_name, queue_offsets
-from holdfast.http_api.endpoints.group_settings import group_spec
 from holdfast.http_api.routing.call import Call, NoParams
-from holdfast.http_api.routing.params import check_client_label, text
-from holdfast.http_api.schemas.groups import GroupDeletedReply, GroupSettings, start_of
+from holdfast.http_api.routing.params import (
+    check_at_most,
+    check_client_label,
+    check_count_at_most,
+    text,
+)
+from holdfast.http_api.schemas.groups import GroupDeletedReply, start_of
 from holdfast.http_api.schemas.leases import LeaveReply, LeaveRequest, SeekReply, SeekRequest
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.reply import Reply
@@ -49,16 +68,16 @@ async def put_group(call: Call[NoParams]) -> Reply:
     context, group = call.context, call.group()
     settings = await call.body(GroupSettings)
     before = context.groups.group_state(group) if context.groups.has_leases(group) else None
-    spec = group_spec(settings, context.groups_config)
-    _check_access(call, spec, before)
+    check_settings(settings, context.groups_config)
+    _check_access(call, settings, before)
     _, is_new = await context.run_shielded(
         context.groups.put_group(
             group,
-            spec,
+            settings,
             call.principal.name,
             check_topic=_check_topic(call, GROUP_VERBS),
             check_dead_letters=partial(check_dead_letters, call),
-            check_loser=_check_loser(call, spec.dead_letter_topic),
+            check_loser=_check_loser(call, settings.dead_letter_topic or None),
         )
     )
     async with context.wide_requests.place(call.client):
@@ -169,12 +188,41 @@ def _check_loser(call: Call[Any], topic: str | None) -> CheckGroup | None:
     return check
 
 
-def _check_access(call: Call[NoParams], spec: GroupSpec, before: GroupState | None) -> None:
+def _check_access(call: Call[NoParams], settings: GroupSettings, before: GroupState | None) -> None:
     """Raise Denied if the caller lacks access to an old or new topic, or the dead-letter topic."""
-    if spec.topics is not None:
-        check_named(call, GROUP_VERBS, spec.topics)
+    if settings.topics:
+        check_named(call, GROUP_VERBS, settings.topics)
     if before is not None:
         check_subscribed(call, GROUP_VERBS, before.topics)
-    letters = spec.dead_letter_topic
-    if letters and (before is None or letters != before.dead_letter_topic):
+    letters = settings.dead_letter_topic
+    if letters and (before is None or letters != before.record.dead_letter_topic):
         check_dead_letters(call, letters)
+
+
+def check_settings(settings: GroupSettings, limits: GroupsConfig) -> None:
+    """Check the maxima and names in the settings of a group. Raises InvalidName, Problem
+    (limit-exceeded)."""
+    given = {name: value for name, value in asdict(settings).items() if value is not UNSET}
+    for name, (limit, limit_name) in maxima(limits).items():
+        check_at_most(name, given.get(name), limit, limit_name)
+    if settings.topics:
+        _check_topics(settings.topics, limits)
+    delays = given.get("backoff_ms", ())
+    check_count_at_most("backoff_ms", "delays", len(delays), MAX_BACKOFFS)
+    check_at_most("backoff_ms", max(delays, default=0), MAX_BACKOFF_MS)
+    if given.get("dead_letter_topic") is not None:
+        check_name("topic", given["dead_letter_topic"])
+
+
+def _check_topics(topics: Mapping[str, Subscription], limits: GroupsConfig) -> None:
+    check_count_at_most("topics", "topics", len(topics), limits.max_topics, "max_topics")
+    for name, each in topics.items():
+        check_at_most(f"topics.{name}.weight"[:200], each.weight, MAX_WEIGHT)
+        check_subscription(name)
+    check_count_at_most(
+        "topics",
+        "characters of filters",
+        sum(map(len, filter_texts(topics.values()))),
+        limits.max_filter_characters_per_group,
+        "max_filter_characters_per_group",
+    )

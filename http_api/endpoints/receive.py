@@ -127,10 +127,10 @@ def _may_consume(call: Call[NoParams], asked: ReceiveBody) -> MayConsume | None:
 def _member(asked: ReceiveBody, state: GroupState) -> str:
     if asked.member is not None:
         return check_client_label("member", asked.member)
-    if state.mode != "competing":
+    if state.record.config.mode != "competing":
         raise Problem(
             "missing-parameter",
-            f"the group is {state.mode}, so it matters who asks; give a member",
+            f"the group is {state.record.config.mode}, so it matters who asks; give a member",
             parameter="member",
         )
     return ANONYMOUS_MEMBER
@@ -156,8 +156,8 @@ def _limits(asked: ReceiveBody, state: GroupState) -> list[UnitLimit]:
         parameter = f"limits[{index}]"
         if (each.queue is None) == (each.key is None):
             raise invalid(parameter, None, "one of queue and key", f"{parameter} is of no one unit")
-        if each.key is not None and state.mode != "keyed":
-            detail = f"{parameter} names a key, and the group is {state.mode}"
+        if each.key is not None and state.record.config.mode != "keyed":
+            detail = f"{parameter} names a key, and the group is {state.record.config.mode}"
             raise invalid(f"{parameter}.key", each.key, "a queue", detail)
         limits.append(UnitLimit(each.topic, each.max_messages, each.queue, each.key))
     if limits and asked.browse:

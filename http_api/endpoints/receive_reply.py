@@ -10,8 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from holdfast.consumequeue.reading.fetched import BatchSlice
-from holdfast.groups.service_types import Delivery, Received
-from holdfast.groups.serving.batch_parts import batch_parts
+from holdfast.groups.service_types import Delivery, Received, batch_parts
 from holdfast.http_api.endpoints.rendering import (
     PORTION_BYTES,
     YIELD_EVERY_MESSAGES,

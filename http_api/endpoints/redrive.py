@@ -37,7 +37,7 @@ async def redrive(call: Call[NoParams]) -> Reply:
     context, group = call.context, call.group()
     asked = await call.body(RedriveRequest)
     state = leased_group(context, group)
-    dead = asked.dead_letter_topic or state.dead_letter_topic
+    dead = asked.dead_letter_topic or state.record.dead_letter_topic
     if dead is None:
         raise NoDeadLetters(group)
     check_subscribed(call, GROUP_VERBS, state.topics)

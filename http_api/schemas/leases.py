@@ -4,15 +4,8 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from holdfast.http_api.schemas.groups import (
-    START_DOC,
-    DelayMs,
-    LeaseMs,
-    Name,
-    OffsetsByQueue,
-    StartText,
-    TimestampMs,
-)
+from holdfast.groups.settings import DelayMs, LeaseMs, Name
+from holdfast.http_api.schemas.groups import START_DOC, OffsetsByQueue, StartText, TimestampMs
 from holdfast.http_api.schemas.messages import MessageHead, Offset, QueueId, Request
 
 OffsetsByTopic = dict[str, OffsetsByQueue]

@@ -17,7 +17,6 @@ from holdfast.commitlog import errors as log_errors
 from holdfast.commitlog.format.batch_check import LimitExceeded
 from holdfast.consumequeue import errors as queue_errors
 from holdfast.groups import errors as group_errors
-from holdfast.groups import service_types
 from holdfast.holdservice import errors as hold_errors
 
 _logger = logging.getLogger(__name__)
@@ -195,7 +194,7 @@ class _Rule:
 _RULES: Mapping[type[Exception], _Rule] = {
     queue_errors.InvalidName: _Rule("invalid-name", ("kind", "name")),
     queue_errors.UnknownTopic: _Rule("unknown-topic", ("topic",)),
-    service_types.NotSubscribed: _Rule("unknown-topic", ("topic", "group")),
+    group_errors.NotSubscribed: _Rule("unknown-topic", ("topic", "group")),
     queue_errors.UnknownQueue: _Rule("unknown-queue", ("topic", "queue", "queue_count")),
     queue_errors.UnknownGroup: _Rule("unknown-group", ("group",)),
     queue_errors.UnknownMessage: _Rule(
@@ -209,7 +208,7 @@ _RULES: Mapping[type[Exception], _Rule] = {
     queue_errors.InvalidTopicChange: _Rule("invalid-topic-change", ("topic",)),
     queue_errors.LimitReached: _Rule("limit-reached", ("limit_name", "limit")),
     queue_errors.TopicFull: _Rule("topic-full", ("topic", "stored_bytes", "limit")),
-    service_types.TooManyMembers: _Rule("limit-reached", ("group", "limit_name", "limit")),
+    group_errors.TooManyMembers: _Rule("limit-reached", ("group", "limit_name", "limit")),
     queue_errors.OffsetTrimmed: _Rule(
         "offset-trimmed",
         ("topic", "queue", "offset", "min_offset", "max_offset"),
@@ -302,11 +301,11 @@ _RULES: Mapping[type[Exception], _Rule] = {
         "try again later; the group is free when its holder has left and no message is leased",
     ),
     group_errors.FilterNotAllowed: _Rule("filter-not-allowed", ("mode",), "leave the filter out"),
-    service_types.GroupBusy: _Rule("group-busy", ("group", "in_flight")),
+    group_errors.GroupBusy: _Rule("group-busy", ("group", "in_flight")),
     group_errors.GroupsStopping: _Rule("draining", ()),
     group_errors.NoDeadLetters: _Rule("no-dead-letters", ("group",)),
     group_errors.RedriveRunning: _Rule("redrive-running", ("group",)),
-    service_types.InvalidGroup: _Rule("invalid-group", ("field", "reason")),
+    group_errors.InvalidGroup: _Rule("invalid-group", ("field", "reason")),
     queue_errors.TooManyReadLeases: _Rule("too-many-read-leases", ("limit", "limit_name")),
     queue_errors.UnknownReadLease: _Rule("unknown-read-lease", ("lease_id",)),
     hold_errors.HoldLimitExceeded: _Rule("too-many-held", ("limit", "limit_name")),

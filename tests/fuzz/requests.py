@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import msgpack
 import msgspec
+from msgspec import Struct
 from multidict import MultiDict
 from yarl import URL
 
@@ -17,8 +18,9 @@ from holdfast.commitlog.format.batch_encoding import as_batch
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.topics import Topic, TopicConfig, check_name
 from holdfast.groups.config import GroupsConfig
+from holdfast.groups.settings import GroupSettings
 from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.endpoints.group_settings import group_spec
+from holdfast.http_api.endpoints.groups import check_settings
 from holdfast.http_api.endpoints.producer_headers import request_producer
 from holdfast.http_api.endpoints.publish import _rows
 from holdfast.http_api.endpoints.publish_text import (
@@ -34,7 +36,7 @@ from holdfast.http_api.routing.codecs import decode, encode, media_type, negotia
 from holdfast.http_api.routing.params import query_pairs, read_params
 from holdfast.http_api.routing.queue_offsets import parse_pairs
 from holdfast.http_api.routing.router import Router
-from holdfast.http_api.schemas.groups import GroupSettings, OffsetsRequest, ResetRequest
+from holdfast.http_api.schemas.groups import OffsetsRequest, ResetRequest
 from holdfast.http_api.schemas.leases import (
     AckRequest,
     ExtendRequest,
@@ -45,7 +47,7 @@ from holdfast.http_api.schemas.leases import (
     ReleaseRequest,
     SeekRequest,
 )
-from holdfast.http_api.schemas.messages import Request, TopicSettings
+from holdfast.http_api.schemas.messages import TopicSettings
 from holdfast.http_api.wire.problems import Problem, problem_for
 from tests.fuzz.wire import check_wire, wire_seeds
 
@@ -192,7 +194,7 @@ def _built(data: bytes) -> None:
             _messages(from_msgpack)(msgspec.msgpack.encode({"messages": messages}))
 
 
-_BODIES: tuple[type[Request], ...] = (
+_BODIES: tuple[type[Struct], ...] = (
     *(TopicSettings, OffsetsRequest, ResetRequest, GroupSettings, SeekRequest, LeaveRequest),
     *(ReceiveRequest, AckRequest, NackRequest, ReleaseRequest, ExtendRequest, RejectRequest),
 )
@@ -215,7 +217,7 @@ def _typed(data: bytes) -> None:
             assert decode(media, encoded, type_) == value
         if isinstance(value, GroupSettings):
             try:
-                group_spec(value, _LIMITS)
+                check_settings(value, _LIMITS)
             except Problem as problem:
                 problems.append(problem)
             except StoreError as error:

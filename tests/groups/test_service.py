@@ -5,22 +5,22 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
 
 from holdfast.consumequeue.errors import UnknownGroup, UnknownTopic
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.core.receipts import ReceiptCodec
-from holdfast.groups.errors import ExclusiveHeld, GroupsStopping
-from holdfast.groups.service_types import (
+from holdfast.groups.errors import (
+    ExclusiveHeld,
     GroupBusy,
-    GroupSpec,
+    GroupsStopping,
     InvalidGroup,
     NotSubscribed,
-    Status,
     TooManyMembers,
-    TopicSpec,
-    Verb,
 )
+from holdfast.groups.service_types import Status, Verb
 from holdfast.groups.serving.receive_flow import MESSAGES_A_TURN
+from holdfast.groups.settings import FairnessSettings, GroupSettings, Subscription
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.holdservice.errors import HoldLimitExceeded
 from tests.support.calls_a_turn import calls_a_turn
@@ -270,7 +270,7 @@ async def test_a_topic_that_is_deleted_leaves_the_group(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         for name in ("t", "u"):
             await broker.topic(name)
-        await broker.group(topics={"t": TopicSpec(), "u": TopicSpec(2)})
+        await broker.group(topics={"t": Subscription(), "u": Subscription(2)})
         await broker.publish("x", "t")
         await broker.publish("y", "u")
         held = await broker.receive()
@@ -325,24 +325,27 @@ async def test_settings_change(tmp_path: Path) -> None:
         await broker.topic()
         await broker.topic("u")
         before = await broker.group(lease_ms=5_000)
-        state, is_new = await broker.groups.put_group("g", GroupSpec(max_attempts=3))
+        state, is_new = await broker.groups.put_group("g", GroupSettings(max_attempts=3))
         assert not is_new
-        assert (state.lease_ms, state.max_attempts) == (5_000, 3)
-        assert state.group_id == before.group_id
+        config = state.record.config
+        assert (config.lease_ms, config.max_attempts) == (5_000, 3)
+        assert state.record.group_id == before.record.group_id
         await broker.publish("x")
         held = await broker.receive()
         with pytest.raises(GroupBusy):
-            await broker.groups.put_group("g", GroupSpec(mode="keyed"))
+            await broker.groups.put_group("g", GroupSettings(mode="keyed"))
         await broker.settle(held, Verb.RELEASE)
-        await broker.groups.put_group("g", GroupSpec(mode="keyed", engine="dwrr", cost="bytes"))
+        await broker.groups.put_group(
+            "g", GroupSettings(mode="keyed", fairness=FairnessSettings("dwrr", "bytes"))
+        )
         held = await broker.receive()
         assert bodies_of(held) == ["x"]
-        await broker.groups.put_group("g", GroupSpec(topics={"u": TopicSpec(3)}))
+        await broker.groups.put_group("g", GroupSettings(topics={"u": Subscription(3)}))
         assert await broker.settle(held) == [Status.STALE]
         await broker.publish("y", "u")
         assert bodies_of(await broker.receive(wait_s=5.0)) == ["y"]
         changed = broker.groups.group_state("g")
-        assert changed.topics == {"u": TopicSpec(3)}
+        assert changed.topics == {"u": Subscription(3)}
     async with running(tmp_path) as broker:
         assert broker.groups.group_state("g") == changed
 
@@ -352,8 +355,8 @@ async def test_dead_letters_never_come_back_to_their_own_group(tmp_path: Path) -
         await broker.topic()
         await broker.topic("u")
         before = await broker.group(dead_letter_topic="u")
-        both = {"t": TopicSpec(), "u": TopicSpec()}
-        for change in (GroupSpec(dead_letter_topic="t"), GroupSpec(topics=both)):
+        both = {"t": Subscription(), "u": Subscription()}
+        for change in (GroupSettings(dead_letter_topic="t"), GroupSettings(topics=both)):
             with pytest.raises(InvalidGroup) as caught:
                 await broker.groups.put_group("g", change)
             assert caught.value.field == "dead_letter_topic"
@@ -372,17 +375,14 @@ async def test_a_topic_that_is_not_the_groups_is_said_to_be_that(tmp_path: Path)
 @pytest.mark.parametrize(
     ("spec", "field"),
     [
-        (GroupSpec(), "topics"),
-        (GroupSpec(topics={}), "topics"),
-        (GroupSpec(topics={"t": TopicSpec(-1)}), "weight"),
-        (GroupSpec(topics={"t": TopicSpec()}, mode="any"), "mode"),
-        (GroupSpec(topics={"t": TopicSpec()}, lease_ms=999), "lease_ms"),
-        (GroupSpec(topics={"t": TopicSpec()}, backoff_ms=[-1]), "backoff_ms"),
-        (GroupSpec(topics={"t": TopicSpec()}, dead_letter_topic="t"), "dead_letter_topic"),
-        (GroupSpec(topics={"t": TopicSpec()}, max_in_flight=0), "max_in_flight"),
+        (GroupSettings(), "topics"),
+        (GroupSettings(topics={}), "topics"),
+        (GroupSettings(topics={"t": Subscription()}, dead_letter_topic="t"), "dead_letter_topic"),
     ],
 )
-async def test_what_no_group_can_be_is_refused(tmp_path: Path, spec: GroupSpec, field: str) -> None:
+async def test_what_no_group_can_be_is_refused(
+    tmp_path: Path, spec: GroupSettings, field: str
+) -> None:
     async with running(tmp_path) as broker:
         await broker.topic()
         with pytest.raises(InvalidGroup) as caught:
@@ -417,8 +417,8 @@ async def test_a_group_waits_for_its_own_leases_not_for_those_of_others(tmp_path
 async def test_filters_of_group_and_member(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         await broker.topic()
-        await broker.group("tags", {"t": TopicSpec(filter="404,500")})
-        await broker.group("sql", {"t": TopicSpec(filter="kind = 'b'")})
+        await broker.group("tags", {"t": Subscription(filter="404,500")})
+        await broker.group("sql", {"t": Subscription(filter="kind = 'b'")})
         await broker.group("plain")
         for n in range(40):
             await broker.publish(
@@ -480,7 +480,8 @@ async def test_who_is_active_is_shown(tmp_path: Path, mode: str) -> None:
 
         async def active() -> list[str]:
             members = (await broker.groups.describe("g")).members
-            return [each.name for each in members if each.active]
+            assert members is not UNSET
+            return [each.member for each in members if each.active]
 
         await broker.receive(1)
         for member in ("b", "c"):
@@ -599,10 +600,15 @@ async def test_a_group_is_described(tmp_path: Path) -> None:
         found = await broker.groups.describe("g")
         topic = found.topics[0]
         assert found.in_flight == 1
-        assert [(each.floor, each.end, each.lag) for each in topic.queues] == [(1, 2, 1), (0, 1, 1)]
+        assert [(each.floor, each.max_offset, each.lag_messages) for each in topic.queues] == [
+            (1, 2, 1),
+            (0, 1, 1),
+        ]
         assert topic.available == 1
+        assert topic.served
         assert topic.served.count == 2
-        assert [(each.name, each.in_flight) for each in found.members] == [("a", 1)]
+        assert found.members
+        assert [(each.member, each.in_flight) for each in found.members] == [("a", 1)]
 
 
 async def test_an_answer_tells_how_long_it_was_waited_for(tmp_path: Path) -> None:

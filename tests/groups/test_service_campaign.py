@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.groups.service_types import GroupSpec, Received, Status, TopicSpec, Verb
+from holdfast.groups.config import Mode
+from holdfast.groups.service_types import Received, Status, Verb
+from holdfast.groups.settings import GroupSettings, Subscription
 from tests.support.group_broker import GroupBroker, running
 from tests.support.stored import copy_running, settled
 
@@ -91,13 +93,13 @@ class _History:
                 broker.later(10)
         assert self.settled == self.published
         for topic in (await broker.groups.describe("g")).topics:
-            assert all(each.floor == each.end for each in topic.queues)
+            assert all(each.floor == each.max_offset for each in topic.queues)
 
 
 @pytest.mark.parametrize("mode", ["competing", "keyed"])
 @pytest.mark.parametrize("seed", range(3))
 async def test_nothing_is_lost_and_nothing_settled_comes_back(
-    tmp_path: Path, mode: str, seed: int
+    tmp_path: Path, mode: Mode, seed: int
 ) -> None:
     history = _History(seed)
     data_dir = tmp_path / "0"
@@ -106,8 +108,8 @@ async def test_nothing_is_lost_and_nothing_settled_comes_back(
             await broker.topic(name, queues=2)
         await broker.groups.put_group(
             "g",
-            GroupSpec(
-                topics={"t": TopicSpec(3), "u": TopicSpec(1)},
+            GroupSettings(
+                topics={"t": Subscription(3), "u": Subscription(1)},
                 mode=mode,
                 lease_ms=5_000,
                 max_attempts=0,

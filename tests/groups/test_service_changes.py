@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from holdfast.consumequeue.errors import StateUnavailable, UnknownGroup
-from holdfast.groups.service_types import GroupBusy, GroupSpec, Status, TopicSpec
+from holdfast.groups.errors import GroupBusy
+from holdfast.groups.service_types import Status
+from holdfast.groups.settings import GroupSettings, Subscription
 from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running, turns
 from tests.support.stored import copy_running, until
 
@@ -74,9 +76,9 @@ async def test_a_topic_that_is_new_in_a_group_begins_where_it_was_to(tmp_path: P
         await broker.topic("u")
         await broker.group(start="latest")
         await broker.publish(["old", "older"], "u")
-        both = {"t": TopicSpec(), "u": TopicSpec()}
+        both = {"t": Subscription(), "u": Subscription()}
         async with crashes(broker, tmp_path / "data") as left:
-            await broker.groups.put_group("g", GroupSpec(topics=both))
+            await broker.groups.put_group("g", GroupSettings(topics=both))
     for killed in left:
         async with running(killed) as broker:
             if "u" in broker.groups.group_state("g").topics:
@@ -126,10 +128,10 @@ async def test_nothing_is_leased_while_another_mode_is_stored(tmp_path: Path) ->
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(broker.store.state, "commit", slowly)
-            await broker.groups.put_group("g", GroupSpec(mode="keyed"))
+            await broker.groups.put_group("g", GroupSettings(mode="keyed"))
         async with asyncio.timeout(10):
             assert bodies_of(await waiting) + bodies_of(await asked[0]) == ["x", "y"]
-        assert broker.groups.group_state("g").mode == "keyed"
+        assert broker.groups.group_state("g").record.config.mode == "keyed"
         assert broker.groups.stats().in_flight == 2
 
 
@@ -140,7 +142,7 @@ async def test_a_mode_that_cannot_be_stored_leaves_the_group_as_it_was(tmp_path:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(broker.store.state, "commit", refuse)
             with pytest.raises(StateUnavailable):
-                await broker.groups.put_group("g", GroupSpec(mode="keyed"))
+                await broker.groups.put_group("g", GroupSettings(mode="keyed"))
         assert broker.groups.group_state("g") == before
         waiting = asyncio.create_task(broker.receive(wait_s=30.0))
         await broker.publish("x")
@@ -157,16 +159,16 @@ async def test_a_crash_never_leaves_another_mode_with_what_was_leased_before(
         async with crashes(broker, tmp_path / "data") as left:
             held = await broker.receive(1)
             with pytest.raises(GroupBusy) as caught:
-                await broker.groups.put_group("g", GroupSpec(mode="keyed"))
+                await broker.groups.put_group("g", GroupSettings(mode="keyed"))
             assert caught.value.in_flight == 1
             busy = len(left)
             await broker.settle(held)
-            await broker.groups.put_group("g", GroupSpec(mode="keyed"))
+            await broker.groups.put_group("g", GroupSettings(mode="keyed"))
             await broker.receive(1)
     modes = []
     for count, killed in enumerate(left):
         async with running(killed) as broker:
-            mode = broker.groups.group_state("g").mode
+            mode = broker.groups.group_state("g").record.config.mode
             modes.append(mode)
             queue = (await broker.groups.describe("g")).topics[0].queues[0]
             assert mode == "competing" or queue.floor == 1, killed.name
@@ -185,17 +187,19 @@ async def test_a_crash_never_leaves_another_filter_with_what_the_one_before_skip
     # R8: messages that a filter skipped ahead of `next` are offered to the next filter
     async with running(tmp_path / "data") as broker:
         await broker.topic()
-        await broker.group(topics={"t": TopicSpec(filter="few")})
+        await broker.group(topics={"t": Subscription(filter="few")})
         await broker.publish(["a", "b"], tag="few")
         await broker.publish(["x", "y", "z"], tag="rest")
         await broker.settle(await broker.receive(1))
-        assert (await broker.groups.describe("g")).topics[0].queues[0].lag < 4, (
+        assert (await broker.groups.describe("g")).topics[0].queues[0].lag_messages < 4, (
             "it has looked ahead"
         )
         async with crashes(broker, tmp_path / "data") as left:
-            await broker.groups.put_group("g", GroupSpec(topics={"t": TopicSpec(filter="rest")}))
+            await broker.groups.put_group(
+                "g", GroupSettings(topics={"t": Subscription(filter="rest")})
+            )
             queue = (await broker.groups.describe("g")).topics[0].queues[0]
-            assert (queue.floor, queue.next, queue.lag) == (1, 1, 4)
+            assert (queue.floor, queue.next, queue.lag_messages) == (1, 1, 4)
     filters: list[str] = []
     for killed in left:
         async with running(killed) as broker:
@@ -216,11 +220,11 @@ async def test_a_mode_waits_for_leases_of_before_a_restart_too(tmp_path: Path) -
         copy_running(tmp_path / "data", tmp_path / "killed")
     async with running(tmp_path / "killed") as broker:
         with pytest.raises(GroupBusy) as caught:
-            await broker.groups.put_group("g", GroupSpec(mode="keyed"))
+            await broker.groups.put_group("g", GroupSettings(mode="keyed"))
         assert caught.value.in_flight == 2
         assert await broker.settle(receipts_of(held)[:1]) == [Status.DONE]
         broker.later(31)
-        await broker.groups.put_group("g", GroupSpec(mode="keyed"))
+        await broker.groups.put_group("g", GroupSettings(mode="keyed"))
         assert bodies_of(await broker.receive()) == ["y"]
 
 
@@ -231,14 +235,14 @@ async def test_a_topic_that_comes_back_goes_on_at_the_floor(tmp_path: Path) -> N
     async with running(tmp_path) as broker:
         await broker.topic()
         await broker.topic("u")
-        both = {"t": TopicSpec(), "u": TopicSpec()}
+        both = {"t": Subscription(), "u": Subscription()}
         await broker.group(topics=both)
         await broker.publish(["a", "b", "c", "d", "e"])
         held = receipts_of(await broker.receive())
         assert await broker.settle(held[:3]) == [Status.DONE] * 3
         assert await broker.settle(held[4:]) == [Status.DONE]
-        for topics in ({"u": TopicSpec()}, both):
-            await broker.groups.put_group("g", GroupSpec(topics=topics))
+        for topics in ({"u": Subscription()}, both):
+            await broker.groups.put_group("g", GroupSettings(topics=topics))
         assert bodies_of(await broker.receive()) == ["d", "e"], "e was settled above the floor"
 
 
@@ -246,7 +250,7 @@ async def test_a_receipt_is_stale_once_its_topic_went_and_came_back(tmp_path: Pa
     async with running(tmp_path) as broker:
         await broker.topic()
         await broker.topic("u")
-        both = {"t": TopicSpec(), "u": TopicSpec()}
+        both = {"t": Subscription(), "u": Subscription()}
         await broker.group(topics=both)
         await broker.publish(["x", "y"])
         old: list[str] = []
@@ -260,6 +264,6 @@ async def test_a_receipt_is_stale_once_its_topic_went_and_came_back(tmp_path: Pa
             if old:
                 assert await broker.settle(old) == [Status.STALE] * len(old)
             old += receipts_of(held)
-            for topics in ({"u": TopicSpec()}, both):
-                await broker.groups.put_group("g", GroupSpec(topics=topics))
+            for topics in ({"u": Subscription()}, both):
+                await broker.groups.put_group("g", GroupSettings(topics=topics))
         assert await broker.settle(old) == [Status.STALE] * 6, "nobody has them"

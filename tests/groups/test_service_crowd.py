@@ -16,17 +16,19 @@ from holdfast.groups.core.group import ENDED_A_TURN, Group
 from holdfast.groups.core.group_topic import QueueLane
 from holdfast.groups.core.receipts import ReceiptCodec
 from holdfast.groups.core.receiving import SELECTED_A_TURN
+from holdfast.groups.core.requests import Waiters
 from holdfast.groups.core.selection import OrderedSelection
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.cursor.leases import Leases
 from holdfast.groups.service import FLOORS_A_TURN
-from holdfast.groups.service_types import GroupSpec, Status, TopicSpec, Verb
+from holdfast.groups.service_types import Status, Verb
 from holdfast.groups.serving import describe, group_registry, scanning
 from holdfast.groups.serving.group_changes import CHANGED_A_TURN
-from holdfast.groups.serving.group_registry import GROUP_ITEMS, GroupRegistry
+from holdfast.groups.serving.group_registry import GroupRegistry
 from holdfast.groups.serving.group_server import SETTLED_A_TURN, GroupServer
+from holdfast.groups.serving.queue_watch import GROUP_ITEMS
 from holdfast.groups.serving.receive_flow import MESSAGES_A_TURN
-from holdfast.groups.serving.waiting import Waiting
+from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.groups.storage.group_table import GroupTable
 from holdfast.holdservice.config import HoldServiceConfig
 from tests.support.calls_a_turn import Turns, calls_a_turn
@@ -57,10 +59,10 @@ async def test_a_publish_costs_groups_in_which_nobody_waits_nothing(tmp_path: Pa
             patch.setattr(Group, "note_end", noted)
             await broker.publish("x")
             assert bodies_of(await waiting) == ["x"]
-            assert set(told) == {broker.groups.group_state("g7").group_id}
+            assert set(told) == {broker.groups.group_state("g7").record.group_id}
         for number in range(50):
             description = await broker.groups.describe(f"g{number}")
-            assert description.topics[0].queues[0].end == 1
+            assert description.topics[0].queues[0].max_offset == 1
         assert bodies_of(await broker.receive(group="g3")) == ["x"]
 
 
@@ -106,13 +108,10 @@ async def test_group_calls_over_many_queues_take_many_turns(tmp_path: Path) -> N
                 await broker.groups.seek("g", target)
             assert moved.total == QUEUES
             assert max(moved.most, looked.most, touched.most) <= MOST
-        with (
-            calls_a_turn(describe, "_queue") as described,
-            calls_a_turn(describe, "_sum") as added,
-        ):
+        with calls_a_turn(describe, "describe_queue") as described:
             description = await broker.groups.describe("g")
-        assert len(description.topics[0].queues) == described.total == added.total == QUEUES
-        assert max(described.most, added.most) <= MOST
+        assert len(description.topics[0].queues) == described.total == QUEUES
+        assert described.most <= MOST
         with pytest.MonkeyPatch.context() as patch:
             read, floor = Turns(), vars(Cursor)["floor"].fget
 
@@ -126,11 +125,11 @@ async def test_group_calls_over_many_queues_take_many_turns(tmp_path: Path) -> N
         assert read.total == QUEUES
         assert read.most <= FLOORS_A_TURN
         with calls_a_turn(QueueLane, "configure") as changed:
-            await broker.groups.put_group("g", GroupSpec(mode="keyed"))
+            await broker.groups.put_group("g", GroupSettings(mode="keyed"))
         assert changed.total == QUEUES
         assert changed.most <= MOST
         with calls_a_turn(QueueLane, "set_filter") as changed:
-            await broker.groups.put_group("g", GroupSpec({"t": TopicSpec(filter="x")}))
+            await broker.groups.put_group("g", GroupSettings({"t": Subscription(filter="x")}))
         assert changed.total == 2 * QUEUES
         assert changed.most <= MOST
         with calls_a_turn(broker.storage.groups.page, "drop") as dropped:
@@ -145,7 +144,7 @@ async def test_group_calls_over_many_topics_of_few_queues_take_many_turns(tmp_pa
     async with running(tmp_path) as broker:
         for number in range(topics):
             await broker.topic(f"t{number}", queues=queues)
-        named = {f"t{number}": TopicSpec() for number in range(topics)}
+        named = {f"t{number}": Subscription() for number in range(topics)}
         with (
             calls_a_turn(QueueLane, "__init__") as lanes,
             calls_a_turn(Cursor, "__init__") as cursors,
@@ -159,7 +158,7 @@ async def test_group_calls_over_many_topics_of_few_queues_take_many_turns(tmp_pa
             await broker.group(topics=named)
         assert weighed.total == topics
         assert weighed.most <= CHANGED_A_TURN
-        with calls_a_turn(describe, "_queue") as described:
+        with calls_a_turn(describe, "describe_queue") as described:
             await broker.groups.describe("g")
         assert described.total == topics * queues
         assert described.most <= MOST
@@ -175,7 +174,7 @@ async def test_group_calls_over_many_topics_of_few_queues_take_many_turns(tmp_pa
             calls_a_turn(Group, "_mark_dirty") as dirty,
             calls_a_turn(group_registry, "all_of") as let,
         ):
-            await broker.groups.put_group("g", GroupSpec({"t0": TopicSpec()}))
+            await broker.groups.put_group("g", GroupSettings({"t0": Subscription()}))
         assert let.total == topics - 1
         assert let.most <= MOST
         assert dirty.total <= 2 * topics, "a topic that goes marks no other as dirty"
@@ -191,8 +190,8 @@ async def test_a_topic_is_matched_with_many_patterns_over_many_turns(tmp_path: P
     async with running(tmp_path) as broker:
         await broker.topic("first")
         for number in range(6):
-            patterns = {f"*{each}-{number}": TopicSpec() for each in range(500)}
-            await broker.group(f"g{number}", topics={"first": TopicSpec(), **patterns})
+            patterns = {f"*{each}-{number}": Subscription() for each in range(500)}
+            await broker.group(f"g{number}", topics={"first": Subscription(), **patterns})
         with calls_a_turn(subscribing, "matches") as tried:
             await broker.topic("t17-3")
         assert tried.total > 2_500
@@ -209,7 +208,7 @@ async def test_a_topic_that_many_groups_match_comes_to_them_over_many_turns(
     groups = 400
     async with running(tmp_path) as broker:
         for number in range(groups):
-            await broker.group(f"g{number}", topics={"t*": TopicSpec()})
+            await broker.group(f"g{number}", topics={"t*": Subscription()})
         with (
             calls_a_turn(GroupRegistry, "_subscribe") as subscribed,
             calls_a_turn(GroupTable, "changes_of") as encoded,
@@ -233,7 +232,7 @@ async def test_groups_that_a_new_topic_comes_to_have_no_more_queues_than_the_lim
         path = tmp_path / str(limit)
         async with running(path, limits=GroupsConfig(max_cursors=limit)) as broker:
             for number in range(3):
-                await broker.group(f"g{number}", topics={"t*": TopicSpec()})
+                await broker.group(f"g{number}", topics={"t*": Subscription()})
             await broker.topic("t", queues=4)
             has = [
                 each for each in broker.groups.groups() if broker.groups.group_state(each).topics
@@ -253,9 +252,9 @@ async def test_messages_in_many_queues_at_once_are_looked_at_over_many_turns(
         await broker.group()
         waiting = broker.start_receiving(1, wait_s=20.0)
         await until(lambda: broker.groups.stats().waiting == 1)
-        served = broker.groups.registry
-        with calls_a_turn(served, "_look_at") as looked:
-            served.queues_changed([(topic.topic_id, queue) for queue in range(QUEUES)])
+        served = broker.groups.registry.by_name["g"]
+        with calls_a_turn(served, "queue_state") as looked:
+            broker.groups.queue_changes.note((topic.topic_id, queue) for queue in range(QUEUES))
             await until(lambda: looked.total == QUEUES)
         assert looked.most <= MOST
         await broker.publish("x")
@@ -291,7 +290,7 @@ async def test_a_scan_passes_by_so_many_groups_in_which_nobody_waits(tmp_path: P
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scanning, "QUEUES_A_LOOK", 4)
             patch.setattr(scanning, "_STEP", 2)
-            with calls_a_turn(Waiting, "__len__") as passed_by:
+            with calls_a_turn(Waiters, "__len__") as passed_by:
                 while broker.groups._scan._round is not None or not passed_by.total:
                     assert broker.groups.scan() == 0
                     await asyncio.sleep(0)
@@ -520,7 +519,7 @@ async def test_a_scan_of_many_queues_goes_on_where_it_was_and_finds_what_nobody_
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scanning, "QUEUES_A_LOOK", 5)
             patch.setattr(scanning, "_STEP", 5)
-            patch.setattr(broker.groups.registry, "queues_changed", lambda advanced: None)
+            patch.setattr(broker.groups.queue_changes, "note", lambda advanced: None)
             await broker.publish("x", queue=11)
             with calls_a_turn(broker.groups._scan, "_max_offset") as looked:
                 found: list[int] = []

@@ -9,8 +9,9 @@ import pytest
 from holdfast.commitlog.errors import LogError
 from holdfast.consumequeue.errors import StateUnavailable
 from holdfast.groups.cursor.cursor import NOT_KEPT
-from holdfast.groups.service_types import GroupSpec, Status, TopicSpec, Verb
+from holdfast.groups.service_types import Status, Verb
 from holdfast.groups.serving import dead_letters
+from holdfast.groups.settings import GroupSettings, Subscription
 from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running, turns
 from tests.support.stored import bodies, copy_running, until
 
@@ -27,7 +28,7 @@ async def _group_of_two_topics(broker: GroupBroker) -> None:
     """Create "t", "u" and "dead", and a group of "t" and "u" whose dead letters go to "dead"."""
     for name in ("t", "u", "dead"):
         await broker.topic(name)
-    both = {"t": TopicSpec(), "u": TopicSpec()}
+    both = {"t": Subscription(), "u": Subscription()}
     await broker.group(topics=both, dead_letter_topic="dead")
 
 
@@ -264,7 +265,7 @@ async def test_a_message_that_cannot_be_read_for_the_moment_holds_up_no_other_le
         await broker.topic("dead")
         await broker.group(dead_letter_topic="dead")
         await broker.publish(["x", "y", "z"])
-        delivering = broker.groups.registry.by_name["g"]._receive_flow
+        delivering = broker.groups.registry.by_name["g"]._flow
         batch, is_bad = delivering.batch, True
 
         async def fail(queue: Any, offset: int) -> Any:
@@ -342,7 +343,7 @@ async def test_a_topic_that_is_let_go_while_its_letter_is_read_stops_no_other_le
         await broker.publish("y", "u")
         of_t = await broker.receive(topics=["t"])
         of_u = await broker.receive(topics=["u"])
-        delivering = broker.groups.registry.by_name["g"]._receive_flow
+        delivering = broker.groups.registry.by_name["g"]._flow
         batch, is_asked, goes_on = delivering.batch, asyncio.Event(), asyncio.Event()
 
         async def hesitate(*args: Any, **how: Any) -> Any:
@@ -426,8 +427,8 @@ async def _reject_all(broker: GroupBroker, count: int) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"topics": {"u": TopicSpec()}},
-        {"topics": {"u": TopicSpec()}, "dead_letter_topic": ""},
+        {"topics": {"u": Subscription()}},
+        {"topics": {"u": Subscription()}, "dead_letter_topic": ""},
         {"dead_letter_topic": ""},
         {"dead_letter_topic": "elsewhere"},
         None,
@@ -439,13 +440,13 @@ async def test_what_was_rejected_is_a_dead_letter_before_the_group_loses_it(
     async with running(tmp_path) as broker:
         for name in ("t", "u", "dead")[: 2 + is_made]:
             await broker.topic(name)
-        both = {"t": TopicSpec(), "u": TopicSpec()}
+        both = {"t": Subscription(), "u": Subscription()}
         await broker.group(topics=both, dead_letter_topic="dead")
         await _reject_all(broker, 200)
         if change is None:
             await broker.groups.delete_group("g")
         else:
-            await broker.groups.put_group("g", GroupSpec(**change))
+            await broker.groups.put_group("g", GroupSettings(**change))
         assert broker.store.reading.max_offset((broker.store.table.get("dead").topic_id, 0)) == 200
         assert not broker.groups.stats().letters_not_kept_total
 
@@ -456,7 +457,7 @@ async def test_a_topic_that_becomes_dead_letters_is_left_once_its_own_have_gone(
     async with running(tmp_path) as broker:
         for name in ("t", "dead", "x"):
             await broker.topic(name)
-        await broker.group(topics={"t*": TopicSpec()}, dead_letter_topic="dead")
+        await broker.group(topics={"t*": Subscription()}, dead_letter_topic="dead")
         await _reject_all(broker, 200)
         await broker.group("h", topics="x", dead_letter_topic="t")
         assert broker.groups.registry.by_name["g"].core.topics == {}
@@ -471,7 +472,7 @@ async def test_a_group_whose_letters_cannot_go_is_not_changed(
     async with running(tmp_path) as broker:
         for name in ("t", "u", "dead"):
             await broker.topic(name)
-        both = {"t*": TopicSpec(), "u": TopicSpec()}
+        both = {"t*": Subscription(), "u": Subscription()}
         before = await broker.group(topics=both, dead_letter_topic="dead")
 
         async def refuse(*args: object, **kwargs: object) -> list[object]:
@@ -482,9 +483,9 @@ async def test_a_group_whose_letters_cannot_go_is_not_changed(
         await broker.settle(await broker.receive(1), Verb.REJECT)
         with pytest.raises(StateUnavailable, match="try again later"):
             if change == "topics":
-                await broker.groups.put_group("g", GroupSpec(topics={"u": TopicSpec()}))
+                await broker.groups.put_group("g", GroupSettings(topics={"u": Subscription()}))
             elif change == "dead_letter_topic":
-                await broker.groups.put_group("g", GroupSpec(dead_letter_topic=""))
+                await broker.groups.put_group("g", GroupSettings(dead_letter_topic=""))
             elif change == "delete":
                 await broker.groups.delete_group("g")
             else:
@@ -509,7 +510,7 @@ async def test_nothing_is_rejected_while_a_topic_is_let_go(tmp_path: Path) -> No
             await commit(changes)
 
         broker.store.state.commit = slowly  # type: ignore[method-assign]
-        await broker.groups.put_group("g", GroupSpec(topics={"u": TopicSpec()}))
+        await broker.groups.put_group("g", GroupSettings(topics={"u": Subscription()}))
         assert await rejecting[0] != [Status.DONE]
 
 

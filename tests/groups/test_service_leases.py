@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.groups.config import GroupsConfig
-from holdfast.groups.service_types import GroupSpec, Verb
+from holdfast.groups.service_types import Verb
+from holdfast.groups.settings import GroupSettings
 from tests.support.group_broker import bodies_of, receipts_of, running
 from tests.support.stored import until
 
@@ -50,4 +51,4 @@ async def test_a_start_with_more_leases_than_a_lowered_limit_keeps_them(tmp_path
         assert bodies_of(await broker.receive()) == []
         await broker.settle(receipts_of(held)[3:4], Verb.ACK)
         assert bodies_of(await broker.receive()) == ["6"]
-        await broker.groups.put_group("g", GroupSpec(lease_ms=5_000))
+        await broker.groups.put_group("g", GroupSettings(lease_ms=5_000))

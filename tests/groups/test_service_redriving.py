@@ -8,17 +8,11 @@ import pytest
 
 from holdfast.consumequeue.errors import LimitReached, StateUnavailable, TopicFull, UnknownGroup
 from holdfast.groups.config import GroupsConfig
-from holdfast.groups.errors import NoDeadLetters, RedriveRunning
-from holdfast.groups.service_types import (
-    GroupSpec,
-    InvalidGroup,
-    RedriveOptions,
-    RedriveResult,
-    TopicSpec,
-    Verb,
-)
+from holdfast.groups.errors import InvalidGroup, NoDeadLetters, RedriveRunning
+from holdfast.groups.service_types import RedriveOptions, RedriveResult, Verb
 from holdfast.groups.serving.keyed_identity import keyed_producer_id
 from holdfast.groups.serving.redriving import AT_ONCE
+from holdfast.groups.settings import GroupSettings, Subscription
 from tests.support.group_broker import GroupBroker, running
 from tests.support.stored import bodies, until
 
@@ -141,10 +135,10 @@ async def test_a_topic_that_the_group_let_go_of_gets_nothing(tmp_path: Path) -> 
     async with running(tmp_path) as broker:
         await letters(broker, "x")
         await broker.topic("u")
-        await broker.groups.put_group("g", GroupSpec(topics={"u": TopicSpec()}))
+        await broker.groups.put_group("g", GroupSettings(topics={"u": Subscription()}))
         done = await redrive(broker)
         assert (done.total, done.stuck) == (0, 1)
-        await broker.groups.put_group("g", GroupSpec(topics={"t": TopicSpec()}))
+        await broker.groups.put_group("g", GroupSettings(topics={"t": Subscription()}))
         broker.later(61, "g.redrive")
         assert (await redrive(broker)).topics == {"t": 1}
 
@@ -259,7 +253,7 @@ async def test_a_letter_stays_whose_topic_the_caller_may_not_publish_to(
     async with running(tmp_path) as broker:
         await broker.topic("secret")
         await broker.topic()
-        both = {"t": TopicSpec(), "secret": TopicSpec()}
+        both = {"t": Subscription(), "secret": Subscription()}
         await broker.group(topics=both, dead_letter_topic="dead")
         await reject(broker, "x")
         await reject(broker, "y", topic="secret")

@@ -10,7 +10,8 @@ from holdfast.groups.config import GroupsConfig
 from holdfast.groups.core.key_selection import LOOK_AHEAD
 from holdfast.groups.core.selection import MAX_FILTERS, OrderedSelection
 from holdfast.groups.cursor.cursor import Cursor
-from holdfast.groups.service_types import Received, TopicSpec, Verb
+from holdfast.groups.service_types import Received, Verb
+from holdfast.groups.settings import Subscription
 from tests.support.calls_a_turn import calls_a_turn
 from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running
 from tests.support.stored import until
@@ -193,7 +194,7 @@ async def test_topics_that_a_group_lets_go_of_count_no_more(tmp_path: Path) -> N
         for name in ("t", "u"):
             await broker.topic(name)
             await broker.publish(numbers(5), name)
-        await broker.group(topics={"t": TopicSpec(), "u": TopicSpec()})
+        await broker.group(topics={"t": Subscription(), "u": Subscription()})
         await delayed(broker, 2, topics=["t"])
         assert names_of(await broker.receive()) == []
         await broker.group(topics="u")

@@ -8,12 +8,14 @@ import pytest
 from holdfast.consumequeue.errors import KeyedBacklog, LimitReached
 from holdfast.consumequeue.slices import LoopBudget
 from holdfast.groups.config import GroupsConfig
-from holdfast.groups.service_types import GroupSpec, InvalidGroup, TopicSpec, Verb
+from holdfast.groups.errors import InvalidGroup
+from holdfast.groups.service_types import Verb
+from holdfast.groups.settings import GroupSettings, Subscription
 from tests.groups.test_service_changes import crashes
 from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running
 from tests.support.stored import until
 
-ALL = {"*": TopicSpec()}
+ALL = {"*": Subscription()}
 
 
 def _topics(broker: GroupBroker, group: str = "g") -> list[str]:
@@ -26,18 +28,18 @@ async def test_a_topic_that_is_deleted_and_made_again_comes_back_to_its_groups(
     # R7: the group received nothing any more, and reported lag 0
     async with running(tmp_path) as broker:
         await broker.topic()
-        await broker.group(start="latest", topics={"t": TopicSpec(3, "red")})
+        await broker.group(start="latest", topics={"t": Subscription(3, "red")})
         await broker.publish("old", tag="red")
         held = await broker.receive()
         await broker.store.topics.delete("t")
         assert bodies_of(await broker.receive()) == []
-        assert broker.groups.group_state("g").subscriptions == {"t": TopicSpec(3, "red")}
+        assert broker.groups.group_state("g").record.subscriptions == {"t": Subscription(3, "red")}
         await broker.topic(queues=2)
         await broker.publish(["new"], queue=1, tag="red")
         again = await broker.receive(wait_s=10.0)
         assert bodies_of(again) == ["new"]
         assert await broker.settle(held) != await broker.settle(again)
-        assert broker.groups.group_state("g").topics == {"t": TopicSpec(3, "red")}
+        assert broker.groups.group_state("g").topics == {"t": Subscription(3, "red")}
     async with running(tmp_path) as broker:
         await broker.publish("newer", tag="red")
         assert bodies_of(await broker.receive(wait_s=10.0)) == ["newer"]
@@ -47,8 +49,8 @@ async def test_a_topic_may_be_named_before_it_is_there_and_a_receive_waits_for_i
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as broker:
-        state, is_new = await broker.groups.put_group("g", GroupSpec({"later": TopicSpec()}))
-        assert (is_new, state.topics, list(state.subscriptions)) == (True, {}, ["later"])
+        state, is_new = await broker.groups.put_group("g", GroupSettings({"later": Subscription()}))
+        assert (is_new, state.topics, list(state.record.subscriptions)) == (True, {}, ["later"])
         assert bodies_of(await broker.receive(topics=["later"])) == []
     async with running(tmp_path) as broker:
         waiting = broker.start_receiving(wait_s=10.0)
@@ -63,18 +65,20 @@ async def test_a_pattern_finds_topics_that_are_there_and_that_come(tmp_path: Pat
         for name in ("orders.eu", "orders", "bills"):
             await broker.topic(name)
             await broker.publish(name, name)
-        await broker.groups.put_group("g", GroupSpec({"orders.*": TopicSpec(2)}, start="latest"))
+        await broker.groups.put_group(
+            "g", GroupSettings({"orders.*": Subscription(2)}, start="latest")
+        )
         assert _topics(broker) == ["orders.eu"]
         await broker.topic("orders.us", queues=3)
         await broker.topic("payments")
         await broker.publish("first", "orders.us", queue=2)
         assert bodies_of(await broker.receive(wait_s=10.0)) == ["first"]
         assert broker.groups.group_state("g").topics == dict.fromkeys(
-            ("orders.eu", "orders.us"), TopicSpec(2)
+            ("orders.eu", "orders.us"), Subscription(2)
         )
     async with running(tmp_path) as broker:
         assert _topics(broker) == ["orders.eu", "orders.us"]
-        await broker.groups.put_group("g", GroupSpec({"bill?": TopicSpec()}))
+        await broker.groups.put_group("g", GroupSettings({"bill?": Subscription()}))
         assert _topics(broker) == ["bills"]
 
 
@@ -109,7 +113,7 @@ async def _broker_with_some_settled(tmp_path: Path, broker: GroupBroker) -> None
     messages."""
     await broker.topic()
     await broker.topic("u")
-    await broker.group("g", {"t*": TopicSpec(3)})
+    await broker.group("g", {"t*": Subscription(3)})
     await broker.publish(["0", "1", "2", "3"])
     await broker.settle(await broker.receive(2))
 
@@ -136,7 +140,7 @@ async def test_a_topic_that_is_no_dead_letter_topic_any_more_comes_back_where_it
         else:
             await broker.groups.delete_group("other")
         assert bodies_of(await waiting) == ["2", "3"]
-        assert broker.groups.group_state("g").topics == {"t": TopicSpec(3)}
+        assert broker.groups.group_state("g").topics == {"t": Subscription(3)}
         assert "'g' has the topic 't' again" in caplog.text
 
 
@@ -159,7 +163,7 @@ async def test_a_group_whose_own_dead_letter_topic_it_was_gets_it_by_its_pattern
         await broker.topic("u")
         await broker.group("g", ALL, dead_letter_topic="t")
         assert _topics(broker) == ["u"]
-        await broker.groups.put_group("g", GroupSpec(dead_letter_topic=""))
+        await broker.groups.put_group("g", GroupSettings(dead_letter_topic=""))
         assert _topics(broker) == ["t", "u"]
 
 
@@ -198,12 +202,12 @@ async def test_a_crash_as_a_dead_letter_topic_comes_back_goes_on_where_it_was(
 async def test_who_may_not_change_a_group_takes_no_topic_from_it(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         await _broker_with_some_settled(tmp_path, broker)
-        spec = GroupSpec({"u": TopicSpec()}, dead_letter_topic="t")
+        spec = GroupSettings({"u": Subscription()}, dead_letter_topic="t")
         with pytest.raises(PermissionError, match="g"):
             await broker.groups.put_group("other", spec, check_loser=_forbid)
         assert broker.groups.groups() == ["g"]
         assert bodies_of(await broker.receive(1)) == ["2"]
-        named = GroupSpec({"t": TopicSpec()})
+        named = GroupSettings({"t": Subscription()})
         await broker.groups.put_group("g", named)
         await broker.groups.put_group("other", spec, check_loser=_forbid)
         assert _topics(broker) == ["t"], "who has it by its name loses nothing"
@@ -215,7 +219,7 @@ async def test_a_pattern_finds_only_what_its_owner_may_have_at_that_time(tmp_pat
     async with running(tmp_path) as broker:
         broker.may_subscribe = lambda owner, topic, group: topic in may.get(owner, ())
         await broker.topic("a1")
-        await broker.groups.put_group("g", GroupSpec({"a*": TopicSpec()}), "alice")
+        await broker.groups.put_group("g", GroupSettings({"a*": Subscription()}), "alice")
         await broker.topic("a2")
         await broker.topic("a3")
         assert _topics(broker) == ["a1", "a2"]
@@ -224,9 +228,9 @@ async def test_a_pattern_finds_only_what_its_owner_may_have_at_that_time(tmp_pat
         may["bob"] |= {"a5"}
         await broker.topic("a5")
         assert _topics(broker) == ["a1", "a2"]
-        await broker.groups.put_group("g", GroupSpec(lease_ms=5_000), "bob")
+        await broker.groups.put_group("g", GroupSettings(lease_ms=5_000), "bob")
         assert _topics(broker) == ["a1", "a2"], "who changes something else does not own it"
-        await broker.groups.put_group("g", GroupSpec({"a*": TopicSpec()}), "bob")
+        await broker.groups.put_group("g", GroupSettings({"a*": Subscription()}), "bob")
         assert _topics(broker) == ["a1", "a2", "a5"]
     async with running(tmp_path, may_subscribe=lambda *who: False) as broker:
         assert _topics(broker) == ["a1", "a2", "a5"]
@@ -237,21 +241,21 @@ async def test_a_group_gets_at_most_so_many_topics(tmp_path: Path, limit: int, f
     async with running(tmp_path, limits=GroupsConfig(max_topics=limit)) as broker:
         for name in "ab":
             await broker.topic(name)
-        await broker.groups.put_group("g", GroupSpec(ALL))
+        await broker.groups.put_group("g", GroupSettings(ALL))
         for name in "cd":
             await broker.topic(name)
         assert len(_topics(broker)) == found
         if found == 3:
             with pytest.raises(LimitReached):
-                await broker.groups.put_group("h", GroupSpec(ALL))
+                await broker.groups.put_group("h", GroupSettings(ALL))
         else:
-            await broker.groups.put_group("h", GroupSpec(ALL))
+            await broker.groups.put_group("h", GroupSettings(ALL))
 
 
 async def test_a_match_waits_for_room_among_all_groups_cursors(tmp_path: Path) -> None:
     async with running(tmp_path, limits=GroupsConfig(max_cursors=5)) as broker:
         await broker.topic("a", queues=3)
-        await broker.groups.put_group("g", GroupSpec(ALL))
+        await broker.groups.put_group("g", GroupSettings(ALL))
         await broker.topic("b", queues=3)
         await broker.topic("c", queues=2)
         assert _topics(broker) == ["a", "c"]
@@ -259,7 +263,7 @@ async def test_a_match_waits_for_room_among_all_groups_cursors(tmp_path: Path) -
 
 async def test_a_crash_as_a_topic_is_made_takes_it_from_no_group(tmp_path: Path) -> None:
     async with running(tmp_path / "data") as broker:
-        await broker.groups.put_group("g", GroupSpec(ALL, start="latest"))
+        await broker.groups.put_group("g", GroupSettings(ALL, start="latest"))
         async with crashes(broker, tmp_path / "data") as left:
             await broker.topic()
             await broker.publish("x")
@@ -294,7 +298,7 @@ async def test_a_crash_as_old_records_get_their_subscriptions_loses_none(tmp_pat
         async with running(killed) as broker:
             for name in ("t", "u"):
                 state = broker.groups.group_state(f"of-{name}")
-                assert list(state.subscriptions) == list(state.topics) == [name], killed.name
+                assert list(state.record.subscriptions) == list(state.topics) == [name], killed.name
                 received = await broker.receive(group=f"of-{name}", wait_s=10.0)
                 assert bodies_of(received) == [name], killed.name
 
@@ -310,10 +314,10 @@ async def test_a_group_of_before_there_were_subscriptions_has_its_topics_by_name
         object.__setattr__(record, "subscriptions", {})
         await changes._store_records([record], LoopBudget())
     async with running(tmp_path) as broker:
-        assert broker.groups.group_state("g").subscriptions == {"t": TopicSpec()}
+        assert broker.groups.group_state("g").record.subscriptions == {"t": Subscription()}
         await broker.store.topics.delete("t")
     async with running(tmp_path) as broker:
-        assert broker.groups.group_state("g").subscriptions == {"t": TopicSpec()}
+        assert broker.groups.group_state("g").record.subscriptions == {"t": Subscription()}
         await broker.topic()
         await broker.publish("x")
         assert bodies_of(await broker.receive(wait_s=10.0)) == ["x"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.groups.service_types import TopicSpec
+from holdfast.groups.settings import Subscription
 from tests.support.group_broker import bodies_of, receipts_of, running
 from tests.support.stored import settled, until
 
@@ -116,7 +116,7 @@ async def test_a_topic_that_is_let_go_while_it_is_browsed_has_nothing(tmp_path: 
         for name in ("t", "u"):
             await broker.topic(name)
             await broker.publish(f"of {name}", name)
-        await broker.group(topics={"t": TopicSpec(), "u": TopicSpec()})
+        await broker.group(topics={"t": Subscription(), "u": Subscription()})
         read, is_asked, goes_on = broker.store.reading.read, asyncio.Event(), asyncio.Event()
 
         async def hesitate(*args: Any, **how: Any) -> Any:
@@ -128,6 +128,6 @@ async def test_a_topic_that_is_let_go_while_it_is_browsed_has_nothing(tmp_path: 
         broker.store.reading.read_hot = lambda *args, **how: None  # type: ignore[method-assign]
         browsing = asyncio.create_task(broker.receive(browse=True))
         await is_asked.wait()
-        await broker.group(topics={"u": TopicSpec()})
+        await broker.group(topics={"u": Subscription()})
         goes_on.set()
         assert bodies_of(await browsing) == ["of u"]

@@ -3,7 +3,9 @@
 import asyncio
 from pathlib import Path
 
-from holdfast.groups.service_types import Status, TopicSpec, Verb
+from holdfast.groups.config import FAIR_ENGINES
+from holdfast.groups.service_types import Status, Verb
+from holdfast.groups.settings import FairnessSettings, Subscription
 from tests.support.group_broker import bodies_of, receipts_of, running
 from tests.support.stored import fill_segment, settled, until
 
@@ -15,12 +17,12 @@ async def test_topics_share_by_weight_whoever_asks_for_how_much(tmp_path: Path) 
         for name in WEIGHTS:
             await broker.topic(name)
             await broker.publish([name] * 600, name)
-        for engine in ("sfq", "dwrr"):
+        for engine in FAIR_ENGINES:
             group = f"by-{engine}"
             await broker.group(
                 group,
-                {name: TopicSpec(weight) for name, weight in WEIGHTS.items()},
-                engine=engine,
+                {name: Subscription(weight) for name, weight in WEIGHTS.items()},
+                fairness=FairnessSettings(engine),
                 max_in_flight=10_000,
             )
             served = dict.fromkeys(WEIGHTS, 0)
@@ -160,7 +162,7 @@ async def test_a_waiting_receive_finds_what_is_far_behind_what_is_not_wanted(
         await broker.topic()
         for n in range(60):
             await broker.publish([f"{n}"] * 200, tag="no")
-        await broker.group(topics={"t": TopicSpec(filter="yes")})
+        await broker.group(topics={"t": Subscription(filter="yes")})
         waiting = asyncio.create_task(broker.receive(wait_s=30.0))
         (lane,) = broker.groups.registry.by_name["g"].lanes()
         await until(lambda: lane.cursor.floor == 60 * 200)
@@ -174,7 +176,7 @@ async def test_a_cold_filter_goes_on_where_it_was(tmp_path: Path) -> None:
         for n in range(50):
             await broker.publish([f"{n}.{each}" for each in range(20)], tag="ab"[n % 2])
         await settled(broker.storage)
-        await broker.group(topics={"t": TopicSpec(filter="b")}, max_in_flight=5_000)
+        await broker.group(topics={"t": Subscription(filter="b")}, max_in_flight=5_000)
     async with running(tmp_path) as broker:
         found: list[str] = []
         while len(found) < 500:

@@ -16,10 +16,11 @@ import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import cast
 from weakref import finalize
 
 from holdfast.consumequeue.topics import QueueKey
-from holdfast.groups.config import GroupConfig
+from holdfast.groups.config import Cost, Engine, GroupConfig, Mode
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.members import OneActive
 from holdfast.groups.core.receipts import Receipt
@@ -130,9 +131,9 @@ class World:
         self.make_group = make_group
         self.rng = random.Random(seed)
         self.config = GroupConfig(
-            mode=mode,
-            engine=engine,
-            cost=cost,
+            mode=cast(Mode, mode),
+            engine=cast(Engine, engine),
+            cost=cast(Cost, cost),
             lease_ms=LEASE_MS,
             longest_lease_ms=2 * LEASE_MS,
             max_in_flight=40,

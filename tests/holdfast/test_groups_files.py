@@ -17,10 +17,10 @@ from holdfast.backup.source import StateGrows, copy_cursors, live_cursors
 from holdfast.backup.stored import read_manifest
 from holdfast.check import CheckReport, check_data_dir
 from holdfast.cli.exits import Failure, failure_of
-from holdfast.groups.config import TopicSpec
 from holdfast.groups.cursor.cursor import Cursor, End
 from holdfast.groups.cursor.heads import Head
 from holdfast.groups.cursor.rows import key_prefix, take_writes
+from holdfast.groups.settings import Subscription
 from holdfast.groups.storage.cursor_store import has_rows
 from holdfast.groups.storage.group_records import GroupRecord
 from holdfast.repair import repair_data_dir
@@ -34,7 +34,7 @@ async def put_group(storage: Storage, name: str = "g") -> None:
     """Store a new group on topic `t` as the group service does."""
     groups = storage.groups
     topic_id = storage.store.table.get("t").topic_id
-    group = GroupRecord(name, groups.table.next_group_id, topics={topic_id: TopicSpec()})
+    group = GroupRecord(name, groups.table.next_group_id, topics={topic_id: Subscription()})
     changes = groups.table.changes_of(group)
     await storage.store.state.commit(changes)
     groups.table.mark_stored(group, changes)

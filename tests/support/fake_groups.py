@@ -8,35 +8,23 @@ A test scripts the answers, and the requests are recorded.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any, cast
 
 from holdfast.commitlog.format.batch import Batch
 from holdfast.consumequeue.errors import UnknownGroup, UnknownTopic
 from holdfast.consumequeue.topics import Topic, check_name
+from holdfast.groups.descriptions import (
+    GroupReply,
+    MemberReply,
+    QueueLagReply,
+    ServedReply,
+    TopicLagReply,
+)
 from holdfast.groups.errors import GroupsStopping
 from holdfast.groups.service import GroupService
-from holdfast.groups.service_types import (
-    CheckGroup,
-    CheckTopic,
-    Delivery,
-    GroupDescription,
-    GroupServiceStats,
-    GroupSpec,
-    GroupState,
-    MayConsume,
-    MemberDescription,
-    QueueDescription,
-    Received,
-    ReceiveRequest,
-    RedriveOptions,
-    RedriveResult,
-    SeekTarget,
-    Served,
-    Status,
-    TopicDescription,
-    Verb,
-)
+from holdfast.groups.service_types import CheckGroup, CheckTopic, Delivery, GroupServiceStats, GroupState, MayConsume, Received, ReceiveRequest, RedriveOptions, RedriveResult, SeekTarget, Status, Verb
+from holdfast.groups.settings import GroupSettings
+from holdfast.groups.storage.group_records import new_record
 
 
 def deliveries_of(topic: Topic, batch: Batch, rows: Sequence[int], **more: Any) -> list[Delivery]:
@@ -103,7 +91,7 @@ class FakeGroups:
     async def put_group(
         self,
         group: str,
-        spec: GroupSpec,
+        settings: GroupSettings,
         owner: str = "",
         *,
         check_topic: CheckTopic | None = None,
@@ -113,24 +101,12 @@ class FakeGroups:
         check_name("group", group)
         self._fail()
         is_new = group not in self._groups
-        before = self._groups.get(group, GroupState(group, len(self._groups) + 1, {}))
-        given = {
-            each.name: value
-            for each in fields(spec)
-            if (value := getattr(spec, each.name)) is not None
-        }
-        if "topics" in given:
-            given["subscriptions"] = given["topics"]
-            names = [each.name for each in self._store.table.all()]
-            given["topics"] = {
-                name: wanted for name, wanted in given["topics"].items() if name in names
-            }
-        if "dead_letter_topic" in given:
-            given["dead_letter_topic"] = given["dead_letter_topic"] or None
-        if "backoff_ms" in given:
-            given["backoff_ms"] = tuple(given["backoff_ms"])
-        kept = {each.name: getattr(before, each.name) for each in fields(before)}
-        self._groups[group] = GroupState(**{**kept, **given})
+        before = self._groups.get(group)
+        record = new_record(group, len(self._groups) + 1, 0) if before is None else before.record
+        record = record.apply(settings, owner)
+        names = [each.name for each in self._store.table.all()]
+        topics = {name: each for name, each in record.subscriptions.items() if name in names}
+        self._groups[group] = GroupState(record, topics)
         return self._groups[group], is_new
 
     async def delete_group(self, group: str, *, check_topic: CheckTopic | None = None) -> None:
@@ -148,7 +124,7 @@ class FakeGroups:
 
     async def lags(self, group: str) -> dict[str, int]:
         described = await self.describe(group)
-        return {each.topic: sum(queue.lag for queue in each.queues) for each in described.topics}
+        return {each.topic: each.lag_messages for each in described.topics}
 
     def _floors_of(self, group: str, topic: str) -> dict[int, int]:
         if topic not in self.group_state(group).topics:
@@ -156,30 +132,29 @@ class FakeGroups:
         count = self._store.table.get(topic).queue_count
         return self._floors.setdefault((group, topic), dict.fromkeys(range(count), 0))
 
-    async def describe(self, group: str) -> GroupDescription:
+    async def describe(self, group: str) -> GroupReply:
         state = self.group_state(group)
-        served = Served(3, 300, 0.05)
-        topics = []
-        for name, spec in state.topics.items():
+        served = ServedReply(3, 300, 0.05)
+        topics, available = [], 0
+        for name in state.topics:
             topic = self._store.table.get(name)
-            floors = self._floors_of(group, name)
-            ends = [
-                self._store.reading.queue_state(topic, queue).max_offset
-                for queue in range(topic.queue_count)
-            ]
-            queues = [
-                QueueDescription(
-                    queue, floors[queue], floors[queue], end, end - floors[queue], 2, 1, 4, 5, 6,
-                    end - floors[queue], served,
+            queues = []
+            for queue, floor in self._floors_of(group, name).items():
+                end = self._store.reading.queue_state(topic, queue).max_offset
+                lag = end - floor
+                queues.append(
+                    QueueLagReply(
+                        queue, floor, 0, end, lag, 0, 0.0, floor, floor, lag, 2, 1, 4, 5, 6, served
+                    )
                 )
-                for queue, end in enumerate(ends)
-            ]  # fmt: skip
-            available = sum(each.available for each in queues)
+            lag = sum(each.lag_messages for each in queues)
+            available += lag
             topics.append(
-                TopicDescription(name, spec.weight, spec.filter, available, 1.5, served, queues)
+                TopicLagReply(name, topic.topic_id, lag, 0, 0.0, queues, lag, served, 1.5)
             )
-        members = [MemberDescription("m1", 2, 1, True)]
-        return GroupDescription(state, topics, members, 2, 1, 0)
+        members = [MemberReply("m1", 2, 1, True)]
+        config = state.record.describe_config()
+        return GroupReply(group, 0, 0, 0.0, topics, config, available, 2, 1, 0, members)
 
     async def receive(self, group: str, ask: ReceiveRequest) -> Received:
         state = self.group_state(group)

@@ -33,7 +33,7 @@ class GroupApi:
         self._skip(seconds)
         assert self.broker._groups is not None
         for group in self.broker._groups.registry.by_name.values():
-            group._on_deadline()
+            group.process_deadlines()
 
     async def ask(self, method: str, path: str, body: object = None) -> Any:
         async with self.session.request(method, path, json=body) as response:

@@ -13,15 +13,8 @@ from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.service import GroupService
-from holdfast.groups.service_types import (
-    GroupSpec,
-    GroupState,
-    Received,
-    ReceiveRequest,
-    Status,
-    TopicSpec,
-    Verb,
-)
+from holdfast.groups.service_types import GroupState, Received, ReceiveRequest, Status, Verb
+from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 from holdfast.storage.storage import Storage, StorageEvents
@@ -100,11 +93,11 @@ class GroupBroker:
         return topic
 
     async def group(
-        self, name: str = "g", topics: Mapping[str, TopicSpec] | str = "t", **fields: Any
+        self, name: str = "g", topics: Mapping[str, Subscription] | str = "t", **fields: Any
     ) -> GroupState:
         if isinstance(topics, str):
-            topics = {topics: TopicSpec()}
-        state, _ = await self.groups.put_group(name, GroupSpec(topics=topics, **fields))
+            topics = {topics: Subscription()}
+        state, _ = await self.groups.put_group(name, GroupSettings(topics=dict(topics), **fields))
         return state
 
     async def publish(
@@ -139,7 +132,7 @@ class GroupBroker:
     def later(self, seconds: float, group: str = "g") -> None:
         """Skip time, and let the group process it."""
         self.skipped_s += seconds
-        self.groups.registry.by_name[group]._on_deadline()
+        self.groups.registry.by_name[group].process_deadlines()
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -149,10 +142,10 @@ class GroupBroker:
 
     def _arrived(self, advanced: dict[QueueKey, int]) -> None:
         self.hold.message_arriving(advanced)
-        self.groups.registry.queues_changed(advanced)
+        self.groups.queue_changes.note(advanced)
 
     def _trimmed(self, begins: Mapping[QueueKey, int]) -> None:
-        self.groups.registry.queues_changed(begins)
+        self.groups.queue_changes.note(begins)
 
 
 def bodies_of(received: Received) -> list[str]:

@@ -47,12 +47,13 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
     "groups": {
         "cursor": (),
         "core": ("cursor", "config", "errors"),
-        "storage": ("cursor", "config"),
+        "storage": ("cursor", "config", "settings"),
         "serving": (
             "core",
             "cursor",
             "storage",
             "config",
+            "descriptions",
             "errors",
             "filter_text",
             "service_types",

@@ -25,14 +25,8 @@ from pathlib import Path
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.service import GroupService
-from holdfast.groups.service_types import (
-    Delivery,
-    GroupSpec,
-    ReceiveRequest,
-    Status,
-    TopicSpec,
-    Verb,
-)
+from holdfast.groups.service_types import Delivery, ReceiveRequest, Status, Verb
+from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.storage.storage import StorageEvents
 from tests.support.history import Found, HistoryViolation
 from tests.support.simulated_clients import Plan
@@ -222,18 +216,20 @@ class SimulatedGroups(SimulatedReading):
 
     def _arrived(self, advanced: dict[QueueKey, int]) -> None:
         if self._is_serving:
-            self.groups.registry.queues_changed(advanced)
+            self.groups.queue_changes.note(advanced)
 
     def _trimmed(self, begins: Mapping[QueueKey, int]) -> None:
         if self._is_serving:
-            self.groups.registry.queues_changed(begins)
+            self.groups.queue_changes.note(begins)
 
     # -- members ---------------------------------------------------------------------------
 
     async def create_group(self) -> None:
         """Create the group with all existing topics."""
-        topics = {plan.name: TopicSpec() for plan in self.plans}
-        spec = GroupSpec(topics=topics, lease_ms=LEASE_MS, max_attempts=0, dead_letter_topic=DEAD)
+        topics = {plan.name: Subscription() for plan in self.plans}
+        spec = GroupSettings(
+            topics=topics, lease_ms=LEASE_MS, max_attempts=0, dead_letter_topic=DEAD
+        )
         await self.store.topics.create(DEAD, queues=1, fields={"durability": "fsync"})
         await self.groups.put_group(GROUP, spec)
         self._plans_by_topic = {plan.name: plan for plan in self.plans}
@@ -294,7 +290,7 @@ class SimulatedGroups(SimulatedReading):
         """Advance the clock, so that leases grow older."""
         self._passed_s += seconds
         if self._plans_by_topic:
-            self.groups.registry.get(GROUP)._on_deadline()
+            self.groups.registry.get(GROUP).process_deadlines()
 
     async def _settle_them(self, deliveries: list[Delivery], verb: Verb, delay_ms: int) -> None:
         receipts, life = [each.receipt or "" for each in deliveries], self._life

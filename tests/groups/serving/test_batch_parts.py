@@ -3,8 +3,7 @@
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.consumequeue.topics import Topic, TopicConfig
-from holdfast.groups.service_types import Delivery
-from holdfast.groups.serving.batch_parts import batch_parts
+from holdfast.groups.service_types import Delivery, batch_parts
 
 TOPIC = Topic("t", 1, 1, TopicConfig("fsync", None, None, 1 << 20), 0)
 

@@ -1,6 +1,6 @@
 """The queues that moved since the last call. Pure."""
 
-from holdfast.groups.serving.changed_queues import ChangedQueues
+from holdfast.groups.serving.queue_watch import ChangedQueues
 
 
 def test_only_what_moved_since_is_told_each_queue_once() -> None:

@@ -9,8 +9,8 @@ from holdfast.consumequeue.errors import StateUnavailable
 from holdfast.groups.core.outbox import WriteBatch
 from holdfast.groups.core.settling import Verb
 from holdfast.groups.cursor.rows import DeleteRange, Write
+from holdfast.groups.service_types import GroupCounters
 from holdfast.groups.serving.commits import Commits, Writes, merge_batches
-from holdfast.groups.serving.counters import Counters
 from tests.groups.queues import Disk, Stage, settle
 from tests.support.group_broker import turns
 
@@ -37,7 +37,7 @@ class _Writer:
 
 def _commits(stage: Stage) -> tuple[Commits, _Writer]:
     writer = _Writer()
-    return Commits(stage.group, writer, lambda: stage.now, Counters()), writer
+    return Commits(stage.group, writer, lambda: stage.now, GroupCounters()), writer
 
 
 async def test_one_commit_is_under_way_and_the_next_takes_all_that_came_meanwhile() -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from holdfast.groups.service_types import TopicSpec
+from holdfast.groups.settings import Subscription
 from tests.support.group_broker import running
 
 
@@ -11,7 +11,7 @@ async def test_a_topic_that_goes_while_another_is_stored_ends_no_mirroring(tmp_p
     async with running(tmp_path) as broker:
         for name in ("t", "u"):
             await broker.topic(name)
-        await broker.group(topics={"t": TopicSpec(), "u": TopicSpec()})
+        await broker.group(topics={"t": Subscription(), "u": Subscription()})
         await broker.group("h", "t")
         await broker.publish("x", "t")
         for name in ("g", "h"):

@@ -16,9 +16,8 @@ from holdfast.groups.core.receipts import ReceiptCodec
 from holdfast.groups.core.requests import SelectedMessage
 from holdfast.groups.filter_text import filter_of
 from holdfast.groups.serving.clock import GroupClock
-from holdfast.groups.serving.head_source import MATCHES_A_TURN, StoreHeads
+from holdfast.groups.serving.head_source import MATCHES_A_TURN, RecentBatches, StoreHeads
 from holdfast.groups.serving.receive_flow import ReceiveFlow
-from holdfast.groups.serving.recent_batches import RecentBatches
 from tests.support.stored import batch
 
 KEY = (1, 0)
@@ -226,9 +225,7 @@ async def test_a_message_that_was_read_is_delivered_though_others_reads_push_it_
         return fetched
 
     store.read = read_beside_others  # type: ignore[method-assign]
-    flow = ReceiveFlow(
-        cast(Group, None), heads, cast(GroupClock, None), ReceiptCodec(bytes(32)), store.topic_by_id
-    )
+    flow = ReceiveFlow(cast(Group, None), heads, cast(GroupClock, None), ReceiptCodec(bytes(32)))
     found, unreadable = await flow.deliveries([SelectedMessage(KEY, 1, 1, False, None)])
     assert [each.batch.body(each.row) for each in found] == [b"b"]
     assert unreadable == []

@@ -1,5 +1,5 @@
 from holdfast.commitlog.format.batch import Batch
-from holdfast.groups.serving.recent_batches import RecentBatches
+from holdfast.groups.serving.head_source import RecentBatches
 from tests.support.stored import batch
 
 

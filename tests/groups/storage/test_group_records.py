@@ -9,7 +9,8 @@ from holdfast.consumequeue.state.records import (
     encode_number,
     group_key,
 )
-from holdfast.groups.config import GroupConfig, TopicSpec
+from holdfast.groups.config import GroupConfig
+from holdfast.groups.settings import Subscription
 from holdfast.groups.storage.group_records import (
     GroupRecord,
     decode_group,
@@ -21,11 +22,11 @@ GROUP = GroupRecord(
     "workers",
     7,
     GroupConfig("keyed", "dwrr", "bytes", 9_000, 60_000, 50, 20, 4, 3, (1, 2), True, True, 12_000),
-    {3: TopicSpec(4, "red,blue"), 9: TopicSpec()},
+    {3: Subscription(4, "red,blue"), 9: Subscription()},
     "latest",
     "orders.dead",
     1_700_000_000_000,
-    {"orders": TopicSpec(4, "red,blue"), "logs.*": TopicSpec()},
+    {"orders": Subscription(4, "red,blue"), "logs.*": Subscription()},
     "token:0123456789ab",
 )
 

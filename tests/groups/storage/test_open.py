@@ -21,10 +21,11 @@ from holdfast.consumequeue.state.records import (
 )
 from holdfast.consumequeue.state.topic_table import TopicTable
 from holdfast.consumequeue.topics import QueueKey, Topic, TopicConfig
-from holdfast.groups.config import GroupConfig, GroupsConfig, TopicSpec
+from holdfast.groups.config import GroupConfig, GroupsConfig
 from holdfast.groups.cursor.cursor import Cursor, CursorKey, End, State
 from holdfast.groups.cursor.heads import Head
 from holdfast.groups.cursor.rows import DeleteRange, Write, key_prefix, take_writes
+from holdfast.groups.settings import Subscription
 from holdfast.groups.storage.cursor_store import CursorStore, mark_as_copy
 from holdfast.groups.storage.group_records import GroupRecord
 from holdfast.groups.storage.group_table import GroupTable
@@ -46,7 +47,7 @@ class Directory:
     durability: str = "fsync"
     group: GroupRecord = field(
         default_factory=lambda: GroupRecord(
-            "g", 1, GroupConfig(lease_ms=LEASE_MS, longest_lease_ms=LEASE_MS), {3: TopicSpec()}
+            "g", 1, GroupConfig(lease_ms=LEASE_MS, longest_lease_ms=LEASE_MS), {3: Subscription()}
         )
     )
     ends: dict[int, int] = field(default_factory=lambda: {0: 100})

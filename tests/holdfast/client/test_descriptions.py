@@ -21,6 +21,8 @@ from holdfast.client import (
 from holdfast.client.async_client import AsyncClient
 from holdfast.client.descriptions import Description, QueueDescription, parse_description
 from holdfast.client.errors import BadReply
+from holdfast.groups import descriptions as group_descriptions
+from holdfast.groups import settings
 from holdfast.http_api.schemas import groups, messages
 from holdfast.testing import RunningBroker
 
@@ -60,12 +62,12 @@ def test_a_reply_without_a_member_is_no_reply_of_a_broker() -> None:
         (descriptions.TopicSummary, messages.TopicSummary, set()),
         (descriptions.TopicDescription, messages.TopicReply, {"read_leases"}),
         (descriptions.Split, messages.SplitReply, {"physical_offset", "end_physical_offset"}),
-        (descriptions.GroupQueue, groups.QueueLagReply, set()),
-        (descriptions.GroupTopic, groups.TopicLagReply, set()),
-        (descriptions.GroupMember, groups.MemberReply, set()),
-        (descriptions.GroupConfig, groups.GroupConfigReply, set()),
+        (descriptions.GroupQueue, group_descriptions.QueueLagReply, set()),
+        (descriptions.GroupTopic, group_descriptions.TopicLagReply, set()),
+        (descriptions.GroupMember, group_descriptions.MemberReply, set()),
+        (descriptions.GroupConfig, settings.GroupConfigReply, set()),
         (descriptions.GroupSummary, groups.GroupSummary, set()),
-        (descriptions.GroupDescription, groups.GroupReply, set()),
+        (descriptions.GroupDescription, group_descriptions.GroupReply, set()),
         (descriptions.OffsetsReset, groups.ResetReply, set()),
     ],
 )

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from holdfast.commitlog.format.message_id import format_message_id
-from holdfast.groups.service_types import GroupSpec, TopicSpec
+from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.http_api.access.grants import VERBS, Exposure
 from holdfast.http_api.routes import ROUTES
 from holdfast.http_api.routing.router import Route, Router
@@ -95,7 +95,7 @@ async def api(api: Api) -> Api:
     topic = api.store.table.get("orders")
     await api.publish("orders", {"body": "x", "key": "k", "queue": 0})
     await api.store.offsets.store_offsets("billing", topic, {0: 0})
-    await api.groups.put_group("billing", GroupSpec(topics={"orders": TopicSpec()}))
+    await api.groups.put_group("billing", GroupSettings(topics={"orders": Subscription()}))
     with patch("secrets.token_hex", lambda size: LEASE):
         await api.store.read_leases.take(topic, {0: 0}, 10**9)
     return api

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from holdfast.groups.serving.group_server import GroupServer
 from holdfast.http_api.access.tokens import Token, Tokens
 from tests.support.group_api import GroupApi, bodies, serving_groups, until
 from tests.support.tokens import bearer, make_token
@@ -218,22 +217,22 @@ async def test_a_seek_moves_no_topic_that_the_group_got_while_it_began(
     await api.group("h", {"a.pub": {}}, start="latest")
     narrow = clients.token("consume:a.:=h")
     assert api.broker._groups is not None
-    served = api.broker._groups.registry
-    catch_up, may_go_on, has_begun = served.catch_up, asyncio.Event(), asyncio.Event()
+    watch = api.broker._groups.registry.by_name["h"].watch
+    catch_up, may_go_on, has_begun = watch.catch_up, asyncio.Event(), asyncio.Event()
 
-    async def slow(group: GroupServer) -> None:
+    async def slow() -> None:
         has_begun.set()
         await may_go_on.wait()
-        await catch_up(group)
+        await catch_up()
 
-    monkeypatch.setattr(served, "catch_up", slow)
+    monkeypatch.setattr(watch, "catch_up", slow)
     headers = bearer(narrow)
     path = "/v1/groups/h/seek"
     seeking = asyncio.create_task(
         api.session.post(path, json={"to": "earliest"}, headers=headers).__aenter__()
     )
     await has_begun.wait()
-    monkeypatch.setattr(served, "catch_up", catch_up)
+    monkeypatch.setattr(watch, "catch_up", catch_up)
     await api.group("h", {"a.pub": {}, "b.secret": {}})
     may_go_on.set()
     async with await seeking as response:

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from holdfast.groups.config import GroupsConfig
-from holdfast.groups.service_types import GroupSpec, TopicSpec
+from holdfast.groups.settings import GroupSettings, Subscription
 from tests.http_api.test_bad_input import JSON, Bad
 from tests.support.api_server import Api, running_api
 
@@ -142,8 +142,8 @@ GROUPS: Sequence[Bad] = [
 async def api() -> AsyncIterator[Api]:
     async with running_api() as api:
         await api.store.topics.create("orders", queues=2)
-        await api.groups.put_group("g", GroupSpec({"orders": TopicSpec()}))
-        await api.groups.put_group("k", GroupSpec({"orders": TopicSpec()}, mode="keyed"))
+        await api.groups.put_group("g", GroupSettings({"orders": Subscription()}))
+        await api.groups.put_group("k", GroupSettings({"orders": Subscription()}, mode="keyed"))
         await api.store.offsets.store_offsets("plain", api.store.table.get("orders"), {0: 0})
         yield api
 
@@ -249,7 +249,7 @@ async def test_what_is_above_a_limit_is_refused_and_never_clamped(
     async with running_api(max_wait_ms=200, limits=limits) as api:
         for topic in ("orders", *(f"t{number}" for number in range(6))):
             await api.store.topics.create(topic, queues=1)
-        await api.groups.put_group("g", GroupSpec({"orders": TopicSpec()}))
+        await api.groups.put_group("g", GroupSettings({"orders": Subscription()}))
         answer = await api.send_json(method, path, body(limit + more))
         if more <= 0:
             assert answer.status == 200, answer.body

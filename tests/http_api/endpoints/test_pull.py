@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.commitlog.format.batch import iter_batches
 from holdfast.commitlog.format.batch_encoding import encode_batch
-from holdfast.groups.service_types import GroupSpec, TopicSpec
+from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.http_api.app import BrokerStatus
 from tests.support.api_server import Answer, Api, raising, running_api
@@ -370,7 +370,7 @@ async def test_a_broker_that_holds_nobody_answers_at_once() -> None:
     # L5: a pull is held if its client asks for it and the broker allows it
     async with running_api(max_wait_ms=0) as api:
         await api.store.topics.create("orders", queues=2)
-        await api.groups.put_group("g", GroupSpec({"orders": TopicSpec()}))
+        await api.groups.put_group("g", GroupSettings({"orders": Subscription()}))
         for path in (f"{PULL}?offset=0", "/v1/topics/orders/messages?offsets=0:0,1:0"):
             for wait_ms in ("0", "1", "60000", str(10**15)):
                 answer = await api.get(f"{path}&wait_ms={wait_ms}")

@@ -5,6 +5,7 @@ and the combination in tests/http_api/endpoints/test_groups_over_a_broker.py.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,9 @@ from holdfast.commitlog.format.batch_check import LimitExceeded
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.consumequeue.errors import StateFull, StateUnavailable
 from holdfast.groups.config import BACKOFF_MS
-from holdfast.groups.errors import ExclusiveHeld, FilterNotAllowed
-from holdfast.groups.service_types import (
-    GroupBusy,
-    GroupServiceStats,
-    GroupSpec,
-    InvalidGroup,
-    Received,
-    ReceiveRequest,
-    RedriveOptions,
-    RedriveResult,
-    TopicSpec,
-    Verb,
-)
+from holdfast.groups.errors import ExclusiveHeld, FilterNotAllowed, GroupBusy, InvalidGroup
+from holdfast.groups.service_types import GroupServiceStats, Received, ReceiveRequest, RedriveOptions, RedriveResult, Verb
+from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.holdservice.errors import HoldLimitExceeded
 from holdfast.http_api.access.audit import AuditFile, AuditLog
 from holdfast.http_api.endpoints import receive_reply
@@ -54,7 +45,9 @@ G = "/v1/groups/g"
 async def group(api: Api) -> Api:
     """Create the topics "orders" (two queues) and "refunds" (one), and the group "g" on both."""
     await api.store.topics.create("refunds", queues=1)
-    await api.groups.put_group("g", GroupSpec({"orders": TopicSpec(4), "refunds": TopicSpec()}))
+    await api.groups.put_group(
+        "g", GroupSettings({"orders": Subscription(4), "refunds": Subscription()})
+    )
     return api
 
 
@@ -629,9 +622,14 @@ async def test_the_groups_are_counted_for_prometheus(group: Api) -> None:
     )
     await post(group, "receive", {})
     group.groups.stats_ = GroupServiceStats(
-        groups=1, waiting=2, in_flight=3, delivered_total=4, settled_total={("ack", "done"): 5},
-        expired_leases_total=6, dead_letters_total=7,
-    )  # fmt: skip
+        groups=1,
+        waiting=2,
+        in_flight=3,
+        delivered_total=4,
+        settled_total=Counter({("ack", "done"): 5}),
+        expired_leases_total=6,
+        dead_letters_total=7,
+    )
     text = (await group.get("/metrics")).body.decode()
     for line in (
         "holdfast_groups 1.0",
@@ -768,7 +766,7 @@ async def test_what_is_done_to_a_group_is_in_the_audit_log(group: Api, tmp_path:
 async def letters(group: Api) -> Api:
     """The same API with a dead-letter topic."""
     await group.store.topics.create("dead", queues=1)
-    await group.groups.put_group("g", GroupSpec(dead_letter_topic="dead"))
+    await group.groups.put_group("g", GroupSettings(dead_letter_topic="dead"))
     return group
 
 

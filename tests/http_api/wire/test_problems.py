@@ -7,7 +7,6 @@ from holdfast.commitlog import errors as log
 from holdfast.commitlog.format.batch_check import LimitExceeded
 from holdfast.consumequeue import errors as queues
 from holdfast.groups import errors as groups
-from holdfast.groups import service_types as service
 from holdfast.holdservice import errors as hold
 from holdfast.http_api.wire.problems import (
     _RULES,
@@ -21,7 +20,7 @@ from holdfast.http_api.wire.reply import problem_reply
 ERRORS = [
     (queues.InvalidName("topic", "a/b"), 400, "invalid-name", {"kind": "topic", "name": "a/b"}),
     (queues.UnknownTopic("t"), 404, "unknown-topic", {"topic": "t"}),
-    (service.NotSubscribed("g", "t"), 404, "unknown-topic", {"topic": "t", "group": "g"}),
+    (groups.NotSubscribed("t", "g"), 404, "unknown-topic", {"topic": "t", "group": "g"}),
     (queues.UnknownQueue("t", 4, 2), 404, "unknown-queue", {"queue": 4, "queue_count": 2}),
     (queues.UnknownGroup("g"), 404, "unknown-group", {"group": "g"}),
     (queues.UnknownMessage("m"), 404, "unknown-message", {"message_id": "m"}),
@@ -40,7 +39,12 @@ ERRORS = [
         "limit-reached",
         {"limit_name": "max_topics", "limit": 9},
     ),
-    (service.TooManyMembers("g", 9), 409, "limit-reached", {"group": "g", "limit": 9}),
+    (
+        groups.TooManyMembers("groups.max_members", 9, "g"),
+        409,
+        "limit-reached",
+        {"group": "g", "limit": 9},
+    ),
     (
         queues.OffsetTrimmed("t", 0, 1, 2, 6),
         410,
@@ -75,8 +79,8 @@ ERRORS = [
     (groups.GroupsStopping(), 503, "draining", {}),
     (groups.NoDeadLetters("g"), 409, "no-dead-letters", {"group": "g"}),
     (groups.RedriveRunning("g"), 409, "redrive-running", {"group": "g"}),
-    (service.GroupBusy("g", 3), 409, "group-busy", {"group": "g", "in_flight": 3}),
-    (service.InvalidGroup("topics", "take one"), 422, "invalid-group", {"field": "topics"}),
+    (groups.GroupBusy("g", 3), 409, "group-busy", {"group": "g", "in_flight": 3}),
+    (groups.InvalidGroup("topics", "take one"), 422, "invalid-group", {"field": "topics"}),
     (hold.HoldLimitExceeded("max_held", 8), 429, "too-many-held", {"limit": 8}),
     (queues.TooManyReadLeases("max_read_leases", 8), 429, "too-many-read-leases", {"limit": 8}),
     (queues.UnknownReadLease("x"), 404, "unknown-read-lease", {"lease_id": "x"}),
