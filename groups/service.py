@@ -17,7 +17,21 @@ from holdfast.groups.core.members import AllInFlight
 from holdfast.groups.core.requests import Limits
 from holdfast.groups.descriptions import GroupReply
 from holdfast.groups.errors import NotSubscribed, TooManyMembers
-from holdfast.groups.service_types import CheckGroup, CheckTopic, GroupServiceStats, GroupState, MayConsume, Received, ReceiveRequest, RedriveOptions, RedriveResult, SeekTarget, Status, UnitLimit, Verb
+from holdfast.groups.service_types import (
+    CheckGroup,
+    CheckTopic,
+    GroupServiceStats,
+    GroupState,
+    MayConsume,
+    Received,
+    ReceiveRequest,
+    RedriveOptions,
+    RedriveResult,
+    SeekTarget,
+    Status,
+    UnitLimit,
+    Verb,
+)
 from holdfast.groups.serving import describe as describing
 from holdfast.groups.serving.clock import GroupClock
 from holdfast.groups.serving.floor_exporter import FloorExporter

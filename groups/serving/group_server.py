@@ -28,7 +28,15 @@ from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
 from holdfast.groups.core.subscribing import Subscriptions
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.errors import GroupsStopping, InvalidReceipt
-from holdfast.groups.service_types import CheckTopic, Delivery, GroupCounters, Received, Status, Verb, batch_parts
+from holdfast.groups.service_types import (
+    CheckTopic,
+    Delivery,
+    GroupCounters,
+    Received,
+    Status,
+    Verb,
+    batch_parts,
+)
 from holdfast.groups.serving.browsers import Browsers
 from holdfast.groups.serving.clock import DeadlineTimer, GroupClock
 from holdfast.groups.serving.commits import Commits, CursorWriter, Writes

@@ -22,7 +22,21 @@ from holdfast.groups.descriptions import (
 )
 from holdfast.groups.errors import GroupsStopping
 from holdfast.groups.service import GroupService
-from holdfast.groups.service_types import CheckGroup, CheckTopic, Delivery, GroupServiceStats, GroupState, MayConsume, Received, ReceiveRequest, RedriveOptions, RedriveResult, SeekTarget, Status, Verb
+from holdfast.groups.service_types import (
+    CheckGroup,
+    CheckTopic,
+    Delivery,
+    GroupServiceStats,
+    GroupState,
+    MayConsume,
+    Received,
+    ReceiveRequest,
+    RedriveOptions,
+    RedriveResult,
+    SeekTarget,
+    Status,
+    Verb,
+)
 from holdfast.groups.settings import GroupSettings
 from holdfast.groups.storage.group_records import new_record
 

@@ -20,7 +20,14 @@ from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.consumequeue.errors import StateFull, StateUnavailable
 from holdfast.groups.config import BACKOFF_MS
 from holdfast.groups.errors import ExclusiveHeld, FilterNotAllowed, GroupBusy, InvalidGroup
-from holdfast.groups.service_types import GroupServiceStats, Received, ReceiveRequest, RedriveOptions, RedriveResult, Verb
+from holdfast.groups.service_types import (
+    GroupServiceStats,
+    Received,
+    ReceiveRequest,
+    RedriveOptions,
+    RedriveResult,
+    Verb,
+)
 from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.holdservice.errors import HoldLimitExceeded
 from holdfast.http_api.access.audit import AuditFile, AuditLog
