@@ -114,7 +114,9 @@ def test_curl_alone_publishes_and_reads_the_log(
     assert set(read) <= set(lines)
 
 
-def test_a_range_read_twice_gives_the_same_bytes(broker: RunningBroker, lines: list[bytes]) -> None:
+def test_reading_a_range_twice_returns_the_same_bytes(
+    broker: RunningBroker, lines: list[bytes]
+) -> None:
     with broker.client() as client:
         client.create_topic("twice", queues=1)
         with client.producer("twice", queue=0) as producer:

@@ -230,7 +230,7 @@ def _is_held(metrics: str) -> bool:
 @pytest.mark.skipif(
     shutil.which("jq") is None or shutil.which("curl") is None, reason="needs curl and jq"
 )
-def test_all_pages_run_in_one_sitting(tmp_path: Path) -> None:
+def test_all_pages_run_in_one_session(tmp_path: Path) -> None:
     stopped = tmp_path / "stopped"
     with RunningBroker(stopped, TEST_ARGUMENTS) as broker, broker.client() as client:
         client.publish("orders", b"x")

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 KEYS = ("a", "b", "ключ")
 
 
-def test_client_producer_and_broker_agree_on_queues(holdfast_broker: "RunningBroker") -> None:
+def test_client_producer_and_broker_choose_the_same_queues(
+    holdfast_broker: "RunningBroker",
+) -> None:
     with Client(holdfast_broker.url) as client:
         client.create_topic("t", queues=3, priority_levels=4)
         places = {}

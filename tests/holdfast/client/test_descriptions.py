@@ -49,7 +49,7 @@ def test_a_description_has_attributes_and_is_a_mapping_of_its_reply() -> None:
         queue.queue = 4  # type: ignore[misc]
 
 
-def test_a_reply_without_a_member_is_no_reply_of_a_broker() -> None:
+def test_a_reply_without_a_member_is_a_bad_reply() -> None:
     with pytest.raises(BadReply, match="max_offset"):
         parse_description(QueueDescription, {"queue": 3, "min_offset": 1})
 
@@ -112,7 +112,7 @@ def test_every_description_of_a_broker_is_typed(shared_broker: RunningBroker, to
         assert isinstance(moved, OffsetsReset) and moved.after == {"0": 0, "1": 1}
 
 
-def test_what_a_message_has_beside_its_body_is_given_by_name() -> None:
+def test_the_fields_of_a_message_except_its_body_are_given_by_name() -> None:
     # C5: the third positional argument of publish was the key
     for method in (AsyncClient.publish, Client.publish):
         parameters = list(inspect.signature(method).parameters.values())

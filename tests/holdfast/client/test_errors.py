@@ -51,7 +51,7 @@ def test_a_conflict_names_field_and_values() -> None:
         errors.ConnectionFailed("http://x", "refused", maybe_executed=False),
     ],
 )
-def test_errors_can_cross_a_process_border(error: errors.HoldfastError) -> None:
+def test_errors_can_be_pickled(error: errors.HoldfastError) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error)
     assert str(again) == str(error)

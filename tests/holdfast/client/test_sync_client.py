@@ -57,7 +57,7 @@ def test_the_package_has_the_clients_names() -> None:
         holdfast.Nothing  # noqa: B018
 
 
-def test_a_message_goes_there_and_back(client: Client, topic: str) -> None:
+def test_a_published_message_is_read(client: Client, topic: str) -> None:
     client.create_topic(topic, queues=2)
     placed = client.publish(topic, "hello", key="k", tag="t", properties={"a": "b"})
     (message,) = client.pull(topic, placed.queue, placed.offset, follow=False)
@@ -67,7 +67,7 @@ def test_a_message_goes_there_and_back(client: Client, topic: str) -> None:
     assert client.message(placed.message_id) == message
 
 
-def test_topics_are_made_changed_listed_and_deleted(client: Client, topic: str) -> None:
+def test_topics_are_created_changed_listed_and_deleted(client: Client, topic: str) -> None:
     made = client.create_topic(topic, queues=2, durability="written", retention_ms=60_000)
     assert made["queue_count"] == 2
     assert made["config"]["durability"] == "written"
@@ -113,7 +113,7 @@ def test_group_offsets_are_stored_swapped_and_reset(client: Client, topic: str) 
     assert client.stored_offsets(group, topic).offsets == {0: 0, 1: 0}
 
 
-def test_splits_cover_the_range_that_is_asked_for(client: Client, topic: str) -> None:
+def test_splits_cover_the_requested_range(client: Client, topic: str) -> None:
     client.create_topic(topic, queues=2)
     for number in range(10):
         client.publish(topic, b"x", queue=number % 2)
@@ -129,11 +129,11 @@ def test_splits_cover_the_range_that_is_asked_for(client: Client, topic: str) ->
     ]
 
 
-def test_the_broker_tells_its_version(client: Client) -> None:
+def test_info_has_the_version_of_the_broker(client: Client) -> None:
     assert client.info()["version"] == holdfast.__version__
 
 
-def test_a_consumer_stores_how_far_it_came(client: Client, topic: str) -> None:
+def test_an_offset_consumer_stores_its_progress(client: Client, topic: str) -> None:
     client.create_topic(topic, queues=1)
     with client.producer(topic) as producer:
         for number in range(10):
@@ -247,9 +247,7 @@ def test_closing_the_client_ends_a_reader_that_waits(
         client.topics()
 
 
-def test_a_reader_may_be_left_behind_by_its_client(
-    shared_broker: RunningBroker, topic: str
-) -> None:
+def test_a_reader_may_outlive_its_client(shared_broker: RunningBroker, topic: str) -> None:
     with shared_broker.client() as client:
         client.publish(topic, b"x")
         messages = iter(client.pull(topic))
@@ -257,7 +255,7 @@ def test_a_reader_may_be_left_behind_by_its_client(
     del messages  # an exception here would be reported by pytest as unraisable
 
 
-def test_an_unreachable_broker_is_told_after_the_timeout() -> None:
+def test_an_unreachable_broker_raises_after_the_timeout() -> None:
     with (
         Client("http://127.0.0.1:1", timeout_ms=200) as client,
         pytest.raises(ConnectionFailed, match=r"http://127\.0\.0\.1:1"),
@@ -351,7 +349,7 @@ def connections(client: Client) -> int:
     return int(float(line.split()[-1]))
 
 
-def test_threads_that_share_a_client_have_a_connection_each(
+def test_each_thread_that_shares_a_client_has_its_own_connection(
     own_broker: RunningBroker, topic: str
 ) -> None:
     count = 4
@@ -372,7 +370,7 @@ def test_threads_that_share_a_client_have_a_connection_each(
         assert connections(client) <= count
 
 
-def test_an_interrupt_ends_a_request_and_the_client_goes_on(
+def test_after_an_interrupted_request_the_client_is_usable(
     own_broker: RunningBroker, topic: str
 ) -> None:
     def interrupt() -> None:
@@ -425,7 +423,7 @@ def test_only_producers_and_consumers_of_leases_start_the_loop_thread(
 
 
 @pytest.mark.parametrize("end", ["close the consumer", "close the client", "forget the consumer"])
-def test_the_thread_that_stores_offsets_ends_with_its_consumer(
+def test_the_offset_thread_ends_with_its_consumer(
     own_broker: RunningBroker, topic: str, end: str
 ) -> None:
     before = set(threading.enumerate())
@@ -463,7 +461,7 @@ def test_offsets_are_stored_while_the_caller_works(own_broker: RunningBroker, to
 
 
 @pytest.mark.parametrize("kind", ["producer", "consumer"])
-def test_a_client_that_was_forgotten_stops_its_thread(
+def test_a_garbage_collected_client_stops_its_thread(
     shared_broker: RunningBroker, topic: str, kind: str
 ) -> None:
     before = set(threading.enumerate())

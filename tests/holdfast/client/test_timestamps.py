@@ -25,7 +25,7 @@ def test_numbers_and_datetimes_are_milliseconds(time: float | datetime, expected
 @pytest.mark.parametrize(
     "time", [-1, float("nan"), float("inf"), datetime(2026, 1, 1), datetime(1969, 1, 1, tzinfo=UTC)]
 )
-def test_what_is_no_time_is_refused(time: float | datetime) -> None:
+def test_an_invalid_time_is_refused(time: float | datetime) -> None:
     with pytest.raises(ValueError, match="time"):
         as_timestamp_ms(time)
 

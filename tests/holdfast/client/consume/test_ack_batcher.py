@@ -28,14 +28,14 @@ async def settled(verb: Verb, *statuses: Status) -> list[Status]:
     return [await each for each in settlings]
 
 
-async def test_what_came_too_late_is_told_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_late_acknowledgement_is_stale_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "holdfast.client"):
         assert await settled("ack", "done", "stale", "stale") == ["done", "stale", "stale"]
     (logged,) = caplog.messages
     assert logged.startswith("ack came too late for 2 of the messages: their leases had ended")
 
 
-async def test_of_what_came_in_time_and_of_leases_that_end_nothing_is_logged(
+async def test_a_timely_acknowledgement_and_a_late_extension_are_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The caller that extends a lease gets the result and sees that the lease has ended."""

@@ -31,7 +31,7 @@ def are_extended(group: FakeGroup, receipts: set[str], before: int) -> bool:
 # -- iterating -------------------------------------------------------------------------------
 
 
-async def test_each_message_is_settled_when_the_next_is_asked_for() -> None:
+async def test_the_next_delivery_acknowledges_the_current_one() -> None:
     async with fake_group() as (group, client):
         group.publish(10)
         async with client.consume("t", GROUP, follow=False) as consumer:
@@ -40,7 +40,7 @@ async def test_each_message_is_settled_when_the_next_is_asked_for() -> None:
         assert not group.leased
 
 
-async def test_the_one_in_hand_and_those_not_begun_are_given_back() -> None:
+async def test_leaving_a_loop_releases_the_current_and_the_waiting_messages() -> None:
     # T24
     async with fake_group() as (group, client):
         group.publish(10)
@@ -53,7 +53,7 @@ async def test_the_one_in_hand_and_those_not_begun_are_given_back() -> None:
         assert group.named("leave") == [{"member": consumer.member}]
 
 
-async def test_what_was_said_of_a_message_counts() -> None:
+async def test_the_first_settlement_of_a_message_counts() -> None:
     async with fake_group() as (group, client):
         group.publish(4)
         said = []
@@ -74,7 +74,7 @@ async def test_what_was_said_of_a_message_counts() -> None:
         assert offsets(group) == [0]
 
 
-async def test_a_block_acknowledges_and_an_exception_in_it_is_a_failure() -> None:
+async def test_a_with_block_acknowledges_and_an_exception_in_it_nacks() -> None:
     async with fake_group() as (group, client):
         group.publish(2)
         async with client.consume("t", GROUP) as consumer:
@@ -87,7 +87,7 @@ async def test_a_block_acknowledges_and_an_exception_in_it_is_a_failure() -> Non
         assert len(group.named("nack")) == 1
 
 
-async def test_with_more_in_hand_nothing_is_settled_unless_it_is_said() -> None:
+async def test_with_concurrency_each_delivery_is_settled_explicitly() -> None:
     async with fake_group() as (group, client):
         for queue in range(4):
             group.publish(2, queue=queue)
@@ -106,7 +106,7 @@ async def test_with_more_in_hand_nothing_is_settled_unless_it_is_said() -> None:
         assert len(group.available) == 7
 
 
-async def test_commit_settles_what_was_given_out_durably() -> None:
+async def test_commit_acknowledges_all_returned_deliveries_durably() -> None:
     async with fake_group() as (group, client):
         group.publish(3)
         async with client.consume("t", GROUP) as consumer:
@@ -117,7 +117,7 @@ async def test_commit_settles_what_was_given_out_durably() -> None:
         assert offsets(group) == [0]
 
 
-async def test_settled_messages_need_no_word() -> None:
+async def test_settled_messages_need_no_acknowledgement() -> None:
     # T22
     async with fake_group() as (group, client):
         group.publish(5)
@@ -129,7 +129,7 @@ async def test_settled_messages_need_no_word() -> None:
         assert not group.named("ack")
 
 
-async def test_a_group_is_made_where_there_is_none() -> None:
+async def test_a_missing_group_is_created() -> None:
     async with fake_group(exists=False) as (group, client):
         group.publish(1)
         async with client.consume(["t", "u"], GROUP, start="latest", follow=False) as consumer:
@@ -143,7 +143,9 @@ async def test_a_group_is_made_where_there_is_none() -> None:
     ("status", "type_", "error"),
     [(409, "group-exclusive", ExclusiveHeld), (403, "forbidden", Forbidden)],
 )
-async def test_a_refusal_is_raised(status: int, type_: str, error: type[Exception]) -> None:
+async def test_a_refused_receive_is_raised_by_each_call(
+    status: int, type_: str, error: type[Exception]
+) -> None:
     # T29
     async with fake_group() as (group, client):
 
@@ -161,7 +163,7 @@ async def test_a_refusal_is_raised(status: int, type_: str, error: type[Exceptio
 # -- requests on the wire --------------------------------------------------------------------
 
 
-async def test_a_lost_reply_is_asked_for_again_by_its_attempt() -> None:
+async def test_a_receive_whose_reply_is_lost_is_repeated_with_its_attempt_id() -> None:
     async with fake_group() as (group, client):
         group.publish(3)
         group.lose = {"receive": 1, "ack": 1}
@@ -174,7 +176,7 @@ async def test_a_lost_reply_is_asked_for_again_by_its_attempt() -> None:
 
 
 @pytest.mark.parametrize(("status", "type_"), [(429, "too-many-held"), (503, "draining")])
-async def test_a_busy_broker_is_asked_again(status: int, type_: str) -> None:
+async def test_requests_to_a_busy_broker_are_retried(status: int, type_: str) -> None:
     async with fake_group() as (group, client):
         group.publish(1)
         refusals = {"receive": 2, "ack": 2, "describe": 1}
@@ -192,7 +194,7 @@ async def test_a_busy_broker_is_asked_again(status: int, type_: str) -> None:
         assert not any(refusals.values())
 
 
-async def test_acknowledgements_leave_together() -> None:
+async def test_acknowledgements_are_sent_in_batches() -> None:
     # T26: a request leaves once `ack_batch` acknowledgements have gathered
     async with fake_group() as (group, client):
         group.publish(200)
@@ -215,7 +217,7 @@ async def test_acknowledgements_leave_together() -> None:
         assert [len(body["receipts"]) for body in group.named("ack")] == [50]
 
 
-async def test_an_acknowledgement_leaves_after_a_while_or_when_it_is_waited_for() -> None:
+async def test_an_acknowledgement_is_sent_after_the_interval_or_when_it_is_awaited() -> None:
     # T26
     assert signature(AsyncClient.consume).parameters["ack_interval_ms"].default == 5
     async with fake_group() as (group, client):
@@ -231,7 +233,7 @@ async def test_an_acknowledgement_leaves_after_a_while_or_when_it_is_waited_for(
             assert len(group.acked) == 2
 
 
-async def test_without_a_word_an_acknowledgement_leaves_within_5_ms_and_at_the_end() -> None:
+async def test_by_default_an_acknowledgement_is_sent_within_5_ms_and_at_the_end() -> None:
     # T26
     assert signature(AsyncClient.consume).parameters["ack_interval_ms"].default == 5
     async with fake_group() as (group, client):
@@ -246,7 +248,7 @@ async def test_without_a_word_an_acknowledgement_leaves_within_5_ms_and_at_the_e
         assert offsets(group) == [0, 1]
 
 
-async def test_when_all_is_settled_nothing_is_buffered_and_one_request_waits() -> None:
+async def test_when_all_messages_are_settled_the_buffer_is_empty_and_one_request_waits() -> None:
     # F12
     async with fake_group() as (group, client):
         group.publish(20)
@@ -278,7 +280,7 @@ async def test_an_idle_consumer_sends_its_acknowledgements_at_once() -> None:
             assert await asyncio.wait_for(waiting, 10) is not None
 
 
-async def test_no_more_is_held_than_may_be() -> None:
+async def test_a_consumer_never_holds_more_than_max_in_flight() -> None:
     # T18, F16
     async with fake_group() as (group, client):
         group.publish(100)
@@ -295,7 +297,7 @@ async def test_no_more_is_held_than_may_be() -> None:
         assert max(held) <= 7
 
 
-async def test_the_end_is_not_before_a_message_whose_delay_has_just_ended() -> None:
+async def test_a_message_whose_delay_has_just_ended_is_consumed_before_the_end() -> None:
     async with fake_group() as (group, client):
 
         async def describe(name: str, body: Any) -> web.StreamResponse | None:
@@ -308,7 +310,7 @@ async def test_the_end_is_not_before_a_message_whose_delay_has_just_ended() -> N
         assert [delivery.offset async for delivery in consumer] == [0]
 
 
-async def test_leases_are_extended_at_half_their_time_in_hand_and_not_begun() -> None:
+async def test_leases_of_current_and_waiting_messages_are_extended_at_half_their_time() -> None:
     async with fake_group(lease_ms=40) as (group, client):
         group.publish(4)
         async with client.consume("t", GROUP) as consumer:
@@ -326,7 +328,9 @@ async def test_leases_are_extended_at_half_their_time_in_hand_and_not_begun() ->
             assert all(delivery.receipt not in body["receipts"] for body in later)
 
 
-async def test_a_lease_that_has_ended_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_lost_lease_is_logged_and_its_waiting_messages_are_dropped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with fake_group(lease_ms=40) as (group, client):
         group.publish(2)
         async with client.consume("t", GROUP) as consumer:
@@ -342,7 +346,7 @@ async def test_a_lease_that_has_ended_is_noticed(caplog: pytest.LogCaptureFixtur
     assert "has ended while it was processed" in caplog.text
 
 
-async def test_more_time_can_be_asked_for() -> None:
+async def test_a_delivery_can_extend_its_lease() -> None:
     async with fake_group() as (group, client):
         group.publish(1)
         async with client.consume("t", GROUP) as consumer:
@@ -352,7 +356,7 @@ async def test_more_time_can_be_asked_for() -> None:
         assert group.named("extend") == [{"receipts": [delivery.receipt], "lease_ms": 600_000}]
 
 
-async def test_what_follows_a_key_that_came_back_is_not_worked_on() -> None:
+async def test_later_messages_of_a_nacked_key_are_not_processed() -> None:
     # I11: the broker takes back the later leases of the key, too.
     async with fake_group(mode="keyed") as (group, client):
         group.publish(3, key="a")
@@ -368,7 +372,7 @@ async def test_what_follows_a_key_that_came_back_is_not_worked_on() -> None:
             assert again.receipt != first.receipt
 
 
-async def test_what_follows_a_key_that_came_back_may_be_on_its_way() -> None:
+async def test_later_messages_of_a_nacked_key_may_be_in_an_older_reply() -> None:
     # I11: the reply was made before the broker received the nack, and arrives after it.
     async with fake_group(mode="keyed") as (group, client):
         group.publish(6, key="a")
@@ -397,7 +401,7 @@ async def test_what_follows_a_key_that_came_back_may_be_on_its_way() -> None:
         assert seen == [0, 0, 1, 2, 3, 4, 5]
 
 
-async def test_how_long_it_took_is_told_by_topic_where_cost_is_time() -> None:
+async def test_processing_times_are_reported_by_topic_if_cost_is_time() -> None:
     async with fake_group(cost="time") as (group, client):
         group.publish(2, "slow")
         group.publish(2, "fast")
@@ -457,7 +461,7 @@ async def test_handlers_are_serial_by_queue_and_parallel_across() -> None:
         assert len(group.acked) == 60
 
 
-async def test_a_handler_that_settles_early_still_keeps_its_queue() -> None:
+async def test_a_handler_that_settles_early_keeps_its_queue_until_it_returns() -> None:
     # T12
     async with fake_group() as (group, client):
         group.publish(5)
@@ -474,7 +478,7 @@ async def test_a_handler_that_settles_early_still_keeps_its_queue() -> None:
         assert offsets(group) == [0, 1, 2, 3, 4]
 
 
-async def test_a_handler_that_raises_has_failed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_handler_that_raises_nacks_its_message(caplog: pytest.LogCaptureFixture) -> None:
     async with fake_group() as (group, client):
         group.publish(3)
         failures = [1]
@@ -494,7 +498,7 @@ async def test_a_handler_that_raises_has_failed(caplog: pytest.LogCaptureFixture
         assert "no coffee" in caplog.text
 
 
-async def test_a_plain_function_is_called_in_threads_that_do_nothing_else() -> None:
+async def test_a_plain_function_is_called_in_handler_threads() -> None:
     async with fake_group() as (group, client):
         for queue in range(4):
             group.publish(5, queue=queue)
@@ -524,7 +528,7 @@ async def test_a_function_that_returns_a_coroutine_is_awaited() -> None:
         assert done == [0, 1]
 
 
-async def test_closing_lets_handlers_finish_and_gives_back_the_rest() -> None:
+async def test_closing_waits_for_handlers_and_releases_the_other_messages() -> None:
     async with fake_group() as (group, client):
         group.publish(3)
         begun, may_end = asyncio.Event(), asyncio.Event()
@@ -557,7 +561,7 @@ async def test_a_handler_may_close_its_consumer() -> None:
         assert offsets(group) == [0]
 
 
-async def test_cancelling_waits_for_handlers_in_threads_whose_results_count() -> None:
+async def test_cancelling_waits_for_handlers_in_threads_and_settles_their_messages() -> None:
     async with fake_group() as (group, client):
         group.publish(2)
         begun, may_end = threading.Event(), threading.Event()
@@ -626,7 +630,7 @@ async def test_a_coroutine_that_a_thread_returns_after_a_cancellation_is_cancell
         assert len(group.available) == 1
 
 
-async def test_cancelling_releases_what_handlers_have_in_hand() -> None:
+async def test_cancelling_releases_the_messages_of_handlers() -> None:
     async with fake_group() as (group, client):
         group.publish(3)
         begun = asyncio.Event()
@@ -660,7 +664,7 @@ async def test_closing_the_client_closes_its_consumers() -> None:
 # -- threads ---------------------------------------------------------------------------------
 
 
-async def test_the_client_for_threads_does_the_same() -> None:
+async def test_the_blocking_consumer_iterates_runs_handlers_and_closes() -> None:
     async with fake_group() as (group, _):
         for queue in range(3):
             group.publish(10, queue=queue)

@@ -17,7 +17,7 @@ class Delivery:
     offset: int
 
 
-def test_one_of_a_unit_at_a_time_the_first_that_is_free_first() -> None:
+def test_one_delivery_of_an_ordering_key_at_a_time_the_oldest_first() -> None:
     ready: Dispatcher[Delivery] = Dispatcher(3)
     for offset, ordering_key in enumerate("aabab"):
         ready.add(Delivery(offset), ordering_key)
@@ -35,7 +35,7 @@ def test_one_of_a_unit_at_a_time_the_first_that_is_free_first() -> None:
     assert len(ready) == 1
 
 
-def test_no_more_are_in_hand_than_may() -> None:
+def test_at_most_concurrency_deliveries_are_in_hand() -> None:
     ready: Dispatcher[Delivery] = Dispatcher(2)
     for offset in range(3):
         ready.add(Delivery(offset), offset)
@@ -44,7 +44,7 @@ def test_no_more_are_in_hand_than_may() -> None:
     assert [each.offset for each in ready.in_hand] == [0, 1]
 
 
-def test_what_is_dropped_or_drained_is_not_taken() -> None:
+def test_dropped_and_drained_deliveries_are_not_taken() -> None:
     ready: Dispatcher[Delivery] = Dispatcher(9)
     waiting = [Delivery(offset) for offset in range(6)]
     for each, ordering_key in zip(waiting, "aabbcc", strict=True):
@@ -59,7 +59,7 @@ def test_what_is_dropped_or_drained_is_not_taken() -> None:
     assert len(ready) == 0
 
 
-def test_a_message_that_came_twice_waits_for_its_first_coming() -> None:
+def test_a_redelivered_message_waits_for_its_first_delivery() -> None:
     ready: Dispatcher[Delivery] = Dispatcher(2)
     lost, again = Delivery(7), Delivery(7)
     ready.add(lost, "a")
@@ -74,7 +74,7 @@ STEPS = st.tuples(st.sampled_from(("add", "take", "done", "drop")), st.integers(
 
 
 @given(st.integers(1, 4), st.lists(STEPS, max_size=60))
-def test_order_per_unit_holds_whatever_happens(
+def test_the_order_of_an_ordering_key_always_holds(
     concurrency: int, steps: list[tuple[str, int]]
 ) -> None:
     ready: Dispatcher[Delivery] = Dispatcher(concurrency)
@@ -104,7 +104,7 @@ def test_order_per_unit_holds_whatever_happens(
         assert len(ready.in_hand) == len(in_hand) <= concurrency
 
 
-def test_what_waits_of_a_unit_beyond_the_first_is_cut() -> None:
+def test_waiting_deliveries_of_an_ordering_key_are_truncated() -> None:
     # C1
     ready: Dispatcher[Delivery] = Dispatcher(9)
     waiting = [Delivery(offset) for offset in range(6)]

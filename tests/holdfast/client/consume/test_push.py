@@ -22,7 +22,7 @@ TIMEOUT_S = 30
 # -- requests on the wire --------------------------------------------------------------------
 
 
-def test_following_a_topic_sends_pulls_alone_and_one_for_each_hold() -> None:
+def test_following_a_topic_sends_only_pulls_and_one_per_wait() -> None:
     # L1, L3: an idle consumer may ask 60
     # 20 times a minute, five at the most
     with running_fake_broker() as broker, Client(broker.url) as client:
@@ -41,7 +41,7 @@ def test_following_a_topic_sends_pulls_alone_and_one_for_each_hold() -> None:
     assert 60_000 / PullOptions.wait_ms <= 5
 
 
-async def test_a_member_that_waits_has_one_receive_under_way_and_asks_nothing_else() -> None:
+async def test_a_waiting_member_has_one_receive_in_flight_and_sends_nothing_else() -> None:
     # L1, L3
     async with fake_group() as (group, client), client.consume("t", GROUP) as consumer:
         waiting = asyncio.create_task(consumer.next())
@@ -60,7 +60,7 @@ async def test_a_member_that_waits_has_one_receive_under_way_and_asks_nothing_el
         assert {name for name, _ in group.asked} <= {"describe", "put", "receive", "ack"}
 
 
-async def test_the_client_waits_ten_seconds_longer_than_it_asks_the_broker_to_hold(
+async def test_the_client_waits_ten_seconds_longer_than_the_broker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # L6
@@ -86,7 +86,7 @@ async def test_the_client_waits_ten_seconds_longer_than_it_asks_the_broker_to_ho
 # -- members ---------------------------------------------------------------------------------
 
 
-async def test_members_of_one_program_have_a_limit_each() -> None:
+async def test_each_consumer_of_a_program_has_its_own_limit() -> None:
     # T5
     async with fake_group() as (group, client):
         group.publish(40)
@@ -102,7 +102,7 @@ async def test_members_of_one_program_have_a_limit_each() -> None:
             assert held == [10, 10]
 
 
-async def test_an_acknowledgement_is_not_waited_for() -> None:
+async def test_ack_returns_before_the_broker_has_answered() -> None:
     # T21: `ack` returns before the broker has answered
     may_answer = asyncio.Event()
 
@@ -126,7 +126,7 @@ async def test_an_acknowledgement_is_not_waited_for() -> None:
         assert [offset for _, _, offset in group.acked] == [0, 1]
 
 
-async def test_closing_a_consumer_ends_a_wait_without_end() -> None:
+async def test_closing_a_consumer_ends_a_wait_without_a_time_limit() -> None:
     # T9
     async with fake_group() as (group, client):
         consumer = client.consume("t", GROUP)
@@ -138,7 +138,7 @@ async def test_closing_a_consumer_ends_a_wait_without_end() -> None:
             assert await waiting is None
 
 
-async def test_an_empty_queue_is_said_to_be_empty_at_once() -> None:
+async def test_an_empty_queue_ends_the_consumer_at_once() -> None:
     # T9
     async with fake_group() as (group, client):
         async with client.consume("t", GROUP, follow=False) as consumer:
@@ -150,7 +150,7 @@ async def test_an_empty_queue_is_said_to_be_empty_at_once() -> None:
 
 
 @pytest.mark.parametrize(("queues", "threads", "peak"), [(2, 8, 2), (8, 2, 2), (5, 5, 5)])
-async def test_as_many_handlers_run_at_once_as_there_are_queues_and_threads(
+async def test_queues_and_threads_limit_how_many_handlers_run_at_once(
     queues: int, threads: int, peak: int
 ) -> None:
     # T13
@@ -175,7 +175,7 @@ async def test_as_many_handlers_run_at_once_as_there_are_queues_and_threads(
     assert most == peak
 
 
-async def test_with_every_handler_stuck_leases_are_extended_and_settling_goes_on() -> None:
+async def test_stuck_handlers_do_not_stop_lease_extensions_and_acknowledgements() -> None:
     # T10
     may_end = threading.Event()
 

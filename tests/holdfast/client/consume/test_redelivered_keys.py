@@ -30,29 +30,29 @@ def redelivered(*messages: DeliveredMessage) -> tuple[RedeliveredKeys, list[Sett
     return table, settlings
 
 
-def test_nothing_is_doubtful_where_nothing_came_back() -> None:
+def test_no_message_is_uncertain_without_a_redelivered_key() -> None:
     assert RedeliveredKeys().find_uncertain([message(0), message(1)]) == [False, False]
 
 
-def test_what_follows_in_the_key_is_doubtful_and_nothing_else() -> None:
+def test_only_later_messages_of_the_key_are_uncertain() -> None:
     table, _ = redelivered(message(5))
     others = [message(6, "b"), message(6, None), message(6, topic="u"), message(6, queue=1)]
     assert table.find_uncertain([message(6), *others, message(9)]) == [True, *[False] * 4, True]
 
 
-def test_a_reply_that_has_what_came_back_is_from_after_it() -> None:
+def test_a_reply_with_the_redelivered_message_is_newer_than_its_release() -> None:
     table, _ = redelivered(message(7), message(5))
     assert table.find_uncertain([message(6), message(7)]) == [True, True]
     assert table.find_uncertain([message(5), message(6)]) == [False, False]
     assert table.find_uncertain([message(4), message(6)]) == [False, False]
 
 
-def test_a_message_without_a_key_is_followed_by_none() -> None:
+def test_a_message_without_a_key_makes_no_message_uncertain() -> None:
     table, _ = redelivered(message(5, None))
     assert table.find_uncertain([message(6, None)]) == [False]
 
 
-def test_what_the_broker_has_answered_is_forgotten() -> None:
+def test_an_answered_nack_is_forgotten() -> None:
     table, (first, last) = redelivered(message(5), message(7))
     first.settled("done")
     table.forget_answered()
@@ -63,7 +63,7 @@ def test_what_the_broker_has_answered_is_forgotten() -> None:
     assert table.find_uncertain([message(8)]) == [False]
 
 
-async def test_who_waits_for_the_broker_to_know_is_told_why_it_never_will() -> None:
+async def test_waiting_for_a_failed_nack_raises_its_error() -> None:
     table, (settling,) = redelivered(message(5))
     settling.failed(ClientClosed())
     await table.wait_confirmed(message(6, "b").as_received())

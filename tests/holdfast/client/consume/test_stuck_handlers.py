@@ -86,7 +86,9 @@ async def test_three_stuck_keys_of_many_stop_no_other_key() -> None:
                 assert offsets == sorted(offsets)
 
 
-async def test_what_is_stuck_for_long_holds_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_member_holds_one_message_of_a_queue_that_is_stuck_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # C1: other members may need the others
     monkeypatch.setattr("holdfast.client.consume.prefetch.SLOW_S", 0.01)
     monkeypatch.setattr("holdfast.client.consume.prefetch.STUCK_S", 0.02)
@@ -100,7 +102,7 @@ async def test_what_is_stuck_for_long_holds_one_message(monkeypatch: pytest.Monk
             assert work.handled[0] == list(range(20))
 
 
-async def test_a_handler_that_ends_while_messages_are_handed_back_gets_the_next_at_once(
+async def test_a_handler_that_returns_during_a_release_gets_the_next_message_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # C1: what was known of its queue before that is not held against it
@@ -121,7 +123,7 @@ async def test_a_handler_that_ends_while_messages_are_handed_back_gets_the_next_
 
 
 @pytest.mark.parametrize("mode", ["competing", "keyed"])
-async def test_slow_handlers_of_all_units_are_kept_busy_and_nothing_is_handed_back(
+async def test_slow_handlers_of_all_queues_stay_busy_without_releases(
     monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setattr("holdfast.client.consume.prefetch.SLOW_S", 0.0)
@@ -141,7 +143,7 @@ async def test_slow_handlers_of_all_units_are_kept_busy_and_nothing_is_handed_ba
         assert sum(len(body["receipts"]) for body in group.named("release")) <= 100
 
 
-async def test_messages_that_were_settled_as_they_were_sent_are_never_dropped() -> None:
+async def test_messages_that_were_settled_on_delivery_are_never_released() -> None:
     async with fake_group() as (group, client):
         for queue in range(4):
             group.publish(20, queue=queue)
@@ -164,7 +166,9 @@ async def test_keys_of_a_group_that_is_not_keyed_have_no_limits() -> None:
             work.free.set()
 
 
-async def test_who_works_on_one_at_a_time_sets_no_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_consumer_without_concurrency_sets_no_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(prefetch, "SLOW_S", 0.0)  # every delivery is slow
     async with fake_group() as (group, client):
         group.publish(5)
@@ -174,7 +178,7 @@ async def test_who_works_on_one_at_a_time_sets_no_limits(monkeypatch: pytest.Mon
         assert not any("limits" in body for body in group.named("receive"))
 
 
-async def test_stopping_a_keyed_consumer_says_nothing_of_leases(
+async def test_stopping_a_keyed_consumer_logs_no_lost_lease(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     # C7: the first release took back the later messages of its key, too

@@ -60,7 +60,7 @@ def make(notes: Notes | None = None, **changes: Any) -> Accumulator:
 BODY = b"x" * 100
 
 
-def test_a_retry_is_recognised_by_the_broker() -> None:
+def test_a_request_has_no_more_batches_than_the_broker_remembers() -> None:
     assert MAX_BATCHES_PER_QUEUE <= REMEMBERED_BATCHES
 
 
@@ -76,19 +76,19 @@ def test_a_batch_is_ready_when_it_is_full() -> None:
     assert (last.message_count, last.queue) == (10, 0)
 
 
-def test_messages_without_key_or_queue_take_the_queues_in_turn_a_batch_each() -> None:
+def test_messages_without_key_and_queue_go_to_the_queues_in_turn() -> None:
     accumulator = make(first_queue=2)
     queues = [accumulator.add(BODY).queue for _ in range(50)]
     assert queues == [2] * 10 + [3] * 10 + [0] * 10 + [1] * 10 + [2] * 10
 
 
-def test_messages_with_a_key_go_to_the_keys_queue() -> None:
+def test_messages_with_a_key_go_to_the_queue_of_the_key() -> None:
     accumulator = make()
     for key in ("a", "b", "ключ", "10.0.0.1"):
         assert accumulator.add(BODY, key).queue == queue_for_key(key, 4)
 
 
-def test_the_queue_given_wins_over_the_key_and_the_producers_over_both() -> None:
+def test_the_queue_of_the_producer_precedes_the_given_queue_and_the_key() -> None:
     assert make().add(BODY, "a", queue=3).queue == 3
     assert make(queue=1).add(BODY, "a").queue == 1
     assert make(queue=1).add(BODY).queue == 1
@@ -122,7 +122,7 @@ def test_each_level_takes_the_indexes_in_turn_a_batch_each() -> None:
     assert all(batch.message_count for batch in accumulator.unresolved())
 
 
-def test_a_queue_that_is_named_has_its_level() -> None:
+def test_a_given_queue_accepts_only_its_own_priority_level() -> None:
     accumulator = level_topic()
     assert accumulator.add(BODY, queue=4).queue == accumulator.add(BODY, queue=4, priority=4).queue
     for refused in (
@@ -139,7 +139,7 @@ def test_a_queue_that_is_named_has_its_level() -> None:
     assert len(accumulator.unresolved()) == 1
 
 
-def test_messages_say_when_they_expire() -> None:  # T32
+def test_messages_contain_when_they_expire() -> None:  # T32
     accumulator = make(queue=0)
     batch = accumulator.add(b"0")
     accumulator.add(b"1", ttl_ms=7)
@@ -149,7 +149,7 @@ def test_messages_say_when_they_expire() -> None:  # T32
     assert make(queue=0).add(b"0").expires_timestamps_us is None
 
 
-def test_columns_are_filled_up_where_messages_have_nothing() -> None:
+def test_columns_are_padded_for_messages_without_a_value() -> None:
     accumulator = make(queue=0)
     batch = accumulator.add(b"0")
     accumulator.add("1ü", key="k", properties={"p": "v"})
@@ -192,9 +192,7 @@ LIMITS = MessageLimits(
         ({"body": b"", "queue": -1}, UnknownQueue),
     ],
 )
-def test_a_message_that_is_refused_leaves_nothing(
-    message: Mapping[str, Any], error: type[Exception]
-) -> None:
+def test_a_refused_message_adds_nothing(message: Mapping[str, Any], error: type[Exception]) -> None:
     accumulator = make(limits=LIMITS, queue_count=4)
     batch = accumulator.add(b"good", queue=0)
     with pytest.raises(error):
@@ -205,14 +203,14 @@ def test_a_message_that_is_refused_leaves_nothing(
     assert len(Batch.decode(batch.encode(producer_id=1, sequence=0))) == 1
 
 
-def test_messages_at_the_limits_are_taken() -> None:
+def test_messages_at_the_limits_are_accepted() -> None:
     accumulator = make(limits=LIMITS)
     accumulator.add(b"x" * 100)
     accumulator.add(b"x" * 90, key="k" * 10)
     accumulator.add(b"", tag="t" * 5, properties={"n": "v" * 19})
 
 
-def test_a_queue_has_one_request_under_way() -> None:
+def test_a_queue_has_one_request_in_flight() -> None:
     accumulator = make(queue=0)
     first = [accumulator.add(BODY) for _ in range(10)][-1]
     assert accumulator.take() == [first]
@@ -222,7 +220,7 @@ def test_a_queue_has_one_request_under_way() -> None:
     assert accumulator.take() == [second]
 
 
-def test_a_request_takes_several_queues_and_no_more_than_a_retry_may_have() -> None:
+def test_a_request_contains_several_queues_and_a_limited_number_of_batches() -> None:
     accumulator = make(queue_count=2)
     for _ in range(2 * 10 * (MAX_BATCHES_PER_QUEUE + 1)):
         accumulator.add(BODY)
@@ -236,7 +234,7 @@ def test_a_request_takes_several_queues_and_no_more_than_a_retry_may_have() -> N
     assert set(accumulator.take()) == set(batches) - set(taken)
 
 
-def test_a_request_has_a_size_but_always_one_batch() -> None:
+def test_a_request_has_a_limited_size_but_at_least_one_batch() -> None:
     accumulator = make(
         queue_count=8, batch_bytes=1, buffer_bytes=2**30, limits=MessageLimits(2**30)
     )
@@ -250,7 +248,7 @@ def test_a_request_has_a_size_but_always_one_batch() -> None:
     assert sizes == [1, 1, 1, 1]
 
 
-def test_the_buffer_is_full_when_its_bytes_wait_until_they_are_settled() -> None:
+def test_the_buffer_is_full_until_its_batches_are_resolved() -> None:
     accumulator = make(queue_count=1, buffer_bytes=20 * (100 + MESSAGE_OVERHEAD_BYTES))
     was_full = []
     for _ in range(20):
@@ -271,7 +269,7 @@ def test_open_batches_of_many_queues_stay_within_half_the_buffer() -> None:
     assert [batch.queue for batch in accumulator.take()] == [5]
 
 
-def test_failures_that_nobody_saw_are_told_once() -> None:
+def test_unseen_failures_are_returned_once() -> None:
     accumulator = make(queue=0, batch_bytes=1)
     seen, unseen = accumulator.add(b"1"), accumulator.add(b"2")
     accumulator.resolve(accumulator.take(), [ClientClosed(), ClientClosed()])
@@ -280,7 +278,7 @@ def test_failures_that_nobody_saw_are_told_once() -> None:
     assert accumulator.take_unseen_failures() == []
 
 
-def test_settled_messages_are_let_go() -> None:
+def test_a_resolved_batch_releases_its_messages() -> None:
     accumulator = make(queue=0, batch_bytes=1)
     batch = accumulator.add(b"1", key="k")
     accumulator.resolve(accumulator.take(), [STORED])
@@ -302,7 +300,7 @@ ACTIONS = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(ACTIONS, st.integers(1, 5))
-def test_every_message_leaves_once_and_in_its_queues_order(
+def test_every_message_is_sent_once_and_in_the_order_of_its_queue(
     actions: list[tuple[str, str | None, int]], queue_count: int
 ) -> None:
     accumulator = make(queue_count=queue_count, batch_bytes=600, buffer_bytes=100_000)

@@ -107,7 +107,7 @@ def begun(
     return [asyncio.create_task(client.publish("orders", body, **options)) for body in bodies]
 
 
-async def test_publishes_that_come_while_one_is_under_way_share_the_next_request() -> None:
+async def test_publishes_during_a_request_share_the_next_request() -> None:
     topic = Topic()
     topic.may_answer.clear()
     async with served(topic) as (_, client):
@@ -124,7 +124,7 @@ async def test_publishes_that_come_while_one_is_under_way_share_the_next_request
     ]
 
 
-async def test_publishes_that_begin_together_share_a_request() -> None:
+async def test_simultaneous_publishes_share_a_request() -> None:
     topic = Topic()
     async with served(topic) as (server, client):
         await asyncio.gather(*begun(client, b"0", b"1", b"2"))
@@ -132,7 +132,7 @@ async def test_publishes_that_begin_together_share_a_request() -> None:
     assert topic.requests == [[b"0", b"1", b"2"]]
 
 
-async def test_one_caller_after_another_has_a_request_each() -> None:
+async def test_successive_publishes_have_a_request_each() -> None:
     topic = Topic()
     async with served(topic) as (_, client):
         for number in range(3):
@@ -162,7 +162,7 @@ async def test_topics_and_durabilities_neither_share_nor_wait_for_each_other() -
     assert [result.durable for result in results] == [True, False, True, True]
 
 
-async def test_a_large_message_goes_at_once_and_by_itself() -> None:
+async def test_a_large_message_is_sent_at_once_in_its_own_request() -> None:
     topic = Topic()
     topic.may_answer.clear()
     large = b"x" * 100_000
@@ -190,7 +190,7 @@ async def test_a_refused_message_fails_no_other() -> None:
     assert [b"large"] in topic.requests
 
 
-async def test_a_refusal_that_is_about_no_message_is_told_to_each_at_once() -> None:
+async def test_a_refusal_that_no_message_caused_is_raised_in_each_caller() -> None:
     topic = Topic()
     topic.refuse = lambda *_: problem(401, "unauthenticated")
     async with served(topic) as (_, client):
@@ -200,7 +200,7 @@ async def test_a_refusal_that_is_about_no_message_is_told_to_each_at_once() -> N
     assert len(topic.requests) == 1
 
 
-async def test_a_lost_reply_is_asked_for_again_and_nothing_is_stored_twice() -> None:
+async def test_a_request_whose_reply_is_lost_is_repeated_and_stored_once() -> None:
     topic = Topic()
     topic.lose_reply = lambda number, _, request: drop(request) if number <= 2 else None
     async with served(topic) as (_, client):
@@ -210,7 +210,7 @@ async def test_a_lost_reply_is_asked_for_again_and_nothing_is_stored_twice() -> 
     assert topic.requests == [[b"1", b"2", b"3"]] * 3
 
 
-async def test_after_a_failure_nothing_is_taken_for_what_failed() -> None:
+async def test_after_a_failure_new_messages_are_stored() -> None:
     topic = Topic()
     topic.refuse = lambda number, *_: problem(500, "internal-error") if number == 1 else None
     async with served(topic) as (_, client):
@@ -220,7 +220,7 @@ async def test_after_a_failure_nothing_is_taken_for_what_failed() -> None:
     assert topic.stored == [b"3", b"4"]
 
 
-async def test_nobody_waits_for_a_request_that_is_tried_again() -> None:
+async def test_later_messages_do_not_wait_for_a_retried_request() -> None:
     topic = Topic()
     topic.refuse = lambda _, bodies, __: (
         problem(503, "overloaded", retry_after_s=20) if b"first" in bodies else None
@@ -233,13 +233,13 @@ async def test_nobody_waits_for_a_request_that_is_tried_again() -> None:
         first.cancel()
 
 
-async def test_a_broker_that_is_not_there_is_told_to_each() -> None:
+async def test_each_caller_gets_the_error_for_an_unreachable_broker() -> None:
     async with AsyncClient("http://127.0.0.1:1", timeout_ms=1) as client:
         errors = await asyncio.gather(*begun(client, b"1", b"2"), return_exceptions=True)
     assert all(isinstance(error, ConnectionFailed) for error in errors)
 
 
-async def test_who_leaves_while_he_waits_takes_his_message_with_him() -> None:
+async def test_cancelling_removes_a_waiting_message() -> None:
     topic = Topic()
     topic.may_answer.clear()
     async with served(topic) as (_, client):
@@ -255,7 +255,7 @@ async def test_who_leaves_while_he_waits_takes_his_message_with_him() -> None:
     assert topic.requests == [[b"first"], [b"last"]]
 
 
-async def test_who_leaves_a_request_under_way_ends_nobody_elses() -> None:
+async def test_cancelling_one_caller_does_not_end_the_request_of_others() -> None:
     topic = Topic()
     topic.may_answer.clear()
     async with served(topic) as (_, client):
@@ -268,7 +268,7 @@ async def test_who_leaves_a_request_under_way_ends_nobody_elses() -> None:
     assert left.cancelled()
 
 
-async def test_a_request_that_nobody_waits_for_is_not_tried_again() -> None:
+async def test_a_request_without_callers_is_not_retried() -> None:
     topic = Topic()
     topic.refuse = lambda *_: problem(503, "overloaded", retry_after_s=0)
     async with served(topic) as (_, client):
@@ -286,7 +286,7 @@ async def test_a_request_that_nobody_waits_for_is_not_tried_again() -> None:
     assert topic.stored == [b"3"]
 
 
-async def test_closing_ends_what_waits_and_what_is_under_way() -> None:
+async def test_closing_ends_waiting_messages_and_requests_in_flight() -> None:
     topic = Topic()
     topic.may_answer.clear()
     async with served(topic) as (_, client):
@@ -303,16 +303,14 @@ async def test_closing_ends_what_waits_and_what_is_under_way() -> None:
     assert topic.requests == [[b"1"]]
 
 
-async def test_a_client_forgets_the_topics_that_nobody_publishes_to(
-    shared_broker: RunningBroker, topic: str
-) -> None:
+async def test_a_client_forgets_idle_topics(shared_broker: RunningBroker, topic: str) -> None:
     async with AsyncClient(shared_broker.url) as client:
         await asyncio.gather(*(client.publish(f"{topic}-{number}", b"x") for number in range(5)))
         gc.collect()
         assert not [each for each in gc.get_objects() if isinstance(each, PublishQueue)]
 
 
-async def test_a_broker_gives_each_of_many_callers_his_own_place_or_error(
+async def test_each_of_many_callers_gets_its_own_result_or_error(
     shared_broker: RunningBroker, topic: str
 ) -> None:
     async with AsyncClient(shared_broker.url) as client:
@@ -372,7 +370,7 @@ class ClockedTransport(Transport):
         pass
 
 
-async def test_each_is_told_when_his_own_time_is_over() -> None:
+async def test_each_caller_fails_after_its_own_timeout() -> None:
     requests = ClockedTransport()
     sharing = PublishCoalescer(requests, IdentityPool(), RetryPolicy(give_up_after_s=10))
     ends: dict[str, float] = {}

@@ -27,10 +27,10 @@ from holdfast.client.produce.new_message import MAX_SHARED_BYTES, NewMessage, ca
         (NewMessage(b"x", ttl_ms=1.5), False),  # type: ignore[arg-type]
     ],
 )
-def test_what_the_broker_would_refuse_is_kept_apart(message: NewMessage, shares: bool) -> None:
+def test_an_invalid_message_does_not_share_a_request(message: NewMessage, shares: bool) -> None:
     assert can_share_request(message, 10) is shares
 
 
-def test_what_is_large_is_kept_apart() -> None:
+def test_a_large_message_does_not_share_a_request() -> None:
     assert can_share_request(NewMessage(b"x"), MAX_SHARED_BYTES)
     assert not can_share_request(NewMessage(b"x"), MAX_SHARED_BYTES + 1)

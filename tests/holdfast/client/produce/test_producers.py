@@ -26,7 +26,7 @@ from tests.support.scripted_server import drop, problem
 NEVER_MS = 1e9  # a linger that never ends within a test
 
 
-async def test_a_handle_gives_queue_offset_and_message_id() -> None:
+async def test_a_handle_returns_queue_offset_and_message_id() -> None:
     topic = StoredTopic()
     async with publish_server(topic) as server, AsyncClient(server.url) as client:
         async with client.producer("orders") as producer:
@@ -41,7 +41,7 @@ async def test_a_handle_gives_queue_offset_and_message_id() -> None:
         assert topic.queues == {queue: [b"1", b"zwei"]}
 
 
-async def test_messages_lie_in_their_queue_in_the_order_of_their_sends() -> None:
+async def test_a_queue_keeps_the_order_of_the_sends() -> None:
     topic = StoredTopic(queue_count=3)
     sent: dict[int, list[bytes]] = {}
     async with publish_server(topic) as server, AsyncClient(server.url) as client:
@@ -62,7 +62,7 @@ async def test_messages_lie_in_their_queue_in_the_order_of_their_sends() -> None
     assert len(topic.publishes) > 10
 
 
-async def test_waiting_for_a_handle_does_not_wait_for_the_linger() -> None:
+async def test_awaiting_a_handle_does_not_wait_for_the_linger_time() -> None:
     async with (
         publish_server(StoredTopic()) as server,
         AsyncClient(server.url) as client,
@@ -72,7 +72,7 @@ async def test_waiting_for_a_handle_does_not_wait_for_the_linger() -> None:
             assert (await producer.send(b"x", queue=0)).offset == number
 
 
-async def test_a_batch_that_lingered_leaves_by_itself() -> None:
+async def test_a_batch_is_sent_after_the_linger_time() -> None:
     topic = StoredTopic()
     async with publish_server(topic) as server, AsyncClient(server.url) as client:
         async with client.producer("orders", linger_ms=1) as producer:
@@ -84,7 +84,7 @@ async def test_a_batch_that_lingered_leaves_by_itself() -> None:
         assert topic.publishes == [[(queue, 1)]]
 
 
-async def test_leaving_the_block_sends_everything() -> None:
+async def test_the_end_of_the_block_sends_all_messages() -> None:
     topic = StoredTopic()
     async with publish_server(topic) as server, AsyncClient(server.url) as client:
         async with client.producer("orders", queue=2, linger_ms=NEVER_MS) as producer:
@@ -97,7 +97,7 @@ async def test_leaving_the_block_sends_everything() -> None:
         await producer.close()
 
 
-async def test_closing_the_client_sends_what_open_producers_hold() -> None:
+async def test_closing_the_client_sends_the_messages_of_open_producers() -> None:
     topic = StoredTopic()
     async with publish_server(topic) as server:
         async with AsyncClient(server.url) as client:
@@ -107,7 +107,7 @@ async def test_closing_the_client_sends_what_open_producers_hold() -> None:
         assert topic.queues == {0: [b"x"]}
 
 
-async def test_flush_waits_for_what_was_sent_before() -> None:
+async def test_flush_waits_for_all_messages_sent_before() -> None:
     topic = StoredTopic()
     async with (
         publish_server(topic) as server,
@@ -120,7 +120,7 @@ async def test_flush_waits_for_what_was_sent_before() -> None:
         await producer.flush()
 
 
-async def test_batches_that_wait_leave_in_one_request() -> None:
+async def test_waiting_batches_are_sent_in_one_request() -> None:
     topic = StoredTopic(queue_count=4)
     topic.may_answer.clear()
     async with (
@@ -155,7 +155,7 @@ async def test_a_request_whose_reply_is_lost_is_not_stored_twice() -> None:
         assert posts[0] == posts[1] == posts[2] != posts[3]
 
 
-async def test_a_broker_that_is_busy_is_asked_again() -> None:
+async def test_a_batch_is_sent_again_to_a_busy_broker() -> None:
     topic = StoredTopic()
     topic.refuse = lambda number, request: problem(503, "overloaded") if number < 3 else None
     async with publish_server(topic) as server, AsyncClient(server.url) as client:
@@ -164,7 +164,7 @@ async def test_a_broker_that_is_busy_is_asked_again() -> None:
         assert topic.queues == {0: [b"1"]}
 
 
-async def test_a_refused_batch_fails_by_its_handles_and_the_next_ones_go_on() -> None:
+async def test_the_handles_of_a_refused_batch_fail_and_later_batches_are_stored() -> None:
     topic = StoredTopic()
     topic.refuse = lambda number, request: problem(404, "unknown-topic") if number == 2 else None
     async with publish_server(topic) as server, AsyncClient(server.url) as client:
@@ -182,7 +182,7 @@ async def test_a_refused_batch_fails_by_its_handles_and_the_next_ones_go_on() ->
         assert len({producer_id for producer_id, _, _ in topic.offsets}) == 2
 
 
-async def test_a_failure_that_nobody_looked_at_is_raised_on_leaving() -> None:
+async def test_an_unseen_failure_is_raised_at_the_end_of_the_block() -> None:
     topic = StoredTopic()
     topic.refuse = lambda number, request: problem(507, "disk-full", retry_after_s=60)
     async with publish_server(topic) as server, AsyncClient(server.url) as client:
@@ -194,7 +194,7 @@ async def test_a_failure_that_nobody_looked_at_is_raised_on_leaving() -> None:
         assert isinstance(caught.value.cause, DiskFull)
 
 
-async def test_a_failure_does_not_hide_the_error_that_left_the_block() -> None:
+async def test_a_failure_does_not_replace_the_error_of_the_block() -> None:
     topic = StoredTopic()
     topic.refuse = lambda number, request: problem(404, "unknown-topic")
     async with publish_server(topic) as server, AsyncClient(server.url) as client:
@@ -205,7 +205,7 @@ async def test_a_failure_does_not_hide_the_error_that_left_the_block() -> None:
         assert "1 messages to orders failed" in caught.value.__notes__[0]
 
 
-async def test_send_names_the_mend_when_the_buffer_is_full_and_drain_makes_room() -> None:
+async def test_send_raises_when_the_buffer_is_full_and_drain_waits_for_room() -> None:
     topic = StoredTopic(queue_count=1)
     topic.may_answer.clear()
     async with publish_server(topic) as server, AsyncClient(server.url) as client:
@@ -236,7 +236,7 @@ async def test_after_drain_half_of_the_buffer_is_free() -> None:
     assert len(topic.queues[0]) == 450
 
 
-async def test_a_message_over_the_topics_limit_is_refused_alone() -> None:
+async def test_only_the_message_over_the_topics_limit_is_refused() -> None:
     topic = StoredTopic(max_message_bytes=10)
     async with (
         publish_server(topic) as server,
@@ -249,7 +249,7 @@ async def test_a_message_over_the_topics_limit_is_refused_alone() -> None:
     assert topic.queues == {0: [b"x" * 10]}
 
 
-async def test_a_topic_that_is_not_there_is_created_if_the_broker_does_so() -> None:
+async def test_a_missing_topic_is_created_if_the_broker_allows_it() -> None:
     topic = StoredTopic(exists=False, auto_create_topics=False)
     async with publish_server(topic) as server, AsyncClient(server.url) as client:
         with pytest.raises(UnknownTopic):
@@ -266,7 +266,7 @@ async def test_a_topic_that_is_not_there_is_created_if_the_broker_does_so() -> N
         ]
 
 
-async def test_a_producer_that_was_not_started_says_so() -> None:
+async def test_a_producer_must_be_started() -> None:
     producer = AsyncClient("http://127.0.0.1:1").producer("orders")
     with pytest.raises(ProducerClosed, match=r"with client\.producer"):
         producer.send(b"x")
@@ -285,13 +285,13 @@ async def test_a_producer_that_was_not_started_says_so() -> None:
         {"delivery_timeout_ms": 0},
     ],
 )
-def test_options_that_cannot_work_are_refused(options: dict[str, int]) -> None:
+def test_invalid_options_are_refused(options: dict[str, int]) -> None:
     (name,) = options
     with pytest.raises(ValueError, match=name):
         AsyncClient().producer("orders", **options)  # type: ignore[arg-type]
 
 
-async def test_a_client_closed_by_force_fails_what_is_under_way() -> None:
+async def test_closing_the_transport_fails_the_requests_in_flight() -> None:
     topic = StoredTopic()
     topic.may_answer.clear()
     async with publish_server(topic) as server:
@@ -309,7 +309,7 @@ async def test_a_client_closed_by_force_fails_what_is_under_way() -> None:
         await client.close()
 
 
-async def test_requests_that_are_cancelled_from_outside_fail_what_waits_behind_them() -> None:
+async def test_cancelled_request_tasks_fail_the_waiting_batches_too() -> None:
     topic = StoredTopic(queue_count=1)
     topic.may_answer.clear()
     async with publish_server(topic) as server, AsyncClient(server.url) as client:
@@ -329,7 +329,7 @@ async def test_requests_that_are_cancelled_from_outside_fail_what_waits_behind_t
 # -- the producer for threads ----------------------------------------------------------------
 
 
-async def test_threads_send_through_one_producer_in_order_each() -> None:
+async def test_threads_share_a_producer_and_each_keeps_its_order() -> None:
     topic = StoredTopic(queue_count=2)
 
     def publish(url: str) -> None:
@@ -380,7 +380,7 @@ async def test_send_waits_while_the_buffer_is_full() -> None:
     assert len(topic.queues[0]) == 1000
 
 
-async def test_a_result_that_does_not_come_in_time_is_still_under_way() -> None:
+async def test_a_result_may_be_awaited_again_after_a_timeout() -> None:
     topic = StoredTopic()
     topic.may_answer.clear()
 
@@ -399,7 +399,7 @@ async def test_a_result_that_does_not_come_in_time_is_still_under_way() -> None:
         await asyncio.to_thread(publish, server.url, asyncio.get_running_loop())
 
 
-async def test_leaving_the_block_of_a_producer_for_threads_tells_of_failures() -> None:
+async def test_the_end_of_the_block_of_a_blocking_producer_raises_failures() -> None:
     topic = StoredTopic()
     topic.refuse = lambda number, request: problem(404, "unknown-topic")
 

@@ -19,13 +19,13 @@ def bodies(messages: list[PendingPublish]) -> list[bytes]:
     return [message.encoded for message in messages]
 
 
-def test_nothing_waits_while_nothing_is_under_way() -> None:
+def test_a_message_is_sent_at_once_if_no_request_is_in_flight() -> None:
     queue = queue_of(b"1")
     assert queue.start_request()
     assert bodies(queue.take_messages()) == [b"1"]
 
 
-def test_a_request_that_begins_takes_what_comes_until_it_leaves() -> None:
+def test_a_starting_request_takes_the_messages_that_arrive_before_it_is_sent() -> None:
     queue = queue_of(b"1")
     assert queue.start_request()
     queue.add(PendingPublish(b"2", 0.0))
@@ -33,7 +33,7 @@ def test_a_request_that_begins_takes_what_comes_until_it_leaves() -> None:
     assert bodies(queue.take_messages()) == [b"1", b"2"]
 
 
-def test_what_comes_meanwhile_goes_together_once_the_request_has_ended() -> None:
+def test_messages_that_arrive_during_a_request_share_the_next_request() -> None:
     queue = queue_of(b"1")
     assert queue.start_request()
     queue.take_messages()
@@ -48,7 +48,7 @@ def test_what_comes_meanwhile_goes_together_once_the_request_has_ended() -> None
     assert queue.is_empty
 
 
-def test_an_empty_queue_begins_nothing() -> None:
+def test_an_empty_queue_starts_no_request() -> None:
     queue = queue_of()
     assert queue.is_empty
     assert not queue.start_request()
@@ -63,7 +63,7 @@ def test_an_empty_queue_begins_nothing() -> None:
         (MAX_SHARED_REQUEST_BYTES + 1, 2, 1),
     ],
 )
-def test_a_request_takes_so_much_and_the_rest_goes_with_the_next(
+def test_a_request_has_a_limited_size_and_the_rest_is_in_the_next(
     size: int, count: int, first: int
 ) -> None:
     queue = queue_of(*[b"x" * size] * count)
@@ -77,7 +77,7 @@ def test_a_request_takes_so_much_and_the_rest_goes_with_the_next(
 @pytest.mark.parametrize(
     ("size", "count"), [(1, MAX_SHARED_MESSAGES), (MAX_SHARED_REQUEST_BYTES // 4, 4)]
 )
-def test_a_full_request_waits_for_none_that_is_under_way(size: int, count: int) -> None:
+def test_a_full_request_does_not_wait_for_the_one_in_flight(size: int, count: int) -> None:
     queue = queue_of(b"1")
     assert queue.start_request()
     queue.take_messages()
@@ -90,7 +90,7 @@ def test_a_full_request_waits_for_none_that_is_under_way(size: int, count: int) 
     assert not queue.start_request()
 
 
-def test_who_leaves_is_not_taken_and_takes_no_room() -> None:
+def test_a_removed_message_is_not_sent_and_does_not_count() -> None:
     queue = queue_of(b"1", b"2")
     leaving = PendingPublish(b"x" * MAX_SHARED_REQUEST_BYTES, 0.0)
     queue.add(leaving)
@@ -101,7 +101,7 @@ def test_who_leaves_is_not_taken_and_takes_no_room() -> None:
     assert not queue.start_request()
 
 
-def test_all_may_leave_a_request_that_begins() -> None:
+def test_all_messages_of_a_starting_request_may_be_removed() -> None:
     queue = queue_of(b"1", b"2")
     assert queue.start_request()
     assert bodies(queue.clear()) == [b"1", b"2"]

@@ -46,7 +46,7 @@ def test_a_message_has_what_was_published() -> None:
     assert type(one.born_timestamp_ms) is int
 
 
-def test_every_message_has_its_own_birth_where_the_batch_says_so() -> None:
+def test_a_batch_may_have_a_creation_time_per_message() -> None:
     batch = stored(born_timestamps_us=[1_000_000, 2_000_999, 3_000_000])
     assert [m.born_timestamp_ms for m in MessageBatch("orders", batch, 0, 3)] == [1000, 2000, 3000]
 
@@ -65,13 +65,13 @@ def test_a_batch_can_be_cut() -> None:
     assert part.until(99).end_offset == 13
 
 
-def test_changing_the_properties_changes_nobody_elses() -> None:
+def test_changing_the_properties_does_not_change_the_message() -> None:
     (message, *_) = MessageBatch("orders", stored(properties=[{"a": "b"}, None, None]), 0, 3)
     message.properties["a"] = "c"
     assert message.properties == {"a": "b"}
 
 
-def test_messages_are_the_same_by_their_place_and_cannot_be_changed() -> None:
+def test_messages_are_compared_by_message_id_and_are_immutable() -> None:
     part = MessageBatch("orders", stored(), 0, 3)
     assert list(part) == list(MessageBatch("orders", stored(), 0, 3))
     assert len({*part, *MessageBatch("orders", stored(), 0, 3)}) == 3
@@ -82,7 +82,7 @@ def test_messages_are_the_same_by_their_place_and_cannot_be_changed() -> None:
         message.body = b"other"  # type: ignore[misc]
 
 
-def test_a_pickled_message_stands_alone() -> None:
+def test_a_pickled_message_contains_no_other_message() -> None:
     part = MessageBatch("orders", stored(keys=["k", None, None]), 0, 3)
     message = next(iter(part))
     data = pickle.dumps(message)
@@ -121,7 +121,7 @@ def test_a_long_body_is_shortened_when_shown() -> None:
         (b"\xff\x00", {"body_base64": "/wA="}),
     ],
 )
-def test_a_message_is_a_dict_of_plain_values(body: bytes, shown: dict[str, str]) -> None:
+def test_to_dict_returns_plain_values(body: bytes, shown: dict[str, str]) -> None:
     # C8
     message = delivered(body).as_message()
     assert message.to_dict() == {

@@ -54,7 +54,7 @@ def seen(message: Message) -> tuple[Any, ...]:
 
 @settings(deadline=None)
 @given(st.lists(columns(max_messages=3), min_size=1, max_size=6), st.data())
-def test_a_run_is_its_batches(batches: list[Columns], data: st.DataObject) -> None:
+def test_a_run_has_the_messages_of_its_batches(batches: list[Columns], data: st.DataObject) -> None:
     gaps = data.draw(st.lists(st.integers(0, 2), min_size=len(batches), max_size=len(batches)))
     run, alone = run_of(batches, gaps)
     expected = [seen(message) for part in alone for message in part]
@@ -69,7 +69,7 @@ def test_a_run_is_its_batches(batches: list[Columns], data: st.DataObject) -> No
         assert part.end_offset == [m.offset for m in part][-1] + 1
 
 
-def test_offsets_that_do_not_fit_their_column_are_damage() -> None:
+def test_offsets_outside_of_their_column_are_damage() -> None:
     """A defective writer could write such offsets, with correct checksums."""
     raw = bytearray(block(Columns([b"abc", b"de"]), 0))
     raw[128 + 4 : 128 + 8] = (9).to_bytes(4, "little")
@@ -85,7 +85,7 @@ def test_offsets_that_do_not_fit_their_column_are_damage() -> None:
     "texts",
     [[], [b""], [b"", b""], [b"ab"], [b"ab", b"cd", b"e\0"], [b"ab", b"c"], [b"a", b"", b"bcd"]],
 )
-def test_texts_are_cut_where_they_start_and_end(texts: list[bytes], wrap: Any) -> None:
+def test_texts_are_split_at_their_starts_and_ends(texts: list[bytes], wrap: Any) -> None:
     ends = np.cumsum([len(text) for text in texts], dtype=np.int64) + 1
     starts = ends - np.array([len(text) for text in texts], np.int64)
     assert texts_of(wrap(b"?" + b"".join(texts) + b"?"), starts, ends) == texts

@@ -28,7 +28,7 @@ class OneRange:
         raise ConnectionFailed("http://127.0.0.1:1", "refused", maybe_executed=False)
 
 
-async def test_a_failure_of_reading_ahead_is_raised_when_it_is_asked_for() -> None:
+async def test_a_failure_of_reading_ahead_is_raised_by_the_next_call() -> None:
     reader = AsyncReader[str](OneRange(), lambda fetched: ["item"])
     assert await anext(reader) == "item"
     for _ in range(2):
@@ -37,7 +37,7 @@ async def test_a_failure_of_reading_ahead_is_raised_when_it_is_asked_for() -> No
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
-async def test_a_failure_of_reading_ahead_that_nobody_asks_for_is_not_logged(
+async def test_an_unread_failure_of_reading_ahead_is_not_logged(
     is_closed: bool,
 ) -> None:
     complaints: list[dict[str, Any]] = []
@@ -76,7 +76,7 @@ def number_of(fetched: Range) -> list[int]:
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
-async def test_an_anext_cancelled_when_its_range_has_come_loses_nothing(is_closed: bool) -> None:
+async def test_cancelling_anext_after_its_range_was_fetched_loses_nothing(is_closed: bool) -> None:
     asking: asyncio.Task[int]
 
     def cancel(number: int) -> None:
@@ -93,7 +93,7 @@ async def test_an_anext_cancelled_when_its_range_has_come_loses_nothing(is_close
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
-def test_an_interrupt_when_a_range_has_come_loses_nothing(is_closed: bool) -> None:
+def test_an_interrupt_after_a_range_was_fetched_loses_nothing(is_closed: bool) -> None:
     interrupts = [KeyboardInterrupt()]
 
     def interrupt(number: int) -> None:

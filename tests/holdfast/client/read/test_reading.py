@@ -45,7 +45,7 @@ def numbered(*numbers: int) -> list[bytes]:
     return [b"%3d" % number for number in numbers]
 
 
-async def test_reading_a_queue_gives_every_message_from_the_offset_on(
+async def test_reading_a_queue_yields_every_message_from_the_offset_on(
     client: AsyncClient, topic: str
 ) -> None:
     await client.create_topic(topic, queues=1)
@@ -100,7 +100,7 @@ async def parked(client: AsyncClient) -> float:
     return float(line.split()[1])
 
 
-async def test_reading_a_topic_gives_all_of_its_queues_each_in_order(
+async def test_reading_a_topic_yields_all_of_its_queues_each_in_order(
     client: AsyncClient, topic: str
 ) -> None:
     await client.create_topic(topic, queues=3)
@@ -113,7 +113,7 @@ async def test_reading_a_topic_gives_all_of_its_queues_each_in_order(
     }
 
 
-async def test_reading_a_topic_ends_where_its_queues_ended_at_the_beginning(
+async def test_reading_a_topic_ends_at_the_max_offsets_of_its_start(
     client: AsyncClient, topic: str
 ) -> None:
     await client.create_topic(topic, queues=2)
@@ -138,7 +138,7 @@ async def test_the_broker_applies_tags_and_filters(client: AsyncClient, topic: s
         assert low[0].properties == {"n": "3"}
 
 
-async def test_queues_that_are_added_are_read_too(
+async def test_added_queues_are_read(
     client: AsyncClient, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "NEW_QUEUES_S", 0.0)
@@ -151,7 +151,7 @@ async def test_queues_that_are_added_are_read_too(
         assert (await waiting).queue == 1
 
 
-async def test_one_pull_brings_no_more_than_was_asked_for(client: AsyncClient, topic: str) -> None:
+async def test_one_pull_returns_no_more_than_requested(client: AsyncClient, topic: str) -> None:
     await client.create_topic(topic, queues=1)
     await publish(client, topic, 30)
     result = await client.pull_once(topic, 0, 5, max_messages=12)
@@ -163,7 +163,7 @@ async def test_one_pull_brings_no_more_than_was_asked_for(client: AsyncClient, t
     assert end == ([], 30, 0, 30, ())
 
 
-async def test_batches_are_cut_to_the_range(client: AsyncClient, topic: str) -> None:
+async def test_batches_are_limited_to_the_range(client: AsyncClient, topic: str) -> None:
     await client.create_topic(topic, queues=1)
     await publish(client, topic, 30)
     parts = [part async for part in client.pull_batches(topic, 0, 7, follow=False)]
@@ -172,7 +172,9 @@ async def test_batches_are_cut_to_the_range(client: AsyncClient, topic: str) -> 
     assert [m.offset for part in parts for m in part] == list(range(7, 30))
 
 
-async def test_what_cannot_be_read_is_told(client: AsyncClient, topic: str) -> None:
+async def test_reading_a_missing_topic_queue_or_offset_raises(
+    client: AsyncClient, topic: str
+) -> None:
     with pytest.raises(errors.UnknownTopic):
         await anext(client.pull(topic, 0))
     with pytest.raises(errors.UnknownTopic):
@@ -188,7 +190,7 @@ async def test_what_cannot_be_read_is_told(client: AsyncClient, topic: str) -> N
         await anext(client.pull(topic, 0, filter="n = = 3"))
 
 
-def test_a_start_that_says_two_things_is_refused() -> None:
+def test_an_ambiguous_start_is_refused() -> None:
     client = AsyncClient()
     for arguments in (
         {"queue": 0, "offset": 0, "start": "latest"},
@@ -201,7 +203,7 @@ def test_a_start_that_says_two_things_is_refused() -> None:
             client.pull(**{"topic": "orders", **arguments})  # type: ignore[arg-type]
 
 
-async def test_a_topic_made_again_is_not_taken_for_the_old_one(
+async def test_reading_ends_when_the_topic_was_created_again(
     client: AsyncClient, topic: str
 ) -> None:
     for queue in (0, None):
@@ -258,7 +260,7 @@ async def test_a_cancelled_wait_for_a_message_loses_nothing(
         assert (await anext(messages)).body == b"first"
 
 
-async def test_single_messages_are_found_again(client: AsyncClient, topic: str) -> None:
+async def test_single_messages_are_found_by_id_and_by_key(client: AsyncClient, topic: str) -> None:
     placed = await client.publish(
         topic, "hallo €", key="k", tag="t", properties={"a": "b"}, ttl_ms=3_600_000
     )
@@ -274,7 +276,7 @@ async def test_single_messages_are_found_again(client: AsyncClient, topic: str) 
 
 
 @pytest.mark.crash
-async def test_a_reader_goes_on_by_itself_when_the_broker_was_killed(
+async def test_a_reader_continues_after_a_kill_of_the_broker(
     holdfast_broker: RunningBroker,
 ) -> None:
     async with asyncio.timeout(60), holdfast_broker.async_client() as client:
@@ -292,7 +294,7 @@ async def test_a_reader_goes_on_by_itself_when_the_broker_was_killed(
 
 
 @pytest.mark.crash
-async def test_a_producer_goes_on_by_itself_when_the_broker_was_killed(
+async def test_a_producer_continues_after_a_kill_of_the_broker(
     holdfast_broker: RunningBroker,
 ) -> None:
     async with asyncio.timeout(60), holdfast_broker.async_client() as client:
@@ -313,7 +315,7 @@ async def test_a_producer_goes_on_by_itself_when_the_broker_was_killed(
     ]
 
 
-async def test_a_time_may_be_a_datetime_or_a_fraction_wherever_one_is_taken(
+async def test_every_method_accepts_a_datetime_or_a_fraction_as_time(
     client: AsyncClient, topic: str
 ) -> None:
     # C4: the URL quoting raised a TypeError
@@ -338,7 +340,7 @@ async def test_a_time_may_be_a_datetime_or_a_fraction_wherever_one_is_taken(
 
 
 @pytest.mark.parametrize("queue", [0, None])
-async def test_a_wrong_filter_is_refused_also_on_an_empty_topic(
+async def test_an_invalid_filter_is_refused_on_an_empty_topic(
     client: AsyncClient, topic: str, queue: int | None
 ) -> None:
     # C4: the topic was empty, so the client did not ask the broker

@@ -63,7 +63,7 @@ class Scripted:
         return drop(request) if response.status == 500 else response
 
 
-async def test_the_next_range_is_asked_for_while_one_is_worked_on() -> None:
+async def test_the_next_range_is_requested_while_one_is_processed() -> None:
     script = Scripted(found(block(0, 3), 3), found(block(3, 2), 5))
     async with scripted_server(script.answer) as server, AsyncClient(server.url) as client:
         async with client.pull("orders", 0, 0) as messages, asyncio.timeout(10):
@@ -81,7 +81,7 @@ async def test_the_next_range_is_asked_for_while_one_is_worked_on() -> None:
         ]
 
 
-async def test_whole_batches_count_even_if_the_brokers_limit_ends_within_one() -> None:
+async def test_a_whole_batch_counts_even_if_the_limit_ends_within_it() -> None:
     # max_messages ended at offset 2, but the whole batch arrived: it is not fetched again.
     script = Scripted(found(block(0, 5), 2), found(block(5, 1), 6, max_offset=6))
     async with (
@@ -93,7 +93,7 @@ async def test_whole_batches_count_even_if_the_brokers_limit_ends_within_one() -
         assert "offset=5&" in server.requests[1]
 
 
-async def test_the_first_pull_does_not_wait_and_the_others_go_on_from_its_offset() -> None:
+async def test_the_first_pull_does_not_wait_and_later_pulls_continue_at_its_offset() -> None:
     script = Scripted(found(b"", 7, max_offset=7), found(block(7, 1), 8))
     async with scripted_server(script.answer) as server, AsyncClient(server.url) as client:
         async with client.pull("orders", 0, start="latest") as messages:
@@ -104,7 +104,7 @@ async def test_the_first_pull_does_not_wait_and_the_others_go_on_from_its_offset
         assert "wait_ms=20000" in server.requests[1]
 
 
-async def test_a_broker_that_does_not_hold_is_not_asked_all_the_time(
+async def test_pulls_to_a_broker_that_does_not_hold_them_have_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pauses: list[float] = []
@@ -130,7 +130,7 @@ async def test_a_broker_that_does_not_hold_is_not_asked_all_the_time(
     assert all(pause <= sources.EMPTY_PULL_S for pause in long)
 
 
-async def test_a_follower_goes_on_after_failures_that_pass() -> None:
+async def test_a_following_reader_continues_after_transient_failures() -> None:
     script = Scripted(
         found(block(0, 1), 1),
         problem(503, "draining", retry_after_s=0),
@@ -147,7 +147,7 @@ async def test_a_follower_goes_on_after_failures_that_pass() -> None:
         assert [(await anext(messages)).offset for _ in range(2)] == [0, 1]
 
 
-async def test_one_who_does_not_follow_gives_up() -> None:
+async def test_a_reader_that_does_not_follow_gives_up() -> None:
     script = Scripted(problem(503, "draining", retry_after_s=5))
     async with (
         scripted_server(script.answer) as server,
@@ -164,7 +164,7 @@ async def test_one_who_does_not_follow_gives_up() -> None:
         (problem(500, "corrupt-record", next_offset=9), RecordCorrupt, "next_offset"),
     ],
 )
-async def test_a_range_that_cannot_be_read_ends_the_reading_and_says_where_to_go_on(
+async def test_an_unreadable_range_ends_the_reading_with_the_offset_after_it(
     refusal: web.Response, error: type[Exception], attribute: str
 ) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -185,7 +185,7 @@ async def test_a_range_that_cannot_be_read_ends_the_reading_and_says_where_to_go
         assert len(server.requests) == 1
 
 
-async def test_damage_is_passed_over_when_asked_and_said(
+async def test_damage_is_skipped_on_request_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     reply = found(block(0, 2) + block(5, 2), 7)
@@ -200,7 +200,7 @@ async def test_damage_is_passed_over_when_asked_and_said(
 
 
 @pytest.mark.parametrize("told", ["", "0:2", "a:b:c", "0:1:2,"])
-async def test_a_list_of_what_was_passed_over_that_is_none_is_no_brokers(told: str) -> None:
+async def test_an_invalid_list_of_skipped_ranges_is_a_bad_reply(told: str) -> None:
     reply = found(block(0, 2), 2)
     reply.headers["Holdfast-Skipped"] = told
     script = Scripted(reply)
@@ -210,7 +210,7 @@ async def test_a_list_of_what_was_passed_over_that_is_none_is_no_brokers(told: s
 
 
 @pytest.mark.parametrize("position", [20, 130, 150])
-async def test_a_damaged_batch_is_not_given_out(position: int) -> None:
+async def test_a_damaged_batch_is_not_returned(position: int) -> None:
     damaged = bytearray(block(0, 5))
     damaged[position] ^= 1
     script = Scripted(found(bytes(damaged), 5))
@@ -219,14 +219,14 @@ async def test_a_damaged_batch_is_not_given_out(position: int) -> None:
             await anext(client.pull("orders", 0, 0))
 
 
-async def test_a_batch_of_another_queue_is_not_given_out() -> None:
+async def test_a_batch_of_another_queue_is_a_bad_reply() -> None:
     script = Scripted(found(block(0, 5, queue=3), 5))
     async with scripted_server(script.answer) as server, AsyncClient(server.url) as client:
         with pytest.raises(BadReply):
             await anext(client.pull("orders", 0, 0))
 
 
-async def test_a_topic_that_changes_its_id_is_another_topic() -> None:
+async def test_a_changed_topic_id_raises_topic_recreated() -> None:
     script = Scripted(found(block(0, 1), 1), found(block(1, 1), 2, topic_id=2))
     async with scripted_server(script.answer) as server, AsyncClient(server.url) as client:
         messages = client.pull("orders", 0, 0)
@@ -235,7 +235,7 @@ async def test_a_topic_that_changes_its_id_is_another_topic() -> None:
             await anext(messages)
 
 
-async def test_a_reply_without_offsets_is_no_brokers() -> None:
+async def test_a_reply_without_offsets_is_a_bad_reply() -> None:
     script = Scripted(web.Response(body=b"", content_type="application/vnd.holdfast.batch"))
     async with scripted_server(script.answer) as server, AsyncClient(server.url) as client:
         with pytest.raises(BadReply):

@@ -63,7 +63,7 @@ def broker(monkeypatch: pytest.MonkeyPatch, ends: Mapping[int, int]) -> Broker:
     return found
 
 
-async def test_a_poll_names_only_as_many_queues_as_fill_its_answer(
+async def test_a_poll_asks_for_as_many_queues_as_fill_its_reply(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = broker(monkeypatch, dict.fromkeys(range(300), 50))
@@ -73,7 +73,7 @@ async def test_a_poll_names_only_as_many_queues_as_fill_its_answer(
     assert found.asked == [([queue, queue + 1], 0) for queue in range(0, 300, 2)]
 
 
-async def test_each_queue_has_its_turn_while_one_has_very_much(
+async def test_each_queue_is_polled_while_one_has_a_large_backlog(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = broker(monkeypatch, {queue: 1_000_000 if queue == 7 else 0 for queue in range(1000)})
@@ -85,7 +85,9 @@ async def test_each_queue_has_its_turn_while_one_has_very_much(
     assert found.pauses == []
 
 
-async def test_at_the_end_of_all_it_waits_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_at_the_end_of_all_queues_a_poll_waits_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = broker(monkeypatch, dict.fromkeys(range(300), 50))
     source = found.source("latest")
     await source.fetch()
@@ -103,7 +105,7 @@ async def test_at_the_end_of_all_it_waits_at_all(monkeypatch: pytest.MonkeyPatch
     assert asked[4:] == [every]
 
 
-async def test_more_queues_than_one_poll_names_are_waited_at_in_turn(
+async def test_queues_that_do_not_fit_into_one_poll_are_polled_in_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     count = 2 * MAX_QUEUES_PER_POLL
@@ -116,7 +118,7 @@ async def test_more_queues_than_one_poll_names_are_waited_at_in_turn(
     assert (first_wait_ms, second_wait_ms) == (SHORT_WAIT_MS, SHORT_WAIT_MS)
 
 
-async def test_a_broker_that_says_there_is_more_and_gives_none_is_not_asked_all_the_time(
+async def test_empty_replies_in_spite_of_a_backlog_are_followed_by_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = broker(monkeypatch, dict.fromkeys(range(300), 50))

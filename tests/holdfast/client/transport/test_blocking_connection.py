@@ -58,7 +58,7 @@ def receive_in(connection: BlockingConnection, sizes: list[int]) -> tuple[ReplyP
 
 @pytest.mark.parametrize("sizes", [[1 << 20], [128, 50_000, 7], [1000], [8191, 8192, 8193]])
 @pytest.mark.parametrize("piece_bytes", [999, 70_000, 1 << 20])
-def test_the_caller_receives_the_body_in_pieces_of_its_own(
+def test_the_caller_receives_the_body_into_its_own_buffers(
     sizes: list[int], piece_bytes: int
 ) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nX-Name: a\r\n\r\n" % len(BODY)
@@ -85,7 +85,7 @@ def test_a_body_that_ends_early_is_a_lost_connection() -> None:
     ],
     ids=["refused", "chunked", "ended"],
 )
-def test_other_bodies_come_with_the_reply(head: bytes) -> None:
+def test_bodies_of_other_replies_are_in_the_reply(head: bytes) -> None:
     with connected(head, 20) as connection:
         reply, pieces = receive_in(connection, [100])
     assert (reply.body, pieces) == (b"hello", [])

@@ -37,7 +37,7 @@ INTERIM = b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + SIZED
 
 @pytest.mark.parametrize("data", [SIZED, CHUNKED, INTERIM], ids=["sized", "chunked", "interim"])
 @pytest.mark.parametrize("piece_bytes", [1, 2, 3, 7, 60, 1000])
-def test_a_reply_is_whole_with_its_last_byte_however_it_is_cut(
+def test_a_reply_is_complete_with_its_last_byte_however_it_is_split(
     data: bytes, piece_bytes: int
 ) -> None:
     # T8
@@ -50,7 +50,7 @@ def test_a_reply_is_whole_with_its_last_byte_however_it_is_cut(
 
 
 @pytest.mark.parametrize("end", range(len(SIZED)))
-def test_no_beginning_of_a_reply_is_whole(end: int) -> None:
+def test_no_beginning_of_a_reply_is_complete(end: int) -> None:
     assert fed(SIZED[:end]) is None
 
 
@@ -61,7 +61,7 @@ def test_a_reply_without_a_length_ends_with_its_connection() -> None:
 
 
 @pytest.mark.parametrize("status", [204, 304])
-def test_some_replies_have_no_body_whatever_they_say(status: int) -> None:
+def test_replies_of_some_statuses_have_no_body(status: int) -> None:
     reply = fed(b"HTTP/1.1 %d X\r\nContent-Length: 5\r\n\r\n" % status)
     assert reply is not None
     assert (reply.status, reply.body) == (status, b"")
@@ -77,7 +77,7 @@ def test_some_replies_have_no_body_whatever_they_say(status: int) -> None:
     ],
     ids=["more than was asked", "more than was asked, chunked", "close", "1.0"],
 )
-def test_a_connection_that_may_be_out_of_step_or_ends_is_not_kept(data: bytes) -> None:
+def test_a_connection_with_excess_bytes_or_a_close_is_not_kept(data: bytes) -> None:
     reply = fed(data)
     assert reply is not None
     assert bytes(reply.body) == b"hello world"
@@ -108,12 +108,12 @@ def test_a_connection_that_may_be_out_of_step_or_ends_is_not_kept(data: bytes) -
         HEAD + b"x" * 70_000,
     ],
 )
-def test_what_could_be_read_in_two_ways_is_no_reply(data: bytes) -> None:
+def test_an_ambiguous_reply_is_malformed(data: bytes) -> None:
     with pytest.raises(MalformedReply):
         fed(data)
 
 
-def test_a_requests_head_is_written_as_it_goes_over_the_wire() -> None:
+def test_the_head_of_a_request_is_encoded() -> None:
     head = request_head("POST", "/v1/x?a=1", "Host: h\r\n", {"If-Match": '"7"'}, 5)
     assert head == (
         b'POST /v1/x?a=1 HTTP/1.1\r\nHost: h\r\nIf-Match: "7"\r\nContent-Length: 5\r\n\r\n'

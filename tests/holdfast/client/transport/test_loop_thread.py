@@ -32,7 +32,7 @@ def test_a_coroutine_runs_until_the_thread_is_stopped() -> None:
         thread.call_soon(print)
 
 
-def test_what_never_ran_anything_has_nothing_to_say_last() -> None:
+def test_an_unused_thread_does_not_run_the_last_coroutine() -> None:
     said: list[str] = []
 
     async def last() -> None:
@@ -42,7 +42,7 @@ def test_what_never_ran_anything_has_nothing_to_say_last() -> None:
     assert said == []
 
 
-def test_what_is_run_while_the_thread_is_stopped_ends_as_closed(
+def test_a_coroutine_that_arrives_during_the_stop_raises_client_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The stop comes as late as possible: the loop was found, but has received no work yet."""

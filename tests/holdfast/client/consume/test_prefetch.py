@@ -1,10 +1,17 @@
-"""How many messages a consumer requests by default, against a simulated broker."""
+"""How many messages a consumer requests and buffers, also of slow ordering keys."""
 
 from heapq import heappop, heappush
 
 import pytest
 
-from holdfast.client.consume.prefetch import Credit
+from holdfast.client.consume.prefetch import (
+    FEW,
+    MAX_REMEMBERED,
+    SLOW_S,
+    STUCK_S,
+    Credit,
+    ProcessingTimes,
+)
 
 
 def simulate(
@@ -51,7 +58,7 @@ def test_the_worker_is_busy_with_a_small_buffer(round_trip_ms: float, handler_ms
     assert most <= max(4, 2 * in_a_round_trip + 1)
 
 
-def test_no_more_is_asked_for_than_may_be_held() -> None:
+def test_a_member_requests_no_more_messages_than_it_may_hold() -> None:
     # F16, T19
     credit = Credit(4, 10)
     for _ in range(10):
@@ -63,10 +70,55 @@ def test_no_more_is_asked_for_than_may_be_held() -> None:
     assert credit.request_size(11, 11) == 0
 
 
-def test_a_broker_with_little_is_asked_for_little() -> None:
+def test_few_messages_are_requested_if_few_are_available() -> None:
     # T20
     credit = Credit(2, 1_000)
     for _ in range(100):
         asked = credit.request_size(0, 0)
         credit.record_reply(asked, 1, 0)
     assert credit.request_size(0, 0) == 4
+
+
+def test_an_ordering_key_with_a_long_delivery_is_slow_and_later_stuck() -> None:
+    # C1
+    times: ProcessingTimes[str] = ProcessingTimes()
+    times.start("a", 0.0)
+    times.start("b", SLOW_S)
+    assert times.find_slow(SLOW_S - 0.001) == {}
+    assert times.find_slow(SLOW_S) == {"a": FEW}
+    assert times.find_slow(STUCK_S) == {"a": 0, "b": FEW}
+    times.finish("a", STUCK_S)
+    times.finish("b", SLOW_S + 0.001)
+    assert times.find_slow(20.0) == {"a": 1}
+
+
+def test_a_slow_ordering_key_is_remembered_until_a_quick_delivery() -> None:
+    times: ProcessingTimes[str] = ProcessingTimes()
+    times.start("a", 1.0)
+    times.finish("a", 1.0 + SLOW_S)
+    assert times.find_slow(5.0) == {"a": FEW}
+    times.start("a", 5.0)
+    assert times.find_slow(5.0) == {"a": FEW}
+    times.finish("a", 5.001)
+    assert times.find_slow(5.001) == {}
+    times.finish("a", 6.0)  # a second call changes nothing
+    assert times.find_slow(6.0) == {}
+
+
+def test_the_next_change_is_when_an_ordering_key_becomes_slow_or_stuck() -> None:
+    times: ProcessingTimes[str] = ProcessingTimes()
+    assert times.time_until_change_s(1.0) is None
+    times.start("a", 1.0)
+    times.start("b", 1.0 + SLOW_S)
+    assert times.time_until_change_s(1.0) == SLOW_S
+    left_s = times.time_until_change_s(1.0 + SLOW_S)
+    assert left_s is not None and abs(left_s - SLOW_S) < 1e-9
+    assert times.time_until_change_s(1.0 + STUCK_S + SLOW_S) is None
+
+
+def test_only_the_latest_slow_ordering_keys_are_remembered() -> None:
+    times: ProcessingTimes[int] = ProcessingTimes()
+    for ordering_key in range(MAX_REMEMBERED + 2):
+        times.start(ordering_key, 0.0)
+        times.finish(ordering_key, SLOW_S)
+    assert list(times.find_slow(1.0)) == list(range(2, MAX_REMEMBERED + 2))

@@ -43,7 +43,7 @@ async def offsets_of(client: AsyncClient, topic: str) -> dict[int, int]:
     return (await client.stored_offsets(GROUP, topic)).offsets
 
 
-async def test_a_group_goes_on_where_it_stopped(client: AsyncClient, topic: str) -> None:
+async def test_a_group_continues_at_its_stored_offsets(client: AsyncClient, topic: str) -> None:
     # L2
     await publish(client, topic, 20, queues=2)
     async with client.consume_by_offsets(topic, GROUP, follow=False) as consumer:
@@ -56,7 +56,7 @@ async def test_a_group_goes_on_where_it_stopped(client: AsyncClient, topic: str)
     assert [(m.queue, m.offset) for m in again] == [(0, 10), (0, 11), (1, 10), (1, 11)]
 
 
-async def test_the_message_in_hand_comes_again_unless_it_was_committed(
+async def test_the_current_message_is_redelivered_unless_it_was_committed(
     client: AsyncClient, topic: str
 ) -> None:
     # L2
@@ -73,14 +73,14 @@ async def test_the_message_in_hand_comes_again_unless_it_was_committed(
         assert await offsets_of(client, topic) == {0: offset}
 
 
-async def test_offsets_are_stored_while_messages_are_worked_on(
+async def test_offsets_are_stored_while_messages_are_processed(
     client: AsyncClient, topic: str
 ) -> None:
     await publish(client, topic, 3)
     await read_until_one_is_stored(client, topic)
 
 
-async def test_offsets_are_stored_again_after_an_answer_that_was_none(
+async def test_offsets_are_stored_at_the_next_interval_after_a_bad_reply(
     client: AsyncClient, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await publish(client, topic, 3)
@@ -115,7 +115,7 @@ async def offsets_or_none(client: AsyncClient, topic: str) -> dict[int, int] | N
     return await offsets_of(client, topic) if GROUP in groups else None
 
 
-async def test_with_no_interval_each_message_is_stored_before_the_next_is_given_out(
+async def test_without_an_interval_each_offset_is_stored_before_the_next_message(
     client: AsyncClient, topic: str
 ) -> None:
     await publish(client, topic, 5)
@@ -128,7 +128,7 @@ async def test_with_no_interval_each_message_is_stored_before_the_next_is_given_
     assert await offsets_of(client, topic) == {0: 5}
 
 
-async def test_queues_without_an_offset_start_where_the_caller_says(
+async def test_queues_without_a_stored_offset_begin_at_start(
     client: AsyncClient, topic: str
 ) -> None:
     await publish(client, topic, 10, queues=2)
@@ -138,7 +138,7 @@ async def test_queues_without_an_offset_start_where_the_caller_says(
     assert found == [(1, 3), (1, 4)]
 
 
-async def test_what_a_filter_leaves_out_counts_as_processed(
+async def test_messages_that_do_not_match_the_filter_count_as_processed(
     client: AsyncClient, topic: str
 ) -> None:
     await publish(client, topic, 10)
@@ -147,7 +147,7 @@ async def test_what_a_filter_leaves_out_counts_as_processed(
     assert await offsets_of(client, topic) == {0: 10}
 
 
-async def test_a_rival_is_noticed(client: AsyncClient, topic: str) -> None:
+async def test_a_second_consumer_is_detected(client: AsyncClient, topic: str) -> None:
     await publish(client, topic, 10)
     async with client.consume_by_offsets(topic, GROUP, commit_interval_ms=10**9) as consumer:
         await anext(consumer)
@@ -166,7 +166,7 @@ async def test_a_rival_is_noticed(client: AsyncClient, topic: str) -> None:
     assert await offsets_of(client, topic) == {0: 4}
 
 
-async def test_a_rival_ends_a_consumer_that_commits_by_itself(
+async def test_a_second_consumer_ends_a_consumer_that_commits_at_intervals(
     client: AsyncClient, topic: str
 ) -> None:
     await publish(client, topic, 10)
@@ -183,7 +183,7 @@ async def test_a_rival_ends_a_consumer_that_commits_by_itself(
     assert await offsets_of(client, topic) == {0: 9}
 
 
-async def test_a_stored_offset_that_is_trimmed_is_told() -> None:
+async def test_a_stored_offset_that_was_trimmed_raises() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.path.endswith("/offsets"):
             return web.json_response({"offsets": {"0": 3}}, headers={"ETag": '"1"'})
@@ -222,7 +222,7 @@ def message(queue: int, offset: int) -> Message:
     ).as_message()
 
 
-def test_progress_follows_what_was_asked_for() -> None:
+def test_progress_follows_the_returned_messages() -> None:
     progress = OffsetProgress()
     fetched = Range(
         [
@@ -240,7 +240,7 @@ def test_progress_follows_what_was_asked_for() -> None:
     assert progress.offsets() == {0: 9, 1: 3}
 
 
-def test_the_message_in_hand_can_be_counted_as_processed() -> None:
+def test_the_current_message_can_be_finished() -> None:
     progress = OffsetProgress()
     messages = progress.track(Range([MessageList(0, [message(0, 4), message(0, 6)])], {0: 9}))
     next(messages)
@@ -326,7 +326,7 @@ async def storing(
         await consumer.transport.close()
 
 
-async def test_only_what_changed_is_stored() -> None:
+async def test_only_changed_offsets_are_stored() -> None:
     stored = OffsetsServer()
     async with storing(stored, give_up_after_s=10) as offsets:
         assert await offsets.load() == {}
@@ -337,7 +337,7 @@ async def test_only_what_changed_is_stored() -> None:
         assert stored.methods == ["GET", "PUT", "PUT"]
 
 
-async def test_a_store_whose_reply_was_lost_is_not_taken_for_a_rival() -> None:
+async def test_a_store_whose_reply_was_lost_is_no_second_consumer() -> None:
     stored = OffsetsServer()
     async with storing(stored, give_up_after_s=10) as offsets:
         await offsets.load()
@@ -347,7 +347,7 @@ async def test_a_store_whose_reply_was_lost_is_not_taken_for_a_rival() -> None:
         assert stored.offsets == {"0": 6}
 
 
-async def test_a_store_that_was_given_up_may_have_happened_or_not() -> None:
+async def test_a_failed_store_may_have_been_executed_or_not() -> None:
     stored = OffsetsServer()
     async with storing(stored) as offsets:
         await offsets.load()
@@ -363,7 +363,7 @@ async def test_a_store_that_was_given_up_may_have_happened_or_not() -> None:
 
 
 @pytest.mark.parametrize("status", [200, 404, 502])
-async def test_a_store_that_a_gateway_answered_is_not_taken_for_a_rival(status: int) -> None:
+async def test_a_store_that_a_gateway_answered_is_no_second_consumer(status: int) -> None:
     stored = OffsetsServer()
     async with storing(stored) as offsets:
         await offsets.load()
@@ -374,7 +374,7 @@ async def test_a_store_that_a_gateway_answered_is_not_taken_for_a_rival(status: 
         assert stored.offsets == {"0": 6}
 
 
-async def test_a_store_that_happened_is_known_after_others_that_did_not() -> None:
+async def test_an_executed_store_is_recognized_after_later_lost_stores() -> None:
     stored = OffsetsServer()
     async with storing(stored) as offsets:
         await offsets.load()
@@ -390,7 +390,7 @@ async def test_a_store_that_happened_is_known_after_others_that_did_not() -> Non
         assert stored.offsets == {"0": 7}
 
 
-async def test_a_store_that_was_cancelled_may_have_happened() -> None:
+async def test_a_cancelled_store_may_have_been_executed() -> None:
     stored = OffsetsServer()
     async with storing(stored) as offsets:
         await offsets.load()
@@ -405,7 +405,7 @@ async def test_a_store_that_was_cancelled_may_have_happened() -> None:
         assert stored.offsets == {"0": 6}
 
 
-async def test_a_rival_is_not_taken_for_a_lost_reply() -> None:
+async def test_a_second_consumer_is_no_lost_reply() -> None:
     stored = OffsetsServer()
     async with storing(stored) as offsets:
         await offsets.load()
