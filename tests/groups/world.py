@@ -13,6 +13,7 @@ available messages.
 
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -190,12 +191,8 @@ class World:
         assert self.page.is_believed == is_believed
         self.group = self.make_group(7, self.config, self.queues)
         for topic_id, weight in self.weights.items():
-            self.group.add_topic(
-                topic_id,
-                weight=weight,
-                levels=self.levels[topic_id],
-                filter=self.filters[topic_id],
-            )
+            levels, filter = self.levels[topic_id], self.filters[topic_id]
+            self.group.add_topic(topic_id, weight=weight, levels=levels, filter=filter)
         for key in self.keys:
             book = self.books[key]
             stored = self.disk.stored(key_prefix(7, *key))
@@ -223,10 +220,8 @@ class World:
         self.claimed = active
         if active is not None:  # R3
             self.group.resume(active, self.now)
-            for key, book in self.books.items():
-                for offset, thing in sorted(book.things.items()):
-                    if thing.state is State.LEASED and thing.member != active:
-                        self.end_lease(key, offset, None)
+            for key in self.keys:
+                self.end_leases(key, lambda offset, thing: thing.member != active)
         self.commit()
         self.page.begin({(7, *key): self.cursor(key) for key in self.keys})
         self.expire_books()
@@ -314,9 +309,8 @@ class World:
         """
         newest: dict[int, int] = {}
         for offset, thing in sorted(self.books[key].things.items()):
-            mine = self.queues.messages[key][offset].key if offset < self.books[key].end else 0
-            if self.config.mode == "keyed" and mine and thing.state is State.LEASED:
-                number = thing.number
+            if self.config.mode == "keyed" and thing.state is State.LEASED:
+                mine, number = self.key_number(key, offset), thing.number
                 if number < newest.get(mine, 0):
                     self.end_lease(key, offset, None, is_restart=True)
                 newest[mine] = max(newest.get(mine, 0), number)
@@ -352,16 +346,11 @@ class World:
         self.disk.write(batch.writes)
         self.group.outbox.mark_committed(batch)
         self.saved_active = self.group.activity.active
-        sent = {key: book.max_sent for key, book in self.books.items()}
-        for key in self.keys:
-            cursor = self.group.topics[key[0]].lanes[key[1]].cursor
-            book = self.books[key]
-            if not cursor.grace_bound:
+        for key, book in self.books.items():
+            if not self.cursor(key).grace_bound:
                 book.grace_end = 0
             book.row_boot = book.oldest_boot if book.grace_end else book.oldest_leased_boot
         self.saved = {key: book.copy() for key, book in self.books.items()}
-        for key, most in sent.items():
-            self.saved[key].max_sent = most
 
     def stop(self) -> None:
         """Stop the broker in order; its state must not change."""
@@ -448,14 +437,9 @@ class World:
             return
         for _ in range(self.rng.choice([1, 1, 3, 12])):
             expires = self.now + self.rng.randrange(1, 20_000) if self.rng.random() < 0.1 else 0
-            self.queues.messages[key].append(
-                Message(
-                    self.rng.randrange(1, 200),
-                    self.rng.randrange(0, 6),
-                    self.rng.choice(["x", "xy", "y", "xz"]),
-                    expires,
-                )
-            )
+            size_bytes, number = self.rng.randrange(1, 200), self.rng.randrange(0, 6)
+            tag = self.rng.choice(["x", "xy", "y", "xz"])
+            self.queues.messages[key].append(Message(size_bytes, number, tag, expires))
             book.end += 1
         self.group.note_end(key, book.end)
 
@@ -483,9 +467,8 @@ class World:
         self.check_reply(request, reply)
         if not reply.is_answer and self.rng.random() < 0.7:
             self.ticket += 1
-            self.group.park(
-                request, self.ticket, self.now, self.now + self.rng.randrange(1, 20_000)
-            )
+            deadline_ms = self.now + self.rng.randrange(1, 20_000)
+            self.group.park(request, self.ticket, self.now, deadline_ms)
 
     def repeat(self) -> None:
         """R5: a repeated request gets the same answer, as far as its leases still exist."""
@@ -515,9 +498,8 @@ class World:
             assert not reply.messages
             return
         self.repeated += 1
-        assert sorted((message.queue, message.offset) for message in reply.messages) == sorted(
-            expected
-        )
+        got = [(message.queue, message.offset) for message in reply.messages]
+        assert sorted(got) == sorted(expected)
         for message in reply.messages:
             thing = self.books[message.queue].things[message.offset]
             assert message.receipt is not None
@@ -531,9 +513,8 @@ class World:
         verb = self.rng.choices(list(Verb), [6, 3, 2, 2, 1])[0]
         count = min(len(self.receipts), self.rng.choice([1, 1, 4, 10]))
         # The newest receipts are chosen most often, the oldest rarely.
-        selected = [
-            min(int(self.rng.expovariate(0.08)), len(self.receipts) - 1) for _ in range(count)
-        ]
+        oldest = len(self.receipts) - 1
+        selected = [min(int(self.rng.expovariate(0.08)), oldest) for _ in range(count)]
         chosen = [self.receipts[-1 - index] for index in dict.fromkeys(selected)]
         if self.config.mode == "keyed" and self.config.max_in_flight_per_key > 1:
             chosen.sort(key=lambda each: (each.topic_id, each.queue, each.offset))
@@ -560,11 +541,8 @@ class World:
     def leave(self, member: str | None = None) -> None:
         member = member or self.rng.choice(MEMBERS)
         self.group.leave(member, self.now)
-        for key, book in self.books.items():
-            for offset, thing in sorted(book.things.items()):
-                is_here = book.things.get(offset) is thing
-                if is_here and thing.state is State.LEASED and thing.member == member:
-                    self.end_lease(key, offset, None)
+        for key in self.keys:
+            self.end_leases(key, lambda offset, thing: thing.member == member)
 
     def retire(self) -> None:
         self.group.retire(self.rng.choice(MEMBERS))
@@ -655,9 +633,8 @@ class World:
                 for message in reply.messages:
                     assert message.receipt is not None
                     assert Status.DONE in self.expect(message.receipt, Verb.ACK, None)
-                    assert settle(self.group, Verb.ACK, [message.receipt], self.now) == [
-                        Status.DONE
-                    ]
+                    (status,) = settle(self.group, Verb.ACK, [message.receipt], self.now)
+                    assert status is Status.DONE
         raise AssertionError([book for book in self.books.values() if book.start < book.end])  # I5
 
     # -- checks ------------------------------------------------------------------------------
@@ -670,9 +647,8 @@ class World:
             for waiter, reply in answered:
                 if isinstance(reply, Reply) and waiter.request.settled:
                     for message in reply.messages:  # a crash may lose settlements made when sending
-                        self.sent_settled.add(
-                            (message.queue, self.books[message.queue].epoch, message.offset)
-                        )
+                        epoch = self.books[message.queue].epoch
+                        self.sent_settled.add((message.queue, epoch, message.offset))
             for waiter, reply in answered:
                 if isinstance(reply, Reply):
                     self.check_reply(waiter.request, reply)
@@ -682,7 +658,7 @@ class World:
             if not needs:
                 break
         else:
-            raise AssertionError("serving does not come to an end")
+            raise AssertionError("serving does not end")
         self.note_pages()
         is_drawn = self.last in ("crash", "stop") or self.rng.random() < self.share_compared
         # After every start the model learns the offsets that the broker settled itself before it.
@@ -702,25 +678,20 @@ class World:
         self.checks += 1
         assert reply.is_active or not reply.messages
         assert not (reply.is_notice and reply.messages)
-        room = (
-            request.max_messages
-            if request.settled
-            else min(request.max_messages, self.room(request.member))
-        )
+        room = request.max_messages
+        if not request.settled:
+            room = min(room, self.room(request.member))
         assert len(reply.messages) <= max(room, 0)  # I10
         for message in reply.messages:
             book = self.books[message.queue]
-            assert message.offset == self.first_eligible(request, message.queue), (
-                request,
-                message,
-            )  # I3, I4, I8, Q5
+            expected = self.first_eligible(request, message.queue)
+            assert message.offset == expected, (request, message)  # I3, I4, I8, Q5
             self.check_level(request, message.queue)
             thing = book.thing(message.offset)
             if message.receipt is not None:
                 assert message.receipt.attempt == thing.acquisitions + 1
-                assert message.redelivered == (
-                    message.offset < book.seen_below or thing.acquisitions > 0
-                )
+                was_seen = message.offset < book.seen_below or thing.acquisitions > 0
+                assert message.redelivered == was_seen
                 thing.state, thing.member = State.LEASED, request.member
                 thing.is_adopted = False
                 thing.number = message.receipt.lease_number
@@ -753,16 +724,15 @@ class World:
 
     def check_alone(self, member: str) -> None:
         if self.config.mode in ("single_active", "exclusive"):  # I12
-            for book in self.books.values():
-                for thing in book.things.values():
-                    assert thing.state is not State.GRACE or member == self.claimed
-                    assert thing.state is not State.LEASED or thing.member == member
+            for thing in (each for book in self.books.values() for each in book.things.values()):
+                assert thing.state is not State.GRACE or member == self.claimed
+                assert thing.state is not State.LEASED or thing.member == member
 
     def check_states(self) -> None:
         self.checks += 1
         count = 0
         for key, book in self.books.items():
-            cursor = self.group.topics[key[0]].lanes[key[1]].cursor
+            cursor = self.cursor(key)
             assert book.epoch == cursor.epoch
             for offset in range(book.start, book.end):
                 state, expected = cursor.state(offset), book.state(offset)
@@ -783,50 +753,44 @@ class World:
                     assert lease is not None
                     assert (lease.number, lease.member) == (thing.number, thing.member)
                     assert lease.deadline_ms == thing.deadline, (key, offset, thing, self.last)
-                assert cursor.delays.get(offset) == (
-                    thing.ready_at if thing.state is State.DELAYED else 0
-                )
+                ready_at = thing.ready_at if thing.state is State.DELAYED else 0
+                assert cursor.delays.get(offset) == ready_at
         assert self.group.available() == count
-        leased = sum(
-            thing.state is State.LEASED
-            for book in self.books.values()
-            for thing in book.things.values()
-        )
+        leased = len(self.leased_things())
         assert self.group.lease_count == leased <= self.config.max_in_flight * 2  # I16
 
     def check_waiters(self) -> None:
         active = self.group.activity.active
         for waiter in self.group.waiters:  # I13, L15
             if isinstance(self.group.activity, OneActive):
-                next_member = self.group.activity.next_member()
-                if next_member == waiter.request.member and self.group.may_become_active(
-                    next_member
-                ):
+                member = self.group.activity.next_member()
+                if member == waiter.request.member and self.group.may_become_active(member):
                     self.rescues += 1
-            if (
-                self.config.mode in ("single_active", "exclusive")
-                and active != waiter.request.member
-            ):
-                continue
+                if active != waiter.request.member:
+                    continue
             if self.room(waiter.request.member) > 0 or waiter.request.settled:
                 for key in self.keys:
                     if (offset := self.first_eligible(waiter.request, key)) is not None:
                         self.rescues += 1
                         raise AssertionError((self.last, waiter, key, offset))
-        assert not self.rescues, "somebody waits for what is there"
+        assert not self.rescues, "a member waits for an available message"
 
     # -- the model ---------------------------------------------------------------------------
 
     def room(self, member: str) -> int:
-        leases = [
-            thing
-            for book in self.books.values()
-            for thing in book.things.values()
-            if thing.state is State.LEASED
-        ]
+        leases, config = self.leased_things(), self.config
         mine = sum(thing.member == member for thing in leases)
-        config = self.config
         return min(config.max_in_flight - len(leases), config.max_in_flight_per_member - mine)
+
+    def leased_things(self, *keys: QueueKey) -> list[Thing]:
+        books = [self.books[key] for key in keys or self.keys]
+        things = [thing for book in books for thing in book.things.values()]
+        return [thing for thing in things if thing.state is State.LEASED]
+
+    def key_number(self, key: QueueKey, offset: int) -> int:
+        """Return a number that is equal for messages of one key; a message without a key has its
+        own."""
+        return self.queues.messages[key][offset].key or -1 - offset
 
     def is_useless(self, key: QueueKey, offset: int) -> bool:
         message = self.queues.messages[key][offset]
@@ -848,8 +812,7 @@ class World:
             state = book.state(offset)
             if state is State.DONE or state is State.DYING:
                 continue
-            message = messages[offset]
-            number = message.key or -1 - offset
+            message, number = messages[offset], self.key_number(key, offset)
             if state is State.GRACE and self.is_unwanted(key, message):
                 continue
             if state is State.AVAILABLE:
@@ -874,31 +837,32 @@ class World:
 
         Later messages count as well: a kill may return an earlier one that was settled when sent.
         """
-        messages = self.queues.messages[key]
         leases = sum(
-            thing.state is State.LEASED and (messages[offset].key or -1 - offset) == number
+            thing.state is State.LEASED and self.key_number(key, offset) == number
             for offset, thing in self.books[key].things.items()
         )
         return leases < self.config.max_in_flight_per_key
 
     def is_leased_to_another(self, key: QueueKey, number: int, member: str) -> bool:
-        messages = self.queues.messages[key]
         return any(
             thing.state is State.LEASED and thing.member != member
             for offset, thing in self.books[key].things.items()
-            if (messages[offset].key or -1 - offset) == number
+            if self.key_number(key, offset) == number
         )
 
     def is_first_of_its_key(self, receipt: Receipt) -> bool:
         key = receipt.topic_id, receipt.queue
-        book, messages = self.books[key], self.queues.messages[key]
+        book = self.books[key]
         if receipt.epoch != book.epoch or receipt.offset >= book.end:
             return True
-        mine = messages[receipt.offset].key
-        return not mine or not any(
-            messages[offset].key == mine and book.state(offset) in (State.LEASED, State.GRACE)
-            for offset in range(book.start, min(receipt.offset, book.end))
+        return not any(
+            book.state(offset) in (State.LEASED, State.GRACE)
+            for offset in self.earlier_of_key(key, receipt.offset)
         )
+
+    def earlier_of_key(self, key: QueueKey, offset: int) -> list[int]:
+        mine, start = self.key_number(key, offset), self.books[key].start
+        return [each for each in range(start, offset) if self.key_number(key, each) == mine]
 
     def is_live(self, receipt: Receipt) -> bool:
         book = self.books[receipt.topic_id, receipt.queue]
@@ -909,15 +873,10 @@ class World:
         """T25: finish the member's own leases in that queue, and no others."""
         book = self.books[receipt.topic_id, receipt.queue]
         for offset, thing in sorted(book.things.items()):
-            if (
-                offset < receipt.offset
-                and thing.state is State.LEASED
-                and thing.member == receipt.member
-                and self.settled_now
-            ):
-                number = thing.number
+            is_own = thing.state is State.LEASED and thing.member == receipt.member
+            if is_own and offset < receipt.offset and self.settled_now:
                 book.finish(offset)
-                book.settled[offset] = number, Verb.ACK
+                book.settled[offset] = thing.number, Verb.ACK
 
     settled_now = False
 
@@ -928,16 +887,14 @@ class World:
         key = receipt.topic_id, receipt.queue
         book, offset, number = self.books[key], receipt.offset, receipt.lease_number
         stale, done = {Status.STALE}, {Status.DONE}
-        cursor = self.group.topics[key[0]].lanes[key[1]].cursor
+        cursor = self.cursor(key)
         for each in range(book.start, book.end):  # examined and dropped since the last comparison
             if each in cursor.done and book.state(each) is not State.DONE:
                 self.learn_done(key, each)
         if receipt.epoch != book.epoch or offset >= book.end:
             return stale
         if book.state(offset) is State.DONE:
-            if offset not in book.settled or book.settled[offset][0] == -1:
-                return stale | done
-            if offset < book.log_start:
+            if book.settled.get(offset, (-1,))[0] == -1 or offset < book.log_start:
                 return stale | done
             if number >> BOOT_SHIFT < book.settled[offset][0] >> BOOT_SHIFT:
                 return stale | done  # a power loss may have lost the return
@@ -953,11 +910,9 @@ class World:
         is_grace = thing.state is State.GRACE and is_last_of_old
         is_out = self.out.get((key, offset)) == (book.epoch, number)
         assert is_grace or not is_out or thing.state is not State.GRACE, receipt
-        is_late = thing.state is State.AVAILABLE and (
-            is_last_of_old or (thing.last == number and thing.by is None)
-        )
-        if is_late and thing.last == number and thing.was_revoked:
-            is_late = False
+        has_expired = thing.last == number and thing.by is None
+        is_late = thing.state is State.AVAILABLE and (is_last_of_old or has_expired)
+        is_late = is_late and not (thing.last == number and thing.was_revoked)
         if thing.last == number and thing.by is not None and thing.state is not State.LEASED:
             return done if thing.by is verb else stale
         if is_late:
@@ -977,10 +932,9 @@ class World:
     def overtakes(self, key: QueueKey, offset: int, number: int) -> bool:
         """Return whether an earlier message of its key was returned since this lease."""
         book, messages = self.books[key], self.queues.messages[key]
-        mine = messages[offset].key
         return self.config.mode == "keyed" and any(
-            mine and messages[each].key == mine and not self.is_unwanted(key, messages[each])
-            for each in range(book.start, offset)
+            not self.is_unwanted(key, messages[each])
+            for each in self.earlier_of_key(key, offset)
             if book.state(each) in (State.AVAILABLE, State.DELAYED)
             or (book.state(each) is State.LEASED and book.thing(each).number > number)
         )
@@ -1041,13 +995,8 @@ class World:
         if thing.state is State.DYING:
             if not self.config.has_dead_letters:
                 self.mark_dead(key, offset)
-        elif self.config.mode == "keyed" and not is_restart:
-            mine = self.queues.messages[key][offset].key
-            for other, each in sorted(book.things.items()):
-                is_later = other > offset and self.queues.messages[key][other].key == mine
-                is_here = book.things.get(other) is each
-                if mine and is_here and is_later and each.state is State.LEASED:
-                    self.end_lease(key, other, None)
+        elif not is_restart:
+            self.revoke_later(key, offset)
 
     def mark_dead(self, key: QueueKey, offset: int) -> None:
         book = self.books[key]
@@ -1068,14 +1017,10 @@ class World:
             if only is not None:
                 if key != only:
                     continue
-                lane = self.group.topics[key[0]].lanes[key[1]]
-                first = lane.cursor.leases.next_deadline()
+                first = self.cursor(key).leases.next_deadline()
                 if first is None or first > self.now:
                     return
-            for offset, thing in sorted(book.things.items()):
-                is_here = book.things.get(offset) is thing
-                if is_here and thing.state is State.LEASED and thing.deadline <= self.now:
-                    self.end_lease(key, offset, None, is_expiry=True)
+            self.end_leases(key, lambda offset, each: each.deadline <= self.now, is_expiry=True)
             for thing in book.things.values():
                 if thing.state is State.DELAYED and thing.ready_at <= self.now:
                     thing.state = State.AVAILABLE
@@ -1091,13 +1036,21 @@ class World:
                         self.revoke_later(key, offset)
 
     def revoke_later(self, key: QueueKey, offset: int) -> None:
-        mine = self.queues.messages[key][offset].key
-        if self.config.mode == "keyed" and mine:
-            for other, each in sorted(self.books[key].things.items()):
-                is_later = other > offset and self.queues.messages[key][other].key == mine
-                is_here = self.books[key].things.get(other) is each
-                if is_here and is_later and each.state is State.LEASED:
-                    self.end_lease(key, other, None)
+        if self.config.mode == "keyed":
+            mine = self.key_number(key, offset)
+            self.end_leases(
+                key, lambda other, _: other > offset and self.key_number(key, other) == mine
+            )
+
+    def end_leases(
+        self, key: QueueKey, is_chosen: Callable[[int, Thing], bool], *, is_expiry: bool = False
+    ) -> None:
+        """End the chosen leases of a queue. The end of a lease may end further leases."""
+        book = self.books[key]
+        for offset, thing in sorted(book.things.items()):
+            is_here = book.things.get(offset) is thing
+            if is_here and thing.state is State.LEASED and is_chosen(offset, thing):
+                self.end_lease(key, offset, None, is_expiry=is_expiry)
 
 
 def _clean_up(directory: Path, pages: list[ProgressPage]) -> None:
