@@ -24,14 +24,21 @@ from tests.crash.restart_campaign import run as run_restarts
 from tests.support.broker_calls import Calls
 from tests.support.gate import Gate, GateClient, wait_until
 from tests.support.group_history import (
-    Delivered,
+    Delivery,
     GroupHistory,
     Place,
     check_group,
     check_letters,
 )
-from tests.support.group_members import Habits, Member, Seeker, delivered, letters_of, said
-from tests.support.history import Found, HistoryViolation, check_history
+from tests.support.group_members import (
+    Habits,
+    Member,
+    Seeker,
+    deliveries_of,
+    letters_of,
+    settle_calls_of,
+)
+from tests.support.history import HistoryViolation, Record, check_history
 from tests.support.loop_volume import LoopVolume
 from tests.support.workload_clients import LoadTopic, Publisher
 
@@ -66,36 +73,36 @@ class Scene:
         answer = self.calls("PUT", f"/v1/groups/{GROUP}", subscription)
         assert answer.status == 201, answer
 
-    def receive(self, member: str, most: int, *, wait_ms: int = 0) -> list[Delivered]:
+    def receive(self, member: str, most: int, *, wait_ms: int = 0) -> list[Delivery]:
         """Receive once, with leases of LEASE_MS."""
         ask = {"member": member, "max_messages": most, "lease_ms": LEASE_MS, "wait_ms": wait_ms}
         sent_at = time.monotonic()
         answer = self.calls("POST", f"/v1/groups/{GROUP}/receive", ask)
         assert answer.status == 200, answer
-        found = delivered(member, answer, sent_at, LEASE_MS)
-        self.history.delivered(found)
+        found = deliveries_of(member, answer, sent_at, LEASE_MS)
+        self.history.record_deliveries(found)
         return found
 
-    def receive_all(self, member: str) -> list[Delivered]:
+    def receive_all(self, member: str) -> list[Delivery]:
         """Receive until a reply is empty."""
-        found: list[Delivered] = []
+        found: list[Delivery] = []
         while more := self.receive(member, 1000):
             found += more
         return found
 
-    def settle(self, verb: str, deliveries: list[Delivered], **terms: object) -> set[str]:
+    def settle(self, verb: str, deliveries: list[Delivery], **terms: object) -> set[str]:
         """Settle the deliveries and return the set of statuses in the reply."""
         sent_at = time.monotonic()
         body = {"receipts": [each.receipt for each in deliveries], **terms}
         answer = self.calls("POST", f"/v1/groups/{GROUP}/{verb}", body)
         assert answer.status == 200, answer
-        words = said(verb, deliveries, sent_at, answer)
-        self.history.told(words)
+        words = settle_calls_of(verb, deliveries, sent_at, answer)
+        self.history.record_settle_calls(words)
         return {each.status for each in words}
 
-    def drain(self, member: str, count: int) -> list[Delivered]:
+    def drain(self, member: str, count: int) -> list[Delivery]:
         """Receive and acknowledge until `count` messages are settled."""
-        drained: list[Delivered] = []
+        drained: list[Delivery] = []
         deadline = time.monotonic() + 60
         while len(self.history.settled) < count:
             assert time.monotonic() < deadline, f"{len(self.history.settled)} of {count}"
@@ -113,15 +120,15 @@ class Scene:
             return letters_of(client.pull(DEAD_LETTERS, follow=False))
         return []
 
-    def stored(self, topic: str = TOPIC) -> list[Found]:
+    def stored(self, topic: str = TOPIC) -> list[Record]:
         """Return all messages of the topic."""
         return list(everything(self.broker, topic))
 
 
-def everything(broker: RunningBroker, topic: str) -> Iterator[Found]:
+def everything(broker: RunningBroker, topic: str) -> Iterator[Record]:
     with broker.client() as client:
         for message in client.pull(topic, follow=False):
-            yield Found(message.queue, message.offset, message.key, message.body)
+            yield Record(message.queue, message.offset, message.key, message.body)
 
 
 @contextmanager
@@ -138,7 +145,7 @@ def running(data_dir: Path, program: Sequence[str] = HOLDFAST) -> Iterator[Runni
         broker.kill()
 
 
-def places(deliveries: Iterable[Delivered]) -> set[tuple[int, int]]:
+def places(deliveries: Iterable[Delivery]) -> set[tuple[int, int]]:
     return {each.place for each in deliveries}
 
 
@@ -223,7 +230,7 @@ def test_500_leases_outlive_a_sigkill(tmp_path: Path) -> None:  # Q16, section 6
         fresh = scene.receive_all("b")
         kept = [each for each in held if each.place not in places(fresh)]
         # otherwise the start took longer than the leases
-        if fresh[-1].had_at < leased[0].lease_end:
+        if fresh[-1].answered_at < leased[0].lease_end:
             assert (len(fresh), len(kept)) == (500, 200)
         assert not places(fresh) & places(done)
         first = [each for each in fresh if each.place not in places(held + lent)]
@@ -367,9 +374,9 @@ def _storm(
                 broker.start()
             crowd.until_published(topic, messages)
             crowd.gate.pause()
-            seeker.leave_off()
+            seeker.stop_seeking()
             for publisher in publishers:
-                publisher.leave_off()
+                publisher.stop_seeking()
             crowd.gate.resume()
             crowd.until_all_said(topic)
             stored = scene.stored()

@@ -20,7 +20,7 @@ from holdfast.client import Client
 from holdfast.client.errors import ClientClosed
 from holdfast.running_broker import RunningBroker
 from tests.support.gate import Gate
-from tests.support.history import Found, History, check_history
+from tests.support.history import History, Record, check_history
 from tests.support.workload_clients import LoadTopic, Publisher
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
@@ -44,17 +44,17 @@ class Watcher(threading.Thread):
     def run(self) -> None:
         try:
             for message in self._client.pull(TOPIC, start="earliest"):
-                self._history.consumed(
-                    Found(message.queue, message.offset, message.key, message.body)
+                self._history.record_consumed(
+                    Record(message.queue, message.offset, message.key, message.body)
                 )
         except Exception as error:
             self.error = error
 
 
-def _everything(client: Client) -> Iterator[Found]:
+def _everything(client: Client) -> Iterator[Record]:
     for queue in range(QUEUES):
         for message in client.pull(TOPIC, queue=queue, offset=0, follow=False):
-            yield Found(queue, message.offset, message.key, message.body)
+            yield Record(queue, message.offset, message.key, message.body)
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(KILLS, marks=pytest.mark.fault, id="many")])

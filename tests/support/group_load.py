@@ -8,8 +8,15 @@ from holdfast.client.errors import UnknownTopic
 from tests.support.broker_calls import Calls
 from tests.support.gate import Gate, GateClient, wait_until
 from tests.support.group_history import GroupHistory, check_group, check_letters
-from tests.support.group_members import Habits, Member, Seeker, delivered, letters_of, said
-from tests.support.history import Found
+from tests.support.group_members import (
+    Habits,
+    Member,
+    Seeker,
+    deliveries_of,
+    letters_of,
+    settle_calls_of,
+)
+from tests.support.history import Record
 from tests.support.workload_clients import LoadTopic
 
 GROUP, DEAD_LETTERS = "leased", "durable.dead"
@@ -48,7 +55,7 @@ class GroupLoad:
         """
         self._drain()
         final = [
-            Found(message.queue, message.offset, message.key, bytes(message.body))
+            Record(message.queue, message.offset, message.key, bytes(message.body))
             for message in client.pull(self._topic.name, follow=False)
         ]
         check_group(self._history, final)
@@ -64,13 +71,13 @@ class GroupLoad:
             asked = {"member": "last", "max_messages": 1000, "wait_ms": 100, "lease_ms": LEASE_MS}
             sent_at = time.monotonic()
             answer = self._calls("POST", f"/v1/groups/{GROUP}/receive", asked)
-            found = delivered("last", answer, sent_at, LEASE_MS)
-            self._history.delivered(found)
+            found = deliveries_of("last", answer, sent_at, LEASE_MS)
+            self._history.record_deliveries(found)
             sent_at = time.monotonic()
             receipts = {"receipts": [each.receipt for each in found]}
             if found:
                 answer = self._calls("POST", f"/v1/groups/{GROUP}/ack", receipts)
-                self._history.told(said("ack", found, sent_at, answer))
+                self._history.record_settle_calls(settle_calls_of("ack", found, sent_at, answer))
             return not found and is_settled()
 
         wait_until(settle_more, "everything is settled", timeout_s=120)

@@ -14,8 +14,8 @@ from typing import Any
 from uuid import uuid4
 
 from tests.support.gate import Answer, Gate, GateClient
-from tests.support.group_history import SLACK_S, Delivered, GroupHistory, Place, Said, Sought
-from tests.support.history import Found
+from tests.support.group_history import SLACK_S, Delivery, GroupHistory, Place, Seek, SettleCall
+from tests.support.history import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class Habits:
 
 
 @dataclass(slots=True)
-class _Words:
+class _Pending:
     """A settlement that has not been answered yet."""
 
     verb: str
-    deliveries: list[Delivered]
+    deliveries: list[Delivery]
     #: When the request was sent first: the broker may apply it from then on.
     sent_at: float = field(default_factory=time.monotonic)
 
@@ -67,10 +67,10 @@ class Member(GateClient):
         self._history = history
         self._habits = habits or Habits()
         self._random = random.Random(f"{name} {seed}")
-        self._words: deque[_Words] = deque()
+        self._pending: deque[_Pending] = deque()
         self._attempt: str | None = None
         #: Messages that it received and does not settle.
-        self._ignored: list[Delivered] = []
+        self._ignored: list[Delivery] = []
         self._is_leaving = self._is_gone = False
 
     @property
@@ -89,7 +89,7 @@ class Member(GateClient):
     def turn(self) -> None:
         if self._is_gone:
             self._gate.wait(0.05)
-        elif self._words:
+        elif self._pending:
             self._settle()
         elif self._is_leaving and self._attempt is None:
             self._leave()
@@ -99,30 +99,26 @@ class Member(GateClient):
     def _receive(self) -> None:
         self._attempt = self._attempt or uuid4().hex
         habits = self._habits
-        asked = {
-            "member": self.name,
-            "max_messages": habits.max_messages,
-            "lease_ms": habits.lease_ms,
-            "wait_ms": habits.wait_ms,
-            "attempt_id": self._attempt,
-        }
+        names = ("max_messages", "lease_ms", "wait_ms")
+        asked = {name: getattr(habits, name) for name in names}
+        asked |= {"member": self.name, "attempt_id": self._attempt}
         sent_at = time.monotonic()
         answer = self._post("receive", asked)
         if answer is None:
             return
         self._attempt = None
         assert answer.status == HTTPStatus.OK, answer.raw
-        deliveries = delivered(self.name, answer, sent_at, habits.lease_ms)
-        self._history.delivered(deliveries)
+        deliveries = deliveries_of(self.name, answer, sent_at, habits.lease_ms)
+        self._history.record_deliveries(deliveries)
         self._decide(deliveries)
 
-    def _decide(self, deliveries: Iterable[Delivered]) -> None:
+    def _decide(self, deliveries: Iterable[Delivery]) -> None:
         habits, given_back = self._habits, set()
         for each in deliveries:
             verbs = ("ack", "nack", "release", "reject", "")
             weights = [habits.ack, habits.nack, habits.release, habits.reject]
             verb = self._random.choices(verbs, [*weights, max(1.0 - sum(weights), 0.0)])[0]
-            key = each.found.key
+            key = each.message.key
             if self._waits_for_earlier(each):
                 verb = ""
             elif key is not None and key in given_back:
@@ -133,40 +129,39 @@ class Member(GateClient):
                 self._ignored.append(each)
                 continue
             # Messages are given back one by one and in order; acknowledgements are sent together.
-            last = self._words[-1] if self._words else None
+            last = self._pending[-1] if self._pending else None
             if last is not None and last.verb == verb == "ack":
                 last.deliveries.append(each)
             else:
-                self._words.append(_Words(verb, [each]))
+                self._pending.append(_Pending(verb, [each]))
 
-    def _waits_for_earlier(self, delivery: Delivered) -> bool:
+    def _waits_for_earlier(self, delivery: Delivery) -> bool:
         """Return whether the member may still hold an earlier message of the key that it does not
         settle."""
         return any(
-            each.found.key == delivery.found.key is not None
+            each.message.key == delivery.message.key is not None
             and each.place < delivery.place
-            and delivery.sent_at < each.had_at + each.lease_s + SLACK_S
+            and delivery.sent_at < each.answered_at + each.lease_s + SLACK_S
             for each in self._ignored
         )
 
     def _settle(self) -> None:
-        words = self._words[0]
-        body: dict[str, Any] = {"receipts": [each.receipt for each in words.deliveries]}
-        if words.verb == "nack":
+        pending = self._pending[0]
+        body: dict[str, Any] = {"receipts": [each.receipt for each in pending.deliveries]}
+        if pending.verb == "nack":
             body["delay_ms"] = self._habits.nack_delay_ms
-        answer = self._post(words.verb, body)
-        if answer is None:
-            self._history.told(said(words.verb, words.deliveries, words.sent_at, None))
-            return
-        assert answer.status == HTTPStatus.OK, answer.raw
-        self._words.popleft()
-        self._history.told(said(words.verb, words.deliveries, words.sent_at, answer))
+        answer = self._post(pending.verb, body)
+        if answer is not None:
+            assert answer.status == HTTPStatus.OK, answer.raw
+            self._pending.popleft()
+        calls = settle_calls_of(pending.verb, pending.deliveries, pending.sent_at, answer)
+        self._history.record_settle_calls(calls)
 
     def _leave(self) -> None:
         sent_at = time.monotonic()
         answer = self._post("leave", {"member": self.name})
         # The status is not checked: the messages are given back now, or their leases expire.
-        self._history.told(said("leave", self._ignored, sent_at, None))
+        self._history.record_settle_calls(settle_calls_of("leave", self._ignored, sent_at, None))
         self._is_gone = answer is not None
 
     def _post(self, what: str, body: object) -> Answer | None:
@@ -174,7 +169,7 @@ class Member(GateClient):
 
 
 class Seeker(GateClient):
-    """Seeks the group a little back, one queue after another, until `leave_off`."""
+    """Seeks the group a little back, one queue after another, until `stop_seeking`."""
 
     def __init__(
         self, name: str, url: str, gate: Gate, group: str, topic: str, history: GroupHistory
@@ -186,7 +181,7 @@ class Seeker(GateClient):
         self._random = random.Random(name)
         self._is_over = False
 
-    def leave_off(self) -> None:
+    def stop_seeking(self) -> None:
         """End all seeks; the gate must be closed before."""
         self._is_over = True
 
@@ -203,53 +198,51 @@ class Seeker(GateClient):
         self._seek(queue["queue"], offset)
 
     def _seek(self, queue: int, offset: int) -> None:
-        seek = Sought(queue, offset, time.monotonic())
+        seek = Seek(queue, offset, time.monotonic())
         target = {"to": {self._topic: {str(queue): offset}}}
         answer = self.ask("POST", f"{self._path}/seek", json.dumps(target))
         if answer is not None:
             assert answer.status == HTTPStatus.OK, answer.raw
-            seek = replace(seek, had_at=time.monotonic())
-        self._history.sought(seek)
+            seek = replace(seek, answered_at=time.monotonic())
+        self._history.record_seek(seek)
 
 
 def letters_of(messages: Iterable[Any]) -> list[Place]:
     """Return the source message of each dead letter."""
-    return [
-        (
-            int(message.properties["holdfast-dead-queue"]),
-            int(message.properties["holdfast-dead-offset"]),
-        )
-        for message in messages
-    ]
+    all_properties = (message.properties for message in messages)
+    names = ("holdfast-dead-queue", "holdfast-dead-offset")
+    return [(int(each[names[0]]), int(each[names[1]])) for each in all_properties]
 
 
-def delivered(
-    member: str, answer: Any, sent_at: float, lease_ms: int, had_at: float | None = None
-) -> list[Delivered]:
-    """Return the deliveries of a receive's answer. Without `had_at`, the answer arrived now."""
-    had_at = time.monotonic() if had_at is None else had_at
+def deliveries_of(
+    member: str, answer: Any, sent_at: float, lease_ms: int, answered_at: float | None = None
+) -> list[Delivery]:
+    """Return the deliveries of an answer, which arrived now unless `answered_at` is given."""
+    answered_at = time.monotonic() if answered_at is None else answered_at
     return [
-        Delivered(
+        Delivery(
             member,
-            Found(each["queue"], each["offset"], each["key"], each["body"].encode()),
+            Record(each["queue"], each["offset"], each["key"], each["body"].encode()),
             each["attempt"],
             each["redelivered"],
             each["receipt"],
             sent_at,
-            had_at,
+            answered_at,
             lease_ms / 1000,
         )
         for each in answer.json["messages"]
     ]
 
 
-def said(verb: str, deliveries: Sequence[Delivered], sent_at: float, answer: Any) -> list[Said]:
+def settle_calls_of(
+    verb: str, deliveries: Sequence[Delivery], sent_at: float, answer: Any
+) -> list[SettleCall]:
     """Return the settlements that a request contained, with its answer; None means no answer."""
-    had_at = float("inf") if answer is None else time.monotonic()
+    answered_at = float("inf") if answer is None else time.monotonic()
     statuses = [""] * len(deliveries)
     if answer is not None:
         statuses = [each["status"] for each in answer.json["results"]]
     return [
-        Said(verb, each.place, each.receipt, sent_at, had_at, status)
+        SettleCall(verb, each.place, each.receipt, sent_at, answered_at, status)
         for each, status in zip(deliveries, statuses, strict=True)
     ]

@@ -44,7 +44,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Record:
     """One message as a client read it."""
 
     queue: int
@@ -59,8 +59,8 @@ class History:
 
     sends: list[Send] = field(default_factory=list)
     acks: dict[bytes, tuple[int, int]] = field(default_factory=dict)
-    seen: list[Found] = field(default_factory=list)
-    seen_written: list[Found] = field(default_factory=list)
+    seen: list[Record] = field(default_factory=list)
+    seen_written: list[Record] = field(default_factory=list)
     """Messages that consumers of topics in written mode received. A power loss may remove them."""
     marks: dict[str, int] = field(default_factory=dict)
     """The highest reported value of each number that must only grow, by name."""
@@ -72,13 +72,13 @@ class History:
     _clock: int = 0
     _lock: Lock = field(default_factory=Lock)
 
-    def sent(self, send: Send) -> None:
+    def record_send(self, send: Send) -> None:
         """Record a message that a producer is about to send."""
         with self._lock:
             self.sends.append(send)
             self.sent_at[send.body] = self._tick()
 
-    def acknowledged(self, send: Send, queue: int, offset: int, *, durable: bool = True) -> None:
+    def record_ack(self, send: Send, queue: int, offset: int, *, durable: bool = True) -> None:
         """Record the acknowledgement of a message at this queue and offset."""
         with self._lock:
             self.acks[send.body] = (queue, offset)
@@ -86,13 +86,13 @@ class History:
             if not durable:
                 self.written[send.body] = self.acked_at[send.body]
 
-    def consumed(self, found: Found, *, durable: bool = True) -> None:
+    def record_consumed(self, found: Record, *, durable: bool = True) -> None:
         """Record a message that a consumer received. If not `durable`, a power loss may remove
         it."""
         with self._lock:
             (self.seen if durable else self.seen_written).append(found)
 
-    def reached(self, mark: str, value: int) -> None:
+    def record_mark(self, mark: str, value: int) -> None:
         """Record that the broker reported this value of a mark."""
         with self._lock:
             self.marks[mark] = max(value, self.marks.get(mark, value))
@@ -104,7 +104,7 @@ class History:
 
 def check_history(
     history: History,
-    final: Iterable[Found],
+    final: Iterable[Record],
     *,
     allow_duplicates: bool = False,
     min_offsets: Mapping[int, int] | None = None,
@@ -115,8 +115,8 @@ def check_history(
     `min_offsets` has the first offsets of queues that retention has trimmed.
     """
     kept = min_offsets or {}
-    by_place: dict[tuple[int, int], Found] = {}
-    by_body: dict[bytes, list[Found]] = defaultdict(list)
+    by_place: dict[tuple[int, int], Record] = {}
+    by_body: dict[bytes, list[Record]] = defaultdict(list)
     for found in final:
         other = by_place.setdefault((found.queue, found.offset), found)
         if other is not found:
@@ -135,7 +135,7 @@ def check_history(
             raise HistoryViolation("taken-back", f"{found} was delivered, now it is not there")
 
 
-def check_read(queue: int, offset: int, found: Collection[Found], next_offset: int) -> None:
+def check_read(queue: int, offset: int, found: Collection[Record], next_offset: int) -> None:
     """Raise HistoryViolation unless a read without a filter returned every offset from `offset` up
     to `next_offset`, in order."""
     offsets = [message.offset for message in found]
@@ -154,7 +154,10 @@ def check_marks(history: History, observed: Mapping[str, int]) -> None:
 
 
 def settle_power_loss(
-    history: History, final: Collection[Found], *, min_offsets: Mapping[int, int] | None = None
+    history: History,
+    final: Collection[Record],
+    *,
+    min_offsets: Mapping[int, int] | None = None,
 ) -> int:
     """Judge the loss after a power loss; return the number of acknowledged messages that are lost.
 
@@ -188,7 +191,7 @@ def settle_power_loss(
     return len(gone)
 
 
-def _settle_seen(history: History, final: Collection[Found], kept: Mapping[int, int]) -> None:
+def _settle_seen(history: History, final: Collection[Record], kept: Mapping[int, int]) -> None:
     """Remove messages of written topics that consumers saw and a power loss took. Only the end of a
     queue may be lost."""
     ends: dict[int, int] = defaultdict(int)
@@ -206,7 +209,7 @@ def _settle_seen(history: History, final: Collection[Found], kept: Mapping[int, 
 def _check_known(
     history: History,
     sends: dict[bytes, Send],
-    by_body: dict[bytes, list[Found]],
+    by_body: dict[bytes, list[Record]],
     allow_duplicates: bool,
 ) -> None:
     promised = set(history.acks.values())
@@ -225,8 +228,8 @@ def _check_known(
 def _check_acks(
     history: History,
     sends: dict[bytes, Send],
-    by_place: dict[tuple[int, int], Found],
-    by_body: dict[bytes, list[Found]],
+    by_place: dict[tuple[int, int], Record],
+    by_body: dict[bytes, list[Record]],
     kept: Mapping[int, int],
 ) -> None:
     for body, place in history.acks.items():
@@ -242,7 +245,7 @@ def _check_acks(
         raise HistoryViolation("lost", f"{sends[body]} was acknowledged at {place}")
 
 
-def _check_dense(by_place: dict[tuple[int, int], Found], kept: Mapping[int, int]) -> None:
+def _check_dense(by_place: dict[tuple[int, int], Record], kept: Mapping[int, int]) -> None:
     offsets: dict[int, list[int]] = defaultdict(list)
     for queue, offset in by_place:
         offsets[queue].append(offset)
@@ -252,7 +255,7 @@ def _check_dense(by_place: dict[tuple[int, int], Found], kept: Mapping[int, int]
             raise HistoryViolation("gap", f"queue {queue} has holes")
 
 
-def _check_order(sends: dict[bytes, Send], by_body: dict[bytes, list[Found]]) -> None:
+def _check_order(sends: dict[bytes, Send], by_body: dict[bytes, list[Record]]) -> None:
     """Check that each producer's messages are in send order in each queue."""
     last: dict[tuple[str, int], int] = {}
     ordered = [(sends[body], place) for body, places in by_body.items() for place in places[:1]]
@@ -267,7 +270,7 @@ def _check_order(sends: dict[bytes, Send], by_body: dict[bytes, list[Found]]) ->
         last[track] = found.offset
 
 
-def _check_real_time(history: History, by_place: dict[tuple[int, int], Found]) -> None:
+def _check_real_time(history: History, by_place: dict[tuple[int, int], Record]) -> None:
     """Check that no message precedes a message that was acknowledged before the first one was
     sent."""
     earliest: dict[int, int] = {}

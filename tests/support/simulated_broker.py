@@ -134,7 +134,7 @@ class SimulatedBroker(SimulatedGroups):
                 if power_lost and not plan.is_durable:
                     self.history.marks.pop(mark, None)
                 check_marks(self.history, {mark: end})
-                self.history.reached(mark, end)
+                self.history.record_mark(mark, end)
 
     def _verify_topic(self, plan: Plan) -> None:
         topic = self.topic(plan)

@@ -28,7 +28,7 @@ from holdfast.groups.service import GroupService
 from holdfast.groups.service_types import Delivery, ReceiveRequest, Status, Verb
 from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.storage.storage import StorageEvents
-from tests.support.history import Found, HistoryViolation
+from tests.support.history import HistoryViolation, Record
 from tests.support.simulated_clients import Plan
 from tests.support.simulated_process import bounded, until
 from tests.support.simulated_reading import SimulatedReading
@@ -335,7 +335,7 @@ class SimulatedGroups(SimulatedReading):
         book.leases[offset] = asked_ms + LEASE_MS
         plan = self._plans_by_topic[delivery.topic.name]
         key, body = delivery.batch.key(delivery.row), delivery.batch.body(delivery.row)
-        self.history.consumed(Found(number, offset, key, body), durable=plan.is_durable)
+        self.history.record_consumed(Record(number, offset, key, body), durable=plan.is_durable)
 
     def verify_group(self, *, power_lost: bool = False) -> None:
         """Judge the group after a restart.

@@ -130,7 +130,7 @@ class SimulatedPublishing(SimulatedProcess):
         attempt = producer.attempt(messages, body_bytes)
         for sends in attempt.sends:
             for send in sends:
-                self.history.sent(send)
+                self.history.record_send(send)
         producer.unanswered.append(attempt)
         self._send_off(producer, attempt)
         return attempt
@@ -179,7 +179,7 @@ class SimulatedPublishing(SimulatedProcess):
             self._must_be_readable(plan, result)
             for row, send in enumerate(sends):
                 place = plan.queues[result.queue], result.base_offset + row
-                self.history.acknowledged(send, *place, durable=result.durable)
+                self.history.record_ack(send, *place, durable=result.durable)
 
     def _must_be_readable(self, plan: Plan, result: StoredBatch) -> None:
         """Check that an acknowledged offset can be read.

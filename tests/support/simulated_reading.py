@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 from holdfast.consumequeue.errors import OffsetTrimmed, QueueCorrupt
-from tests.support.history import Found, check_read
+from tests.support.history import Record, check_read
 from tests.support.simulated_clients import Plan
 from tests.support.simulated_process import BrokerViolation
 from tests.support.simulated_publishing import SimulatedPublishing
@@ -47,11 +47,11 @@ class SimulatedReading(SimulatedPublishing):
                 raise BrokerViolation(f"a crash left damage: {error}") from error
             return
         self._consumed[number] = following
-        self.history.reached(f"the end of queue {number}", following)
+        self.history.record_mark(f"the end of queue {number}", following)
         for message in found:
             if message.body not in self.history.sent_at:
                 raise BrokerViolation(f"{message} was never sent")
-            self.history.consumed(message, durable=plan.is_durable)
+            self.history.record_consumed(message, durable=plan.is_durable)
 
     async def store_offsets(self, plan: Plan) -> None:
         """Store the offsets of this topic's consumers."""
@@ -90,12 +90,12 @@ class SimulatedReading(SimulatedPublishing):
 
     async def _pull(
         self, plan: Plan, queue: int, offset: int, max_messages: int
-    ) -> tuple[list[Found], int]:
+    ) -> tuple[list[Record], int]:
         fetched = await self.store.reading.read(
             self.topic(plan), queue, offset, max_messages=max_messages, max_bytes=_PULL_BYTES
         )
         found = [
-            Found(
+            Record(
                 plan.queues[queue],
                 piece.batch.header.base_offset + row,
                 piece.batch.key(row),
@@ -108,9 +108,9 @@ class SimulatedReading(SimulatedPublishing):
         self.totals.reads += len(found)
         return found, fetched.next_offset
 
-    async def _read_all(self) -> list[Found]:
+    async def _read_all(self) -> list[Record]:
         """Read every queue from its first offset to its last."""
-        everything: list[Found] = []
+        everything: list[Record] = []
         for plan in self.plans:
             for queue in range(plan.queue_count):
                 state = self.store.reading.queue_state(self.topic(plan), queue)

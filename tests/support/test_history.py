@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.history import (
-    Found,
     History,
     HistoryViolation,
+    Record,
     Send,
     check_history,
     check_marks,
@@ -16,71 +16,71 @@ from tests.support.history import (
 )
 
 
-def _history() -> tuple[History, list[Found]]:
+def _history() -> tuple[History, list[Record]]:
     """Return a history of two producers, two queues, ten acknowledged sends and one unanswered
     send."""
     history = History()
     final = []
     for number in range(10):
         send = Send(f"p{number % 2}", number, f"k{number % 2}", b"body %d" % number)
-        found = Found(number % 2, number // 2, send.key, send.body)
-        history.sent(send)
-        history.acknowledged(send, found.queue, found.offset)
+        found = Record(number % 2, number // 2, send.key, send.body)
+        history.record_send(send)
+        history.record_ack(send, found.queue, found.offset)
         final.append(found)
-    history.sent(Send("p0", 10, "k0", b"in doubt"))
-    history.consumed(final[3])
+    history.record_send(Send("p0", 10, "k0", b"in doubt"))
+    history.record_consumed(final[3])
     return history, final
 
 
 def test_a_right_history_is_accepted() -> None:
     history, final = _history()
     check_history(history, final)
-    check_history(history, [*final, Found(0, 5, "k0", b"in doubt")])
+    check_history(history, [*final, Record(0, 5, "k0", b"in doubt")])
 
 
-def _at(found: Found, *, offset: int) -> Found:
-    return Found(found.queue, offset, found.key, found.body)
+def _at(found: Record, *, offset: int) -> Record:
+    return Record(found.queue, offset, found.key, found.body)
 
 
-def _add(history: History, final: list[Found], send: Send, offset: int) -> None:
-    history.sent(send)
-    final.append(Found(1, offset, send.key, send.body))
+def _add(history: History, final: list[Record], send: Send, offset: int) -> None:
+    history.record_send(send)
+    final.append(Record(1, offset, send.key, send.body))
 
 
-def _replace_the_last(history: History, final: list[Found]) -> None:
+def _replace_the_last(history: History, final: list[Record]) -> None:
     final.pop()
     _add(history, final, Send("p0", 11, "k1", b"other"), 4)
 
 
-def _replace(final: list[Found], index: int, body: bytes) -> None:
+def _replace(final: list[Record], index: int, body: bytes) -> None:
     found = final[index]
-    final[index] = Found(found.queue, found.offset, found.key, body)
+    final[index] = Record(found.queue, found.offset, found.key, body)
 
 
-def _flip(final: list[Found], index: int) -> None:
+def _flip(final: list[Record], index: int) -> None:
     body = bytearray(final[index].body)
     body[0] ^= 1
     _replace(final, index, bytes(body))
 
 
-def _swap(final: list[Found], one: int, other: int) -> None:
+def _swap(final: list[Record], one: int, other: int) -> None:
     bodies = final[one].body, final[other].body
     _replace(final, one, bodies[1])
     _replace(final, other, bodies[0])
 
 
-def _drop_queue(final: list[Found], queue: int) -> None:
+def _drop_queue(final: list[Record], queue: int) -> None:
     final[:] = [found for found in final if found.queue != queue]
 
 
-def _forget(history: History, final: list[Found], index: int) -> None:
+def _forget(history: History, final: list[Record], index: int) -> None:
     """Remove a message of queue 0 and its acknowledgement; add the unanswered send at the end."""
     found = final.pop(index)
     del history.acks[found.body]
-    final.append(Found(0, 5, "k0", b"in doubt"))
+    final.append(Record(0, 5, "k0", b"in doubt"))
 
 
-def _send_late(history: History, final: list[Found]) -> None:
+def _send_late(history: History, final: list[Record]) -> None:
     """Put the last send, by a third producer, before messages that were acknowledged earlier."""
     for index, found in enumerate(final):
         if found.queue == 1:
@@ -90,24 +90,26 @@ def _send_late(history: History, final: list[Found]) -> None:
     _add(history, final, Send("p2", 0, "k1", b"late"), 0)
 
 
-Doctor = Callable[[History, list[Found]], object]
+Doctor = Callable[[History, list[Record]], object]
 
 DOCTORED: dict[str, Doctor] = {
     "lost": lambda history, final: final.pop(),
     "moved": lambda history, final: final.append(_at(final.pop(), offset=5)),
     "altered": _replace_the_last,
-    "duplicated": lambda history, final: final.append(Found(1, 5, "k1", b"body 9")),
-    "invented": lambda history, final: final.append(Found(1, 5, "k1", b"nobody sent this")),
+    "duplicated": lambda history, final: final.append(Record(1, 5, "k1", b"body 9")),
+    "invented": lambda history, final: final.append(Record(1, 5, "k1", b"nobody sent this")),
     "gap": lambda history, final: _add(history, final, Send("p1", 12, "k1", b"late"), 7),
     "reordered": lambda history, final: _add(history, final, Send("p1", -1, "k1", b"first"), 5),
-    "taken-back": lambda history, final: history.consumed(Found(0, 5, "k0", b"in doubt")),
-    "taken-back from a written topic": lambda history, final: history.consumed(
-        Found(0, 5, "k0", b"in doubt"), durable=False
+    "taken-back": lambda history, final: history.record_consumed(Record(0, 5, "k0", b"in doubt")),
+    "taken-back from a written topic": lambda history, final: history.record_consumed(
+        Record(0, 5, "k0", b"in doubt"), durable=False
     ),
     "altered in one bit": lambda history, final: _flip(final, 4),
     "altered at the end": lambda history, final: _flip(final, -1),
     "altered by a cut": lambda history, final: _replace(final, 4, final[4].body[:-1]),
-    "duplicated at one offset": lambda history, final: final.append(Found(1, 4, "k1", b"in doubt")),
+    "duplicated at one offset": lambda history, final: final.append(
+        Record(1, 4, "k1", b"in doubt")
+    ),
     "lost and all of its queue": lambda history, final: _drop_queue(final, 1),
     "gap at the begin": lambda history, final: _forget(history, final, 0),
     "gap in what nobody promised": lambda history, final: _forget(history, final, 4),
@@ -119,7 +121,7 @@ DOCTORED: dict[str, Doctor] = {
     ),
     "reordered between producers": lambda history, final: _send_late(history, final),
     "moved to another queue": lambda history, final: final.append(
-        Found(1, 5, "k0", final.pop(8).body)
+        Record(1, 5, "k0", final.pop(8).body)
     ),
     "moved, two in each other's place": lambda history, final: _swap(final, 4, 6),
 }
@@ -136,21 +138,21 @@ def test_a_wrong_history_is_refused(rule: str) -> None:
 
 def test_a_changed_key_is_refused() -> None:
     history, final = _history()
-    final[0] = Found(0, 0, "another", final[0].body)
+    final[0] = Record(0, 0, "another", final[0].body)
     with pytest.raises(HistoryViolation, match="altered"):
         check_history(history, final)
 
 
 def test_duplicates_are_accepted_only_from_producers_without_idempotence() -> None:
     history, final = _history()
-    final.append(Found(1, 5, "k1", b"body 9"))
+    final.append(Record(1, 5, "k1", b"body 9"))
     check_history(history, final, allow_duplicates=True)
 
 
 def test_trimmed_messages_may_be_missing() -> None:
     history, final = _history()
     kept = [found for found in final if found.offset >= 3]
-    history.consumed(final[0])
+    history.record_consumed(final[0])
     check_history(history, kept, min_offsets={0: 3, 1: 3})
     with pytest.raises(HistoryViolation, match="lost"):
         check_history(history, kept, min_offsets={0: 3, 1: 2})
@@ -164,14 +166,14 @@ def test_a_queue_that_begins_after_its_min_offset_has_a_gap() -> None:
         check_history(history, [found for found in final if found.offset], min_offsets={0: 0})
 
 
-def _reads(*offsets: int) -> list[Found]:
-    return [Found(0, offset, None, b"") for offset in offsets]
+def _reads(*offsets: int) -> list[Record]:
+    return [Record(0, offset, None, b"") for offset in offsets]
 
 
 @pytest.mark.parametrize(
     ("found", "next_offset"), [(_reads(3, 4, 5), 6), ([], 3)], ids=["some", "none"]
 )
-def test_a_read_may_end_anywhere(found: list[Found], next_offset: int) -> None:
+def test_a_read_may_end_anywhere(found: list[Record], next_offset: int) -> None:
     check_read(0, 3, found, next_offset)
 
 
@@ -186,32 +188,32 @@ def test_a_read_may_end_anywhere(found: list[Found], next_offset: int) -> None:
         (_reads(3, 3), 4),
         (_reads(2, 3), 4),
         ([], 4),
-        ([Found(1, 3, None, b"")], 4),
+        ([Record(1, 3, None, b"")], 4),
     ],
 )
-def test_a_read_that_is_no_prefix_is_refused(found: list[Found], next_offset: int) -> None:
+def test_a_read_that_is_no_prefix_is_refused(found: list[Record], next_offset: int) -> None:
     with pytest.raises(HistoryViolation, match="skipped"):
         check_read(0, 3, found, next_offset)
 
 
 def test_a_mark_must_not_decrease() -> None:
     history = History()
-    history.reached("end of queue 0", 7)
-    history.reached("end of queue 0", 5)  # a late report
+    history.record_mark("end of queue 0", 7)
+    history.record_mark("end of queue 0", 5)  # a late report
     check_marks(history, {"end of queue 0": 7, "end of queue 1": 0})
     with pytest.raises(HistoryViolation, match="regressed"):
         check_marks(history, {"end of queue 0": 6})
 
 
-def _written_history() -> tuple[History, list[Found]]:
+def _written_history() -> tuple[History, list[Record]]:
     """Return a history of one producer in written mode; each send follows the previous ack."""
     history = History()
     final = []
     for number in range(10):
         send = Send("p", number, "k", b"body %d" % number)
-        found = Found(number % 2, number // 2, send.key, send.body)
-        history.sent(send)
-        history.acknowledged(send, found.queue, found.offset, durable=False)
+        found = Record(number % 2, number // 2, send.key, send.body)
+        history.record_send(send)
+        history.record_ack(send, found.queue, found.offset, durable=False)
         final.append(found)
     return history, final
 
@@ -245,7 +247,7 @@ def test_a_power_loss_may_not_remove_from_the_middle(gone: int) -> None:
 def test_consumed_messages_of_a_written_topic_may_be_lost_from_the_end() -> None:
     history, final = _written_history()
     for found in final:
-        history.consumed(found, durable=False)
+        history.record_consumed(found, durable=False)
     settle_power_loss(history, final[:6])
     check_history(history, final[:6])
     with pytest.raises(HistoryViolation, match="taken-back"):
@@ -256,7 +258,7 @@ def test_consumed_messages_may_not_be_lost_from_the_middle() -> None:
     history, final = _written_history()
     history.written.clear()
     for found in final:
-        history.consumed(found, durable=False)
+        history.record_consumed(found, durable=False)
     with pytest.raises(HistoryViolation, match="hole"):
         settle_power_loss(history, [*final[:4], *final[6:]])
 
@@ -273,7 +275,7 @@ def test_messages_sent_together_may_be_lost_in_part() -> None:
     history = History()
     sends = [Send("p", number, "k", b"body %d" % number) for number in range(2)]
     for send in sends:
-        history.sent(send)
+        history.record_send(send)
     for queue, send in enumerate(sends):
-        history.acknowledged(send, queue, 0, durable=False)
-    assert settle_power_loss(history, [Found(1, 0, "k", sends[1].body)]) == 1
+        history.record_ack(send, queue, 0, durable=False)
+    assert settle_power_loss(history, [Record(1, 0, "k", sends[1].body)]) == 1

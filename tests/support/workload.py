@@ -15,7 +15,7 @@ from holdfast.client import Client
 from holdfast.client.errors import ApiError
 from tests.support.gate import Gate, GateClient, wait_until
 from tests.support.group_load import GroupLoad
-from tests.support.history import Found, check_history, settle_power_loss
+from tests.support.history import Record, check_history, settle_power_loss
 from tests.support.workload_clients import (
     BatchPublisher,
     GroupConsumer,
@@ -198,7 +198,7 @@ class Workload:
         return len(final), len(history.seen) + len(history.seen_written), lost
 
 
-def _everything(client: Client, topic: LoadTopic) -> tuple[list[Found], dict[int, int]]:
+def _everything(client: Client, topic: LoadTopic) -> tuple[list[Record], dict[int, int]]:
     """Return all messages of the topic, and the first offset of each queue at that time."""
     while True:
         try:
@@ -217,7 +217,7 @@ def _everything(client: Client, topic: LoadTopic) -> tuple[list[Found], dict[int
         return kept, begins
 
 
-def _read(client: Client, topic: LoadTopic) -> Iterator[Found]:
+def _read(client: Client, topic: LoadTopic) -> Iterator[Record]:
     for queue in range(topic.queues):
         for message in client.pull(topic.name, queue=queue, start="earliest", follow=False):
-            yield Found(queue, message.offset, message.key, bytes(message.body))
+            yield Record(queue, message.offset, message.key, bytes(message.body))

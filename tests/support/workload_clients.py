@@ -15,7 +15,7 @@ from holdfast.client import Client
 from holdfast.client.errors import HoldfastError
 from holdfast.client.produce.producers import Producer
 from tests.support.gate import Answer, Gate, GateClient
-from tests.support.history import Found, History, Send, check_read
+from tests.support.history import History, Record, Send, check_read
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Publisher(GateClient):
         self._send: Send | None = None
         self._is_over = False
 
-    def leave_off(self) -> None:
+    def stop_seeking(self) -> None:
         """Publish no further message."""
         self._is_over = True
 
@@ -60,7 +60,7 @@ class Publisher(GateClient):
             return
         if send is None:
             send = self._send = self._next()
-            self._topic.history.sent(send)
+            self._topic.history.record_send(send)
         request = json.dumps({"messages": [{"body": send.body.decode(), "key": send.key}]})
         path = f"/v1/topics/{self._topic.name}/messages"
         answer = self.ask("POST", path, request, **self._headers())
@@ -74,7 +74,7 @@ class Publisher(GateClient):
         assert answer.status == HTTPStatus.OK, answer.raw
         assert answer.json["durable"] is self._topic.is_durable
         result = answer.json["results"][0]
-        self._topic.history.acknowledged(
+        self._topic.history.record_ack(
             send, result["queue"], result["offset"], durable=self._topic.is_durable
         )
         self._sequence += 1
@@ -122,12 +122,12 @@ class Puller(GateClient):
             return
         assert answer.status == HTTPStatus.OK, answer.raw
         found = [
-            Found(self._queue, message["offset"], message["key"], message["body"].encode())
+            Record(self._queue, message["offset"], message["key"], message["body"].encode())
             for message in answer.json["messages"]
         ]
         check_read(self._queue, self._offset, found, answer.json["next_offset"])
         for each in found:
-            self._topic.history.consumed(each, durable=self._topic.is_durable)
+            self._topic.history.record_consumed(each, durable=self._topic.is_durable)
         self._offset = answer.json["next_offset"]
 
 
@@ -264,13 +264,13 @@ class BatchPublisher(threading.Thread):
                 result = handle.result()
                 assert result.durable
                 if not self._gate.disk_fails:
-                    self._topic.history.acknowledged(send, result.queue, result.offset)
+                    self._topic.history.record_ack(send, result.queue, result.offset)
             self._gate.wait(0.05)
 
     def _send(self, number: int) -> Send:
         body = f"{self.name}:{number}:".encode() + b"y" * (number * 53 % 500)
         send = Send(self.name, number, f"key-{self.name}-{number % 3}", body)
-        self._topic.history.sent(send)
+        self._topic.history.record_send(send)
         return send
 
 
@@ -304,9 +304,9 @@ class GroupConsumer(threading.Thread):
             self._topic.name, group=self.name, start="earliest", commit_interval_ms=50
         ) as messages:
             for message in messages:
-                found = Found(message.queue, message.offset, message.key, bytes(message.body))
+                found = Record(message.queue, message.offset, message.key, bytes(message.body))
                 if not self._gate.disk_fails:
-                    self._topic.history.consumed(found)
+                    self._topic.history.record_consumed(found)
 
     def end(self) -> None:
         """Report that the client may be closed now."""
