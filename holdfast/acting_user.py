@@ -33,38 +33,35 @@ _LOOK = os.O_PATH | os.O_CLOEXEC
 _MAX_LINKS = 40
 
 
+@dataclass(eq=False, repr=False)
 class CannotActAsOwner(LogError):
-    """Root runs the command on another user's directory, but cannot become that user. `reason` is
-    a phrase for the error message."""
+    """Root runs the command on another user's directory, but cannot become that user."""
 
-    def __init__(self, path: Path, uid: int, reason: str) -> None:
-        super().__init__(path, uid, reason)
-        self.path = path
-        self.uid = uid
-        self.reason = reason
+    path: Path
+    uid: int
+    reason: str
 
     def __str__(self) -> str:
         return (
-            f"{self.path} belongs to the user {user_name(self.uid)}, in whose place root works on "
-            f"it, and cannot be used so ({self.reason}); run this command as that user"
+            f"{self.path} belongs to the user {user_name(self.uid)}. Root must become that user to "
+            f"work on it, and cannot ({self.reason}); run this command as that user"
         )
 
 
+@dataclass(eq=False, repr=False)
 class BelongsToAnother(LogError):
     """Root runs the command on a data directory of root, but a backup's folder belongs to another
     user. That user could use links to make root read or write other files."""
 
-    def __init__(self, data_dir: Path, folder: Path, uid: int) -> None:
-        super().__init__(data_dir, folder, uid)
-        self.data_dir = data_dir
-        self.folder = folder
-        self.uid = uid
+    data_dir: Path
+    folder: Path
+    uid: int
 
     def __str__(self) -> str:
         return (
             f"{self.folder} belongs to the user {user_name(self.uid)}, {self.data_dir} to root. "
-            "Root does not work in another user's folder. Name a folder of root's; if you trust "
-            f"what is in this one, chown -R root {self.folder}"
+            "Root does not work in another user's folder. Use a folder of root; if you trust the "
+            f"content of this one, run chown -R root {self.folder}"
         )
 
 
@@ -167,7 +164,7 @@ def _open_folders(path: Path) -> Iterator[_Place]:
                     os.close(child)
                 if found.st_uid != 0:
                     raise CannotActAsOwner(
-                        path, found.st_uid, f"{at / name} is a link of that user's"
+                        path, found.st_uid, f"{at / name} is a link of that user"
                     )
                 if (links := links + 1) > _MAX_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
@@ -198,11 +195,13 @@ def _check_stays(path: Path, at: Path, above: Sequence[os.stat_result]) -> None:
     """Check that no other user can replace a path that belongs to root. `above` has the status of
     all folders above `at`, from "/" on, and of `at` itself. Raise CannotActAsOwner."""
     if above[-1].st_uid != 0:
-        return  # the process takes this owner's rights, so replacing the path is no use
+        return  # the process takes this owner's rights, so the owner gains nothing by replacing it
     for folder, found in zip(reversed(at.parents), above, strict=False):
         if found.st_uid != 0:
             raise CannotActAsOwner(
-                path, found.st_uid, f"{at} is root's, but that user can replace it in {folder}"
+                path,
+                found.st_uid,
+                f"{at} is of root, but that user can replace it in {folder}",
             )
 
 
@@ -231,7 +230,7 @@ def _become_owner(place: _Place) -> None:
         return
     _become(found.st_uid, _groups_of(found), place.path)
     _logger.info(
-        "run by root: working as the user %s, who owns %s", user_name(found.st_uid), place.path
+        "root runs this: it works as the user %s, who owns %s", user_name(found.st_uid), place.path
     )
 
 
@@ -259,7 +258,7 @@ def _become(uid: int, groups: list[int], path: Path) -> None:
             os.seteuid(0)
         if missing:
             raise CannotActAsOwner(
-                path, uid, f"that user cannot read {missing[0]}, which this runs"
+                path, uid, f"that user cannot read {missing[0]}, which this command needs"
             )
         os.setresuid(uid, uid, uid)
     except OSError as error:

@@ -5,6 +5,7 @@ a copy of a segment outside a data directory.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,14 @@ from holdfast.commitlog.segments.segment import Segment
 Row = dict[str, Any]
 
 
+@dataclass(eq=False, repr=False)
 class NotASegment(LogError):
     """Neither the header nor the name of the file is that of a segment."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.path = path
+    path: Path
 
     def __str__(self) -> str:
-        return f"{self.path} is no segment; name a file of commitlog/ of a data directory"
+        return f"{self.path} is not a segment; use a file in commitlog/ of a data directory"
 
 
 def dump_segment(path: Path, *, messages: bool = False) -> Iterator[Row]:

@@ -13,6 +13,7 @@ import errno
 import fcntl
 import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
@@ -33,52 +34,40 @@ LAYOUT_VERSION = "2"
 #: Older layouts that can be read. A broker start upgrades them to the current layout (`renew`).
 OLD_LAYOUTS = frozenset({"1"})
 
-#: Names that may be in a directory without VERSION: files of an interrupted first start, the
+#: Names that a directory without VERSION may contain: files of an interrupted first start, the
 #: lost+found folder of a volume, and access tokens that were created before the first start.
 _BEFORE_VERSION = {"lock", "VERSION.new", "lost+found", "access"}
 
 
+@dataclass(eq=False, repr=False)
 class DataDirInUse(LogError):
     """Another process has locked the directory. `holder` is the id of that process, or "" if it is
-    unknown."""
+    unknown. `remedy` tells the user what to do."""
 
-    def __init__(self, path: Path, holder: str) -> None:
-        super().__init__(path, holder)
-        self.path = path
-        self.holder = holder
+    path: Path
+    holder: str
+    remedy: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.path} is in use by another broker (process {self.holder or 'unknown'}); "
-            "stop that one, or use another --data-dir"
-        )
+        holder = self.holder or "unknown"
+        return f"{self.path} is in use by another broker (process {holder}); {self.remedy}"
 
 
+@dataclass(eq=False, repr=False)
 class NotADataDir(LogError):
     """The directory contains files but is not a data directory. `found` is the name of one of the
     files."""
 
-    def __init__(self, path: Path, found: str) -> None:
-        super().__init__(path, found)
-        self.path = path
-        self.found = found
+    path: Path
+    found: str
+    remedy: str = "use an empty or a new directory"
 
     def __str__(self) -> str:
         if self.found == "MANIFEST":
             return f"{self.path} is a backup; 'holdfast restore' builds a data directory from it"
         return (
-            f"{self.path} is no Holdfast data directory (it has no VERSION, but holds "
-            f"{self.found!r}); use an empty or a new directory"
-        )
-
-
-class NoDataDirThere(NotADataDir):
-    """A folder that a tool should read is not a data directory."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.path} is no Holdfast data directory (it has no VERSION, but holds "
-            f"{self.found!r}); name the folder that 'holdfast serve --data-dir' is given"
+            f"{self.path} is not a Holdfast data directory (it has no VERSION, but contains "
+            f"{self.found!r}); {self.remedy}"
         )
 
 
@@ -90,9 +79,9 @@ class DamagedVersion(UnknownFormatVersion):
 
     def __str__(self) -> str:
         return (
-            f"{self.what} is damaged: it says {self.found!r}, which is no version. This Holdfast "
-            f"writes {self.known!r} there: if it is the one that made the directory, write that "
-            "again; nothing was changed"
+            f"{self.what} is damaged: it contains {self.found!r}, which is not a version. This "
+            f"Holdfast writes {self.known!r} into this file. If this Holdfast created the "
+            "directory, write that again. Nothing was changed."
         )
 
 
@@ -109,16 +98,20 @@ class DataDir:
         path = path.resolve()
         self.path = path
         self._reserve_bytes = reserve_bytes
-        self._is_given_up = False
+        self._is_released = False
         self._log_limit = LogLimit(most=1)
         make_directory(path)
         refuse_foreign(path)
         refuse_planted(path)
-        self._lock = _lock(path)
+        self._lock = lock_data_dir(
+            path, os.O_RDWR | os.O_CREAT, "stop that one, or use another --data-dir"
+        )
         try:
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
             _check_version(path)
             tighten(path)
-            self._is_given_up = not self.restore_reserve()
+            self._is_released = not self.restore_reserve()
         except (LogError, OSError):
             self.close()
             raise
@@ -157,17 +150,17 @@ class DataDir:
             return
         except OSError as error:
             if self._log_limit.admit(monotonic()) is not None:
-                _logger.error("the reserve of %s cannot be given up: %s", self.path, error)
+                _logger.error("the disk reserve of %s cannot be deleted: %s", self.path, error)
             return
-        self._is_given_up = True
-        _logger.warning("the disk is full: the reserve of %s was given up", self.path)
+        self._is_released = True
+        _logger.warning("the disk is full: the disk reserve of %s was deleted", self.path)
 
     def has_reserve(self) -> bool:
         """Return whether the reserve exists, or True if none is configured. If it was released,
         now or before the last start, first try to allocate it again."""
-        if self._is_given_up:
-            self._is_given_up = not self.restore_reserve()
-        return not self._is_given_up
+        if self._is_released:
+            self._is_released = not self.restore_reserve()
+        return not self._is_released
 
     def restore_reserve(self) -> bool:
         """Allocate the reserve if it is missing and the disk has at least twice its size free.
@@ -206,8 +199,12 @@ class DataDir:
             self._lock = -1
 
 
-def _lock(path: Path) -> int:
-    descriptor = open_file(path / "lock", os.O_RDWR | os.O_CREAT)
+def lock_data_dir(path: Path, flags: int, remedy: str) -> int:
+    """Lock a data directory against brokers, and return the descriptor of its lock file. The lock
+    is held until the descriptor is closed. `flags` are those to open the lock file with. Raise
+    DataDirInUse with `remedy` if another process holds the lock, or UnsafeFile; OSError
+    propagates."""
+    descriptor = open_file(path / "lock", flags)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -215,17 +212,16 @@ def _lock(path: Path) -> int:
         os.close(descriptor)
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise
-        raise DataDirInUse(path, holder) from error
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        raise DataDirInUse(path, holder, remedy) from error
     return descriptor
 
 
 def require_data_dir(path: Path) -> None:
-    """Raise NoDataDirThere for a folder without a VERSION file. The content of the VERSION file is
+    """Raise NotADataDir for a folder without a VERSION file. The content of the VERSION file is
     not checked."""
     if not os.path.lexists(path / "VERSION"):
-        raise NoDataDirThere(path, min((entry.name for entry in path.iterdir()), default="nothing"))
+        found = min((entry.name for entry in path.iterdir()), default="nothing")
+        raise NotADataDir(path, found, "use the folder that is the broker's --data-dir")
 
 
 def read_version(path: Path) -> str:

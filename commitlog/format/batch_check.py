@@ -29,15 +29,14 @@ class MessageLimits:
     max_properties_bytes: int = 32 * 1024
 
 
+@dataclass(eq=False, repr=False)
 class LimitExceeded(LogError):
     """A message exceeds the limit `limit_name`. `row` is its index in the batch, from 0."""
 
-    def __init__(self, limit_name: str, limit: int, found: int, row: int) -> None:
-        super().__init__(limit_name, limit, found, row)
-        self.limit_name = limit_name
-        self.limit = limit
-        self.found = found
-        self.row = row
+    limit_name: str
+    limit: int
+    found: int
+    row: int
 
     def __str__(self) -> str:
         return f"message {self.row}: {self.found} bytes exceed {self.limit_name} ({self.limit})"

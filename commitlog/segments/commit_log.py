@@ -12,10 +12,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.disk.disk import Disk, PooledDisk, make_directory, most_open_files
+from holdfast.commitlog.disk.read_only import Readable, ReadOnlyDisk
 from holdfast.commitlog.errors import (
     MISSING_SEGMENT,
     UNKNOWN_VERSION,
@@ -396,6 +398,19 @@ class CommitLog:
         except OSError:
             return None  # the blocking read that follows reports the error
         return None if block is None else _checked(block, physical_offset)
+
+
+@contextmanager
+def open_read_only(directory: Path, disk: Readable | None = None) -> Iterator[CommitLog]:
+    """Open the log in `directory` for reading, and close it at the end of the context. Nothing is
+    changed. `disk` gives access to the files; by default the machine's own disk. Raise
+    UnknownFormatVersion; OSError propagates."""
+    log = CommitLog(directory, CommitLogConfig(), ReadOnlyDisk(disk), now_us=lambda: 0)
+    try:
+        log.open()
+        yield log
+    finally:
+        log.close()
 
 
 def _refuse_newer_block(raw: Buffer, physical_offset: int) -> None:

@@ -21,6 +21,7 @@ from holdfast.backup.files import (
     fill_file,
     opened_chunks,
     sha256_of,
+    sum_progress,
     sync_tree,
 )
 from holdfast.backup.manifest import (
@@ -68,16 +69,15 @@ UNFINISHED = "UNFINISHED"
 _STATE_MAP_BYTES = 1024**3
 
 
+@dataclass(eq=False, repr=False)
 class BackupRefused(LogError):
-    """A backup may not be put into the given folder. `reason` says how to fix it."""
+    """A backup may not be put into the given folder. `reason` includes how to fix it."""
 
-    def __init__(self, where: Path, reason: str) -> None:
-        super().__init__(where, reason)
-        self.where = where
-        self.reason = reason
+    where: Path
+    reason: str
 
     def __str__(self) -> str:
-        return f"no backup is put into {self.where}: {self.reason}"
+        return f"no backup is made in {self.where}: {self.reason}"
 
 
 @dataclass(slots=True)
@@ -106,21 +106,18 @@ def make_backup(
     `target` must be new or empty, or have only the files of an interrupted backup. With
     `incremental` it may hold an earlier backup; sealed segments in it are reused if their checksum
     still matches. A damaged source is backed up as it is, and the manifest lists the damage.
-    Raises NotADataDir, UnknownFormatVersion, BackupRefused, UnsafeFile; OSError (the disk is full,
-    for example) and lmdb.Error pass through. After any error, an earlier backup in `target` is
-    still complete.
+    Raise NotADataDir, UnknownFormatVersion, BackupRefused or UnsafeFile; OSError (for example
+    because the disk is full) and lmdb.Error propagate. After any error, an earlier backup in
+    `target` is still complete.
     """
     data_dir, target = data_dir.resolve(), target.resolve()
     _check_source(data_dir, target)
     if target.is_relative_to(data_dir):
-        raise BackupRefused(target, "it lies in the data directory itself; name another folder")
+        raise BackupRefused(target, "it is inside the data directory; use another folder")
     with _locked_target(target) as (folder, previous):
         if previous is not None and not incremental:
-            raise BackupRefused(
-                target,
-                "it holds a backup; add --incremental to bring that up to date, or name an empty "
-                "folder",
-            )
+            remedy = "add --incremental to update it, or use an empty folder"
+            raise BackupRefused(target, f"it contains a backup; {remedy}")
         return _Backup(data_dir, folder, previous, holdfast_version, progress).run()
 
 
@@ -148,7 +145,7 @@ class _Backup:
         self._damage: list[str] = []
         self._notes: list[str] = []
         self._copied = self._reused = self._cloned = 0
-        self._done = self._total = 0
+        self._advance: Progress = lambda count: None
 
     def run(self) -> BackupReport:
         os.close(self._target.open(UNFINISHED, os.O_WRONLY | os.O_CREAT))
@@ -206,7 +203,7 @@ class _Backup:
 
     def _copy_log(self, snapshot: LogSnapshot) -> None:
         for path in snapshot.vanished:
-            self._notes.append(f"retention deleted segment {path.name} meanwhile")
+            self._notes.append(f"retention deleted segment {path.name} during the backup")
         for path, reason in snapshot.log.damaged_headers:
             self._damage.append(f"commitlog/{path.name}: {reason}")
         row = [
@@ -214,7 +211,8 @@ class _Backup:
             for segment in snapshot.log.segments
             if segment in snapshot.sealed or segment in snapshot.unsealed
         ]
-        self._total = sum(min(s.size, snapshot.end_offset - s.start_offset) for s in row)
+        total = sum(min(s.size, snapshot.end_offset - s.start_offset) for s in row)
+        self._advance = sum_progress(self._progress, total)
         for segment in row:
             if segment in snapshot.sealed:
                 self._copy_sealed(segment)
@@ -240,8 +238,8 @@ class _Backup:
                 self._note_damage(damage)
 
     def _is_reused(self, name: str, found: str) -> bool:
-        """Reuse the earlier backup's copy of a sealed segment if it is unchanged. Return whether it
-        is reused."""
+        """Reuse the copy of a sealed segment in the earlier backup if the copy is unchanged. Return
+        whether it is reused."""
         earlier = self._previous.get(name)
         if earlier is None or earlier.identity != found:
             return False
@@ -269,8 +267,8 @@ class _Backup:
         self._files.append(BackupFile(role, name, stored_as, segment.size, size, checksum))
 
     def _clone(self, stored_as: str, segment: Segment) -> tuple[int, str] | None:
-        """Share the disk blocks of a sealed segment with the source if the file system can. Return
-        the segment's size and checksum, or None if the file system cannot share blocks."""
+        """Share the disk blocks of a sealed segment with the source. Return the segment's size and
+        checksum, or None if the file system cannot share blocks."""
         self._new.append(stored_as)
         size = segment.file.size()
         copy = self._target.create(stored_as)
@@ -302,7 +300,7 @@ class _Backup:
 
     def _note_damage(self, damage: Damage) -> None:
         self._damage.append(
-            f"the log from {damage.start} to {damage.end} is damaged at its source: {damage.reason}"
+            f"the source's log from {damage.start} to {damage.end} is damaged: {damage.reason}"
         )
 
     # -- the state and access --------------------------------------------------------------
@@ -311,7 +309,7 @@ class _Backup:
         try:
             return LiveState(self._source / "state")
         except STATE_FAILURES as error:
-            self._notes.append(f"state: {error}; it is taken from the log")
+            self._notes.append(f"state: {error}; it is read from the log")
             return None
 
     def _records(self, state: LiveState | None) -> dict[bytes, bytes] | None:
@@ -321,16 +319,16 @@ class _Backup:
         try:
             records, damaged = state.records()
         except STATE_FAILURES as error:
-            self._notes.append(f"state: {error}; it is taken from the log")
+            self._notes.append(f"state: {error}; it is read from the log")
             return None
         for key in damaged:
-            self._notes.append(f"state: record {key!r} is damaged; it is taken from the log")
+            self._notes.append(f"state: record {key!r} is damaged; it is read from the log")
         return None if damaged else records
 
     def _records_in_log(self, snapshot: LogSnapshot) -> dict[bytes, bytes]:
         records, is_whole = state_in_log(snapshot.log)
         if not is_whole:
-            self._damage.append("state: it is damaged, and so is the log that has it too")
+            self._damage.append("state: it is damaged, and its copy in the log too")
             records[INCOMPLETE] = b""
         return records
 
@@ -344,9 +342,9 @@ class _Backup:
             finally:
                 store.stop()
             made.remove("lock.mdb")
-        self._add("state", "state/data.mdb", f"{folder}/data.mdb")
+        self._add_written("state", "state/data.mdb", f"{folder}/data.mdb")
 
-    def _add(self, role: str, name: str, stored_as: str) -> None:
+    def _add_written(self, role: str, name: str, stored_as: str) -> None:
         """Add a file that LMDB has written to the manifest."""
         descriptor = self._target.open(stored_as)
         size = os.fstat(descriptor).st_size
@@ -366,10 +364,10 @@ class _Backup:
         except FileNotFoundError:
             return
         except CORRUPT as error:
-            self._notes.append(f"state/groups: {error}; groups go on from their stored offsets")
+            self._notes.append(f"state/groups: {error}; groups continue from stored offsets")
             return
         if is_there:
-            self._add("groups", f"state/{GROUPS_DIRECTORY}/data.mdb", f"{folder}/data.mdb")
+            self._add_written("groups", f"state/{GROUPS_DIRECTORY}/data.mdb", f"{folder}/data.mdb")
 
     def _copy_access(self) -> None:
         """Copy the token files. Their writer replaces each file atomically, so each is complete."""
@@ -389,8 +387,7 @@ class _Backup:
     # -- the end ---------------------------------------------------------------------------
 
     def _remove_others(self, manifest: Manifest) -> None:
-        """Remove files that the manifest does not list: they are from earlier or interrupted
-        backups."""
+        """Remove the files of earlier or interrupted backups: the manifest does not list them."""
         kept = {file.stored_as for file in manifest.files}
         kept_folders = {name.partition("/")[0] for name in kept}
         for folder in _folders(self._target):
@@ -403,15 +400,11 @@ class _Backup:
         self._target.remove(UNFINISHED)
         os.fsync(self._target.descriptor)
 
-    def _advance(self, count: int) -> None:
-        self._done += count
-        self._progress(min(self._done, self._total), self._total)
-
 
 def _merge_records(first: dict[bytes, bytes], second: dict[bytes, bytes]) -> dict[bytes, bytes]:
     """Return the records of the second read of the state, but with the stored offsets of the first
-    read: the end of the log was found in between, so the log may lack messages below the stored
-    offsets of the second read."""
+    read. The end of the log was found between the two reads, so the log may lack messages below the
+    stored offsets of the second read."""
     offsets = {key: value for key, value in first.items() if key.startswith(b"offsets/")}
     others = {key: value for key, value in second.items() if not key.startswith(b"offsets/")}
     return others | offsets
@@ -424,7 +417,7 @@ def _check_source(path: Path, target: Path) -> None:
     if not is_readable(found):
         raise UnknownFormatVersion(f"data directory {path}", found[:40], LAYOUT_VERSION)
     if not (path / "commitlog").is_dir():
-        raise BackupRefused(target, f"{path} has no log: 'holdfast check' says more")
+        raise BackupRefused(target, f"{path} has no log: see 'holdfast check'")
 
 
 @contextmanager
@@ -436,28 +429,28 @@ def _locked_target(target: Path) -> Iterator[tuple[Folder, Manifest | None]]:
         try:
             fcntl.flock(folder.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise BackupRefused(target, "another backup is being put there; wait for it") from error
-        previous = _earlier(folder)
+            raise BackupRefused(target, "another backup is being made; wait for it") from error
+        previous = _read_earlier_manifest(folder)
         _refuse_planted_target(folder)
         yield folder, previous
 
 
-def _earlier(target: Folder) -> Manifest | None:
+def _read_earlier_manifest(target: Folder) -> Manifest | None:
     found = set(target.names()) - {"lost+found"}
     if MANIFEST_NAME in found:
         try:
             raw = b"".join(opened_chunks(target.open(MANIFEST_NAME, may_have_names=True)))
             return decode_manifest(raw, target.path)
         except NotABackup as error:
-            raise BackupRefused(target.path, f"{error.reason}, so name an empty folder") from error
+            raise BackupRefused(target.path, f"{error.reason}; use an empty folder") from error
     if found and UNFINISHED not in found:
-        raise BackupRefused(target.path, f"it holds {min(found)!r}; name a new or an empty folder")
+        raise BackupRefused(target.path, f"it contains {min(found)!r}; use an empty folder")
     return None
 
 
 def _refuse_planted_target(target: Folder) -> None:
     """Check that all files and folders of backups in the target are regular files and folders. Call
-    this before anything in the target is changed. Raises UnsafeFile; OSError passes through."""
+    this before anything in the target is changed. Raise UnsafeFile; OSError propagates."""
     for name in {UNFINISHED, MANIFEST_NAME, f"{MANIFEST_NAME}.new"}.intersection(target.names()):
         target.check(name)
     for folder in _folders(target):

@@ -21,6 +21,18 @@ Progress = Callable[[int], None]
 """Called with the number of bytes done since the last call."""
 
 
+def sum_progress(report: Callable[[int, int], None], total: int) -> Progress:
+    """Return a Progress that calls `report` with the sum of the bytes done, and `total`."""
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        report(min(done, total), total)
+
+    return advance
+
+
 class Readable(Protocol):
     """The read interface of `commitlog.disk.disk.File`."""
 
@@ -29,7 +41,7 @@ class Readable(Protocol):
 
 
 def chunks(file: Readable, size: int) -> Iterator[bytes]:
-    """Yield the first `size` bytes of a file. Raises OSError if the file is shorter."""
+    """Yield the first `size` bytes of a file. Raise OSError if the file is shorter."""
     at = 0
     while at < size:
         chunk = file.read(min(_CHUNK, size - at), at)
@@ -50,8 +62,8 @@ def write_file(
     """Write a new file and sync it; return the number of bytes in `data` and their SHA-256.
 
     Zeros become holes. `size` extends the file with zeros; with `allocate` the disk space for
-    `size` is allocated. Replaces an existing file. OSError passes through; the bytes written
-    until then stay.
+    `size` is allocated. An existing file is replaced. OSError propagates; the file then keeps the
+    bytes that were written.
     """
     make_directory(path.parent)
     return fill_file(create_file(path), data, size=size, allocate=allocate, progress=progress)
@@ -65,7 +77,7 @@ def fill_file(
     allocate: bool = False,
     progress: Progress = lambda count: None,
 ) -> tuple[int, str]:
-    """Write as `write_file` does, into a new file that is already open. Close the descriptor."""
+    """Do what `write_file` does, into a new file that is open already. Close the descriptor."""
     checksum = hashlib.sha256()
     try:
         if allocate and size is not None:
@@ -87,7 +99,7 @@ def fill_file(
 def clone_file(source: Path, copy: int) -> bool:
     """Let the new file with the descriptor `copy` share the disk blocks of the source (copy on
     write), and sync it. Return False if the files are on different file systems, if the file system
-    cannot share blocks, or if the source no longer exists. OSError passes through."""
+    cannot share blocks, or if the source no longer exists. OSError propagates."""
     try:
         descriptor = open_file(source)
     except FileNotFoundError:
@@ -113,7 +125,6 @@ def _write_all(descriptor: int, chunk: bytes, at: int) -> None:
 
 
 def file_chunks(path: Path) -> Iterator[bytes]:
-    """Yield a file's bytes in chunks."""
     yield from opened_chunks(open_file(path, may_have_names=True))
 
 

@@ -4,7 +4,7 @@
     { ... }   JSON
 
 The manifest is written last, so a folder without a manifest is not a backup. The first line has the
-checksum of the rest of the manifest, and the rest has the checksum of every other file.
+checksum of the rest of the manifest. The rest has the checksum of every other file.
 """
 
 import hashlib
@@ -23,16 +23,15 @@ _STORED_AS = re.compile(rf"{_PART}/{_PART}")
 _NAMES = re.compile(rf"commitlog/\d{{20}}|state/(groups/)?data\.mdb|access/{_PART}")
 
 
+@dataclass(eq=False, repr=False)
 class NotABackup(LogError):
-    """The folder is not a complete backup, or the backup is damaged. `reason` says which."""
+    """The folder is not a complete backup, or the backup is damaged."""
 
-    def __init__(self, where: object, reason: str) -> None:
-        super().__init__(where, reason)
-        self.where = where
-        self.reason = reason
+    where: object
+    reason: str
 
     def __str__(self) -> str:
-        return f"{self.where} is no sound backup: {self.reason}"
+        return f"{self.where} is not an intact backup: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +78,14 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(raw: bytes, where: object) -> Manifest:
-    """Return the manifest. Raises NotABackup unless it is intact."""
+    """Return the manifest. Raise NotABackup unless it is intact."""
     first, newline, text = raw.partition(b"\n")
     found, _, checksum = first.decode("ascii", "replace").partition(" ")
     if found != FORMAT:
         raise NotABackup(
             where,
-            f"its {MANIFEST_NAME} is of the format {found[:40]!r}, this Holdfast reads {FORMAT!r}; "
-            "it is damaged, or of a newer Holdfast",
+            f"its {MANIFEST_NAME} has the format {found[:40]!r}, this Holdfast reads {FORMAT!r}: "
+            "it is damaged, or a newer Holdfast wrote it",
         )
     if not newline or hashlib.sha256(text).hexdigest() != checksum:
         raise NotABackup(where, f"its {MANIFEST_NAME} is damaged; take another backup")
@@ -98,7 +97,7 @@ def decode_manifest(raw: bytes, where: object) -> Manifest:
             _NAMES.fullmatch(file.name) and _STORED_AS.fullmatch(file.stored_as) for file in files
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise NotABackup(where, f"its {MANIFEST_NAME} is none: {error}") from error
+        raise NotABackup(where, f"its {MANIFEST_NAME} is malformed: {error}") from error
     if not are_within:
-        raise NotABackup(where, f"its {MANIFEST_NAME} names files that no backup has")
+        raise NotABackup(where, f"its {MANIFEST_NAME} lists files that no backup contains")
     return manifest

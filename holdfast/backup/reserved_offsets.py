@@ -22,7 +22,7 @@ RESTORED = "restored"
 def reserve_offsets(data_dir: Path, ends: Mapping[QueueKey, int], count: int) -> None:
     """Durably reserve `count` offsets after each queue's end, in a directory that no broker has
     open. `ends` has the queues' end offsets; a queue that is not included ends at its first offset.
-    StateCorrupt, StateFull, StateUnavailable, lmdb.Error and OSError pass through."""
+    StateCorrupt, StateFull, StateUnavailable, lmdb.Error and OSError propagate."""
     if not count:
         return
     state = StateStore(data_dir / "state", _STATE_MAP_BYTES)

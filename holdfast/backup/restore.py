@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.backup.files import file_chunks, sync_tree, write_file
+from holdfast.backup.files import Progress, file_chunks, sum_progress, sync_tree, write_file
 from holdfast.backup.manifest import BackupFile, Manifest, NotABackup
 from holdfast.backup.stored import read_manifest
 from holdfast.commitlog.disk.disk import make_directory, sync_directory
@@ -20,13 +20,12 @@ from holdfast.commitlog.disk.owned_files import DIRECTORY_MODE
 from holdfast.commitlog.errors import LogError
 
 
+@dataclass(eq=False, repr=False)
 class RestoreRefused(LogError):
-    """A backup cannot be restored to the given place. `reason` says how to fix it."""
+    """A backup cannot be restored to the given place. `reason` includes how to fix it."""
 
-    def __init__(self, where: Path, reason: str) -> None:
-        super().__init__(where, reason)
-        self.where = where
-        self.reason = reason
+    where: Path
+    reason: str
 
     def __str__(self) -> str:
         return f"nothing is restored to {self.where}: {self.reason}"
@@ -50,15 +49,15 @@ def restore_backup(
     """Build the data directory `data_dir` from a backup.
 
     Every byte is compared with the manifest before `data_dir` appears. `finish` is called with
-    the built folder before it is renamed; an exception from it ends the restore. Raises
-    NotABackup, RestoreRefused, UnknownFormatVersion; OSError passes through. An exception before
+    the built folder before the folder is renamed; an exception from it ends the restore. Raise
+    NotABackup, RestoreRefused or UnknownFormatVersion; OSError propagates. An exception before
     the final rename leaves `data_dir` unchanged.
     """
     source, data_dir = source.resolve(), data_dir.resolve()
     manifest = read_manifest(source)
     _require_empty(data_dir)
     make_directory(data_dir.parent)
-    # The name is fixed, so that the next restore finds and removes what an interrupted one left.
+    # The name is fixed, so that the next restore finds and removes the files of an interrupted one.
     building = data_dir.with_name(f".{data_dir.name}.restoring")
     shutil.rmtree(building, ignore_errors=True)
     try:
@@ -66,21 +65,15 @@ def restore_backup(
     except PermissionError as error:
         raise RestoreRefused(
             data_dir,
-            f"the user {os.geteuid()}, as whom this works, may not write to {building.parent}; "
-            f"name a new folder inside the empty one, such as {data_dir / 'data'}",
+            f"the user {os.geteuid()}, who runs this, may not write to {building.parent}; use a "
+            f"new folder inside the empty one, such as {data_dir / 'data'}",
         ) from error
     try:
         total = sum(file.stored_bytes for file in manifest.files)
-        done = 0
-
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            progress(min(done, total), total)
-
+        advance = sum_progress(progress, total)
         (building / "commitlog").mkdir(DIRECTORY_MODE)
         for file in manifest.files:
-            _put_back(source, building, file, advance)
+            _restore_file(source, building, file, advance)
         write_file(building / "VERSION", [f"{manifest.layout_version}\n".encode()])
         finish(building)
         sync_tree(building)
@@ -88,24 +81,22 @@ def restore_backup(
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
-    return RestoreReport(manifest, sum(file.stored_bytes for file in manifest.files))
+    return RestoreReport(manifest, total)
 
 
 def _require_empty(data_dir: Path) -> None:
     if not data_dir.exists():
         return
     if not data_dir.is_dir():
-        raise RestoreRefused(data_dir, "it is no folder; name a new one")
+        raise RestoreRefused(data_dir, "it is not a folder; use a new one")
     found = next(data_dir.iterdir(), None)
     if found is not None:
         raise RestoreRefused(
-            data_dir, f"it is not empty (it holds {found.name!r}); name a new or an empty folder"
+            data_dir, f"it is not empty (it holds {found.name!r}); use a new or an empty folder"
         )
 
 
-def _put_back(
-    source: Path, building: Path, file: BackupFile, advance: Callable[[int], None]
-) -> None:
+def _restore_file(source: Path, building: Path, file: BackupFile, advance: Progress) -> None:
     stored = source / file.stored_as
     try:
         size, checksum = write_file(
@@ -120,7 +111,7 @@ def _put_back(
             raise
         raise NotABackup(source, f"{file.stored_as} is missing") from error
     if (size, checksum) != (file.stored_bytes, file.sha256):
-        raise NotABackup(source, f"{file.stored_as} is not what was written; nothing was restored")
+        raise NotABackup(source, f"{file.stored_as} has changed; nothing was restored")
     if file.role == "access":
         (building / file.name).parent.chmod(0o700)
 
@@ -132,8 +123,8 @@ def _give_name(building: Path, data_dir: Path) -> None:
         if error.errno in (errno.EBUSY, errno.EXDEV, errno.ENOTEMPTY, errno.EEXIST):
             raise RestoreRefused(
                 data_dir,
-                f"it cannot be replaced ({os.strerror(error.errno)}): name a folder that is not "
-                "there yet, in a place that is no mount point itself",
+                f"it cannot be replaced ({os.strerror(error.errno)}): use a folder that does not "
+                "exist yet and is not a mount point",
             ) from error
         raise
     sync_directory(data_dir.parent)

@@ -1,27 +1,26 @@
 """A data directory at one moment, read while a broker may be writing to it.
 
 The log is read without the broker. Acknowledged blocks are at least in the page cache, and each
-block carries its own checksum. So a walk finds everything that was acknowledged before the walk
+block contains its own checksum. So a scan finds everything that was acknowledged before the scan
 began, and ends at a border between batches.
 """
 
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 import lmdb
 
-from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.disk.owned_files import FILE_MODE
-from holdfast.commitlog.disk.read_only import ReadOnlyDisk, Snapshot
+from holdfast.commitlog.disk.read_only import Snapshot
 from holdfast.commitlog.errors import CorruptBatch, LogError
 from holdfast.commitlog.format.checksum import crc32c
 from holdfast.commitlog.format.segment_format import SEGMENT_HEADER_SIZE, TRAILER_SIZE
-from holdfast.commitlog.segments.commit_log import CommitLog
+from holdfast.commitlog.segments.commit_log import CommitLog, open_read_only
 from holdfast.commitlog.segments.log_scan import Damage, scan_log
 from holdfast.commitlog.segments.segment import Segment, read_trailer
 from holdfast.consumequeue.lmdb_env.env import CORRUPT, check_env_files
@@ -37,12 +36,11 @@ _LOOKS = 20
 _LOOK_AGAIN_S = 0.01
 
 
+@dataclass(eq=False, repr=False)
 class StateGrows(LogError):
     """The broker enlarged the LMDB file in `where` at each of several attempts to read it."""
 
-    def __init__(self, where: Path) -> None:
-        super().__init__(where)
-        self.where = where
+    where: Path
 
     def __str__(self) -> str:
         return (
@@ -72,27 +70,19 @@ def log_snapshot(directory: Path) -> Iterator[LogSnapshot]:
     """Open the current segments and find the end of the log. The segments stay readable inside the
     context, even if retention deletes them.
 
-    Walks only the unsealed segments, including their payloads, and syncs them, so that they are
-    on the source's disk before this returns. Raises UnknownFormatVersion; OSError passes through.
+    Only the unsealed segments are scanned, with their payloads. They are synced, so that they are
+    on the source's disk before this function yields. Raise UnknownFormatVersion; OSError
+    propagates.
     """
-    files = Snapshot()
-    log = CommitLog(directory, CommitLogConfig(), ReadOnlyDisk(files), now_us=lambda: 0)
-    try:
-        log.open()
-        first = next(
-            (i for i, segment in enumerate(log.segments) if not _is_sealed(segment)),
-            len(log.segments),
-        )
+    with closing(Snapshot()) as files, open_read_only(directory, files) as log:
+        are_sealed = [_is_sealed(segment) for segment in log.segments]
         # Segments are sealed in order. An unsealed segment before a sealed one has lost its footer.
-        sealed = [segment for segment in log.segments if _is_sealed(segment)]
+        sealed = [segment for segment, is_ in zip(log.segments, are_sealed, strict=True) if is_]
         snapshot = LogSnapshot(log, 0, sealed, [], [], files.vanished)
-        _walk(snapshot, log.segments[first:])
+        _walk(snapshot, log.segments[[*are_sealed, False].index(False) :])
         for segment in snapshot.unsealed:
             segment.file.sync()
         yield snapshot
-    finally:
-        log.close()
-        files.close()
 
 
 def identity(segment: Segment) -> str:
@@ -156,11 +146,11 @@ class LiveState:
     """The records of `state/`, read while a broker may be writing them."""
 
     def __init__(self, directory: Path) -> None:
-        """Open the state. lmdb.Error passes through, and OSError if the state is missing."""
+        """Open the state. lmdb.Error propagates, and OSError if the state is missing."""
         self._env = _open_live(directory)
 
     def records(self) -> tuple[dict[bytes, bytes], list[bytes]]:
-        """Return the current records and the keys of the damaged ones. Raises one of
+        """Return the current records and the keys of the damaged ones. Raise one of
         lmdb_env.CORRUPT if this is not a state of this format."""
         return _retry_resized(self._env, self._read)
 
@@ -180,14 +170,13 @@ class LiveState:
         return records, damaged
 
     def close(self) -> None:
-        """Close the state. May be called twice."""
         self._env.close()
 
 
 def copy_cursors(directory: Path, target: Path) -> bool:
     """Copy a consistent snapshot of the groups' cursors in `directory` into the new folder
     `target`, while a broker may be writing them. Return False if there are none. lmdb.Error
-    passes through, and OSError if `directory` is missing."""
+    propagates, and OSError if `directory` is missing."""
     env = _open_live(directory)
 
     def copy() -> bool:
@@ -210,7 +199,7 @@ def copy_cursors(directory: Path, target: Path) -> bool:
 
 def live_cursors(directory: Path) -> StoredCursors:
     """Return a consistent snapshot of the groups' cursors in `directory`, while a broker may be
-    writing them. One of lmdb_env.CORRUPT passes through, and OSError if `directory` is missing."""
+    writing them. One of lmdb_env.CORRUPT propagates, and OSError if `directory` is missing."""
     env = _open_live(directory)
 
     def read() -> StoredCursors:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.backup.files import file_chunks, sha256_of
+from holdfast.backup.files import file_chunks, sha256_of, sum_progress
 from holdfast.backup.manifest import MANIFEST_NAME, Manifest, NotABackup, decode_manifest
 from holdfast.commitlog.disk.data_dir import LAYOUT_VERSION, is_readable
 from holdfast.commitlog.disk.disk import File, LinuxFile
@@ -18,12 +18,12 @@ def is_backup(path: Path) -> bool:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return a backup's manifest. Raises NotABackup, and UnknownFormatVersion if this Holdfast
-    cannot read the format of the backup's data directory; OSError passes through."""
+    """Return a backup's manifest. Raise NotABackup, or UnknownFormatVersion if this Holdfast cannot
+    read the format of the backup's data directory; OSError propagates."""
     try:
         raw = b"".join(file_chunks(path / MANIFEST_NAME))
     except FileNotFoundError as error:
-        reason = f"it has no {MANIFEST_NAME}, which is written last: the backup was not finished"
+        reason = f"it has no {MANIFEST_NAME}, its last file: the backup was not finished"
         raise NotABackup(path, reason) from error
     manifest = decode_manifest(raw, path)
     if not is_readable(manifest.layout_version):
@@ -37,16 +37,9 @@ def verify_files(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[str]:
     """Read every file of a backup; return one text per file that is missing or has changed. An
-    empty list means that the backup is intact. OSError passes through."""
+    empty list means that the backup is intact. OSError propagates."""
     wrong = []
-    total = sum(file.stored_bytes for file in manifest.files)
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        progress(min(done, total), total)
-
+    advance = sum_progress(progress, sum(file.stored_bytes for file in manifest.files))
     for file in manifest.files:
         stored = path / file.stored_as
         if not stored.is_file():
@@ -55,7 +48,7 @@ def verify_files(
             size = stored.stat().st_size
             wrong.append(f"{file.stored_as} has {size} bytes, not {file.stored_bytes}")
         elif sha256_of(file_chunks(stored), advance) != file.sha256:
-            wrong.append(f"{file.stored_as} is not what was written: its SHA-256 differs")
+            wrong.append(f"{file.stored_as} has changed: its SHA-256 differs")
     return wrong
 
 
@@ -71,7 +64,6 @@ class BackupFiles:
         return sorted(self._files)
 
     def open(self, path: Path) -> File:
-        """Open a segment."""
         file = self._files[path.name]
         descriptor = open_file(self._path / file.stored_as, may_have_names=True)
         return _StoredFile(LinuxFile(descriptor), file.stored_bytes, file.size)
@@ -86,30 +78,23 @@ class _StoredFile:
         self._size = size
 
     def read(self, size: int, position: int) -> bytes:
-        """Return up to `size` bytes; fewer only at the end of the file."""
         size = max(min(size, self._size - position), 0)
         return self._file.read(size, position).ljust(size, b"\0")
 
-    def read_nowait(self, size: int, position: int) -> bytes | None:
-        """Return the same as `read`. This may wait for the disk, because no event loop runs
-        here."""
-        return self.read(size, position)
+    # No event loop runs here, so a read may wait for the disk.
+    read_nowait = read
 
     def size(self) -> int:
-        """Return the original size of the file."""
         return self._size
 
     def data_end(self, position: int) -> int:
-        """Return the end of the last data at or after `position`."""
         return self._file.data_end(position) if position < self._stored_bytes else position
 
     def write(self, buffers: object, position: int) -> None:
-        """Fail: a backup is read-only."""
         raise AssertionError(f"nothing is written: at {position}")
 
     def sync(self) -> None:
         """Do nothing: a backup is read-only."""
 
     def close(self) -> None:
-        """Close the descriptor. May be called twice."""
         self._file.close()

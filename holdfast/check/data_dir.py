@@ -2,7 +2,6 @@
 the index against the log, the records of the state, and the tokens."""
 
 import bisect
-import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,20 +13,19 @@ from holdfast.check.groups_check import check_groups, live_cursors, stopped_curs
 from holdfast.check.log_check import LogCheck
 from holdfast.check.queue_cover import Evidence
 from holdfast.check.report import CheckReport, Offsets
-from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.disk.data_dir import (
     LAYOUT_VERSION,
-    DataDirInUse,
     is_readable,
+    lock_data_dir,
     read_version,
     require_data_dir,
 )
-from holdfast.commitlog.disk.owned_files import open_file, refuse_planted
-from holdfast.commitlog.disk.read_only import Readable, ReadOnlyDisk
+from holdfast.commitlog.disk.owned_files import refuse_planted
+from holdfast.commitlog.disk.read_only import Readable
 from holdfast.commitlog.errors import UnknownFormatVersion
 from holdfast.commitlog.format.batch_header import BatchHeader
 from holdfast.commitlog.format.segment_format import parse_segment_name
-from holdfast.commitlog.segments.commit_log import CommitLog
+from holdfast.commitlog.segments.commit_log import CommitLog, open_read_only
 from holdfast.consumequeue.index.consume_queue import CqUnit
 from holdfast.consumequeue.index.index import Index, IndexCorrupt
 from holdfast.consumequeue.state.journal import state_in_log
@@ -49,20 +47,13 @@ _KNOWN = {
     *("lock", "VERSION", "reserve", "lost+found"),
 }
 _REBUILD = "stop the broker and delete the folder, it is rebuilt from the log"
-_BY_ITSELF = "nothing to do: the broker does it at its next start"
+_AUTOMATIC = "nothing to do: the broker does it at its next start"
+_READ_FROM_LOG = "it is read from the log at the next start"
+_RESTORE = "restore a backup"
+_UNKNOWN_FILE = "unknown file, ignored"
 
 Progress = Callable[[int, int], None]
 Records = dict[bytes, bytes]
-
-
-class BrokerRuns(DataDirInUse):
-    """A broker is writing to the directory, so the whole directory cannot be checked."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.path} is in use by another broker (process {self.holder or 'unknown'}); "
-            "stop that one, or add --live to check the log beside it"
-        )
 
 
 def check_data_dir(
@@ -74,15 +65,14 @@ def check_data_dir(
     progress: Progress = lambda done, total: None,
     disk: Readable | None = None,
 ) -> CheckReport:
-    """Check a backup, or a data directory that no broker has open.
+    """Check a backup, or a data directory that no broker has open. Return the findings.
 
-    With `deep`, compare every payload with its CRC and validate its columns; otherwise read only
-    the headers. With `live`, a broker may be running: check the state, and the log up to its end
-    when the check began, but not the index. With `is_locked`, the caller has already locked the
+    With `deep`, compare every payload with its CRC and check its columns; otherwise read only the
+    headers. With `live`, a broker may be running: check the state, and the log up to its end when
+    the check began, but not the index. With `is_locked`, the caller has already locked the
     directory against brokers. `progress` is called with the bytes done and the total. `disk` gives
-    access to the log's files; the default is this machine's disk. Return the findings in the
-    report. Raises DataDirInUse, NotADataDir, NotABackup, UnknownFormatVersion; OSError passes
-    through.
+    access to the log's files; the default is this machine's disk. Raise DataDirInUse, NotADataDir,
+    NotABackup or UnknownFormatVersion; OSError propagates.
     """
     path = path.resolve()
     if is_backup(path):
@@ -91,9 +81,9 @@ def check_data_dir(
     _check_version(path, report)
     check = _Check(path, deep, progress, report)
     if live:
-        return check.live()
+        return check.check_live()
     with nullcontext() if is_locked else _hold_lock(path):
-        return check.stopped(disk)
+        return check.check_stopped(disk)
 
 
 def _check_version(path: Path, report: CheckReport) -> None:
@@ -106,7 +96,7 @@ def _check_version(path: Path, report: CheckReport) -> None:
         raise UnknownFormatVersion(f"data directory {path}", version[:40], LAYOUT_VERSION)
     report.damage(
         "VERSION",
-        f"it says {version[:40]!r}, which is no version: no broker starts here",
+        f"it contains {version[:40]!r}, which is not a version: no broker starts here",
         "version",
         mend=f"'holdfast repair' writes {LAYOUT_VERSION!r} if the log is of that version",
     )
@@ -115,17 +105,13 @@ def _check_version(path: Path, report: CheckReport) -> None:
 @contextmanager
 def _hold_lock(path: Path) -> Iterator[None]:
     """Lock the lock file, so that no broker starts. If the file is missing, no broker runs."""
+    remedy = "stop that one, or add --live to check the log while it runs"
     try:
-        descriptor = open_file(path / "lock")
+        descriptor = lock_data_dir(path, os.O_RDONLY, remedy)
     except FileNotFoundError:
         yield
         return
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-            raise BrokerRuns(path, holder) from error
         yield
     finally:
         os.close(descriptor)
@@ -135,22 +121,16 @@ def _check_backup(path: Path, deep: bool, progress: Progress) -> CheckReport:
     manifest = read_manifest(path)
     report = CheckReport(scope="backup")
     for wrong in verify_files(path, manifest, progress):
-        report.damage(
-            wrong.partition(" ")[0],
-            wrong,
-            "backup-file",
-            mend="take another backup; with --incremental what is damaged is copied again",
-        )
+        mend = "take another backup; with --incremental it copies the damaged files again"
+        report.damage(wrong.partition(" ")[0], wrong, "backup-file", mend=mend)
     for damage in manifest.damage:
-        report.note(
-            "MANIFEST", f"{damage}; it was so when the backup was taken", "backed-up-damage"
-        )
+        what = f"{damage}; the source was damaged when the backup was taken"
+        report.note("MANIFEST", what, "backed-up-damage")
     (state,) = manifest.of_role("state")
     state_dir = (path / state.stored_as).parent
-    check = _Check(path, deep, progress, report)
     groups_dirs = [(path / file.stored_as).parent for file in manifest.of_role("groups")]
-    check.log_of(BackupFiles(path, manifest), state_dir, next(iter(groups_dirs), None))
-    return report
+    check = _Check(path, deep, progress, report)
+    return check.check_backup(BackupFiles(path, manifest), state_dir, next(iter(groups_dirs), None))
 
 
 class _Check:
@@ -171,37 +151,25 @@ class _Check:
 
     # -- which parts -----------------------------------------------------------------------
 
-    def stopped(self, disk: Readable | None) -> CheckReport:
+    def check_stopped(self, disk: Readable | None) -> CheckReport:
         """Check everything. The caller must have locked the directory against brokers."""
         self._check_names()
         self._check_access()
         records = self._check_state(self._path / "state")
         if not (self._path / "commitlog").exists():
             self._check_records(records or {}, None)
-            self._report.damage(
-                "commitlog",
-                "missing: the log is all that messages are in",
-                "no-log",
-                mend="restore a backup",
-            )
+            what = "missing: no other file contains the messages"
+            self._report.damage("commitlog", what, "no-log", mend=_RESTORE)
             return self._report
-        log = CommitLog(
-            self._path / "commitlog", CommitLogConfig(), ReadOnlyDisk(disk), now_us=lambda: 0
-        )
         index = self._open_index()
         try:
-            log.open()
-            table = self._check_records(records, log)
-            self._check_log(log, table, index, limit=None)
-            found = stopped_cursors(self._path / "state" / GROUPS_DIRECTORY)
-            check_groups(found, self._groups, table, self._report.ends, self._report)
+            groups_dir = self._path / "state" / GROUPS_DIRECTORY
+            return self._check_files(disk, records, index, groups_dir)
         finally:
-            log.close()
             if index is not None:
                 index.close()
-        return self._report
 
-    def live(self) -> CheckReport:
+    def check_live(self) -> CheckReport:
         """Check everything that can be checked while a broker runs."""
         self._report.scope = "log"
         self._check_names()
@@ -215,21 +183,27 @@ class _Check:
         check_groups(found, self._groups, table, self._report.ends, self._report)
         return self._report
 
-    def log_of(self, files: Readable, state_dir: Path, groups_dir: Path | None) -> None:
+    def check_backup(
+        self, files: Readable, state_dir: Path, groups_dir: Path | None
+    ) -> CheckReport:
         """Check the log of a backup, the state in `state_dir` and the groups' cursors."""
-        records = self._check_state(state_dir)
-        log = CommitLog(
-            self._path / "commitlog", CommitLogConfig(), ReadOnlyDisk(files), now_us=lambda: 0
-        )
-        try:
-            log.open()
+        return self._check_files(files, self._check_state(state_dir), None, groups_dir)
+
+    def _check_files(
+        self,
+        files: Readable | None,
+        records: Records | None,
+        index: Index | None,
+        groups_dir: Path | None,
+    ) -> CheckReport:
+        """Check the log, and compare it with the records, the index and the groups' cursors."""
+        with open_read_only(self._path / "commitlog", files) as log:
             table = self._check_records(records, log)
-            self._check_log(log, table, None, limit=None)
-            if groups_dir is not None:
-                found = stopped_cursors(groups_dir)
-                check_groups(found, self._groups, table, self._report.ends, self._report)
-        finally:
-            log.close()
+            self._check_log(log, table, index, limit=None)
+        if groups_dir is not None:
+            found = stopped_cursors(groups_dir)
+            check_groups(found, self._groups, table, self._report.ends, self._report)
+        return self._report
 
     # -- files -----------------------------------------------------------------------------
 
@@ -237,32 +211,30 @@ class _Check:
         for entry in sorted(self._path.iterdir()):
             if entry.name.startswith("state.corrupt-"):
                 what = "a damaged state that was set aside; nothing reads it"
-                self._report.note(entry.name, what, "set-aside", mend="remove it at will")
+                self._report.note(entry.name, what, "set-aside", mend="delete it at any time")
             elif entry.name not in _KNOWN:
-                self._report.note(entry.name, "unknown file, left alone", "unknown-file")
+                self._report.note(entry.name, _UNKNOWN_FILE, "unknown-file")
         log = self._path / "commitlog"
         for entry in sorted(log.iterdir()) if log.is_dir() else ():
             if parse_segment_name(entry.name) is None:
-                where = f"commitlog/{entry.name}"
-                self._report.note(where, "unknown file, left alone", "unknown-file")
+                self._report.note(f"commitlog/{entry.name}", _UNKNOWN_FILE, "unknown-file")
 
     def _check_access(self) -> None:
         if not (self._path / "access").is_dir():
             return
         from holdfast.http_api.access.token_file import TokenFile, TokensUnreadable
 
+        where = "access/tokens"
         try:
             read = TokenFile(self._path).read()
         except TokensUnreadable as error:
-            self._report.damage(
-                "access/tokens", "; ".join(error.faults), "tokens", mend="restore it from a backup"
-            )
+            what, mend = "; ".join(error.faults), "restore it from a backup"
+            self._report.damage(where, what, "tokens", mend=mend)
             return
         for fault in read.faults:
             if read.content.generation:
-                what = f"{fault}; the other copy is whole"
-                mend = "any 'holdfast token create' or 'revoke' writes both anew"
-                self._report.note("access/tokens", what, "tokens", mend=mend)
+                mend = "the next 'holdfast token create' or 'revoke' rewrites both"
+                self._report.note(where, f"{fault}; the other copy is intact", "tokens", mend=mend)
 
     # -- the state -------------------------------------------------------------------------
 
@@ -270,22 +242,19 @@ class _Check:
         """Return the intact records, or None if some or all records must be read from the log."""
         note, damage = self._report.note, self._report.damage
         if not (directory / "data.mdb").exists():
-            what = "missing; it is read from the log at the next start"
-            note("state", what, "state-missing", mend=_BY_ITSELF)
+            note("state", f"missing; {_READ_FROM_LOG}", "state-missing", mend=_AUTOMATIC)
             return None
         try:
             size = (directory / "data.mdb").stat().st_size
             state = StateStore(directory, size + 2**24, readonly=True)
         except StateCorrupt as error:
-            what = f"{error}; it is read from the log at the next start"
-            damage("state", what, "state-damaged", mend=_BY_ITSELF)
+            damage("state", f"{error}; {_READ_FROM_LOG}", "state-damaged", mend=_AUTOMATIC)
             return None
         if state.is_new:
-            what = "unfinished; it is read from the log at the next start"
-            note("state", what, "state-missing", mend=_BY_ITSELF)
+            note("state", f"unfinished; {_READ_FROM_LOG}", "state-missing", mend=_AUTOMATIC)
         records, damaged, is_new = dict(state.records), list(state.damaged), state.is_new
         state.stop()
-        return self._whole(records, damaged, is_new=is_new)
+        return self._report_damaged(records, damaged, is_new=is_new)
 
     def _live_state(self) -> Records | None:
         try:
@@ -295,14 +264,17 @@ class _Check:
             finally:
                 state.close()
         except STATE_FAILURES as error:
-            self._report.damage("state", error, "state-damaged", mend=_BY_ITSELF)
+            self._report.damage("state", error, "state-damaged", mend=_AUTOMATIC)
             return None
-        return self._whole(records, damaged, is_new=False)
+        return self._report_damaged(records, damaged, is_new=False)
 
-    def _whole(self, records: Records, damaged: list[bytes], *, is_new: bool) -> Records | None:
+    def _report_damaged(
+        self, records: Records, damaged: list[bytes], *, is_new: bool
+    ) -> Records | None:
+        """Return the records if they are all of the state, else None."""
         for key in damaged:
             what = f"record {key!r} is damaged"
-            self._report.damage("state", what, "state-record", mend=_BY_ITSELF)
+            self._report.damage("state", what, "state-record", mend=_AUTOMATIC)
         self._intact = records
         return None if damaged or is_new else records
 
@@ -321,7 +293,7 @@ class _Check:
             self._groups = GroupTable(records)
             self._read_lost(records, table)
         except MalformedRecord as error:
-            report.damage("state", error, "state-malformed", mend="restore a backup")
+            report.damage("state", error, "state-malformed", mend=_RESTORE)
             return TopicTable({})
         report.topics = len(table)
         with_leases = {group.name for group in self._groups.all()}
@@ -333,13 +305,13 @@ class _Check:
             "state",
             "read from a damaged log: topics and stored offsets may be missing",
             "state-incomplete",
-            mend="restore a backup, or give them up with 'holdfast repair'",
+            mend="restore a backup, or accept their loss with 'holdfast repair'",
         )
 
-    def _read_lost(self, records: dict[bytes, bytes], table: TopicTable) -> None:
+    def _read_lost(self, records: Records, table: TopicTable) -> None:
         """Collect the ranges that the state records as lost; report those that were accepted."""
         if DAMAGE in records:
-            self._report.note("state", "the broker has met damage in the log", "known-damage")
+            self._report.note("state", "the broker has found damage in the log", "known-damage")
         for record, value in sorted(records.items()):
             kind, *rest = parse_key(record)
             topic = table.by_id(int(rest[0])) if kind == "lost" else None
@@ -349,17 +321,18 @@ class _Check:
                 key = (topic.topic_id, queue)
                 begin = table.kept.get(key[0], {}).get(queue, 0)
                 for each in ranges:
-                    self._known_ends[key] = max(self._known_ends.get(key, 0), each.end_offset)
-                    if each.accepted:
-                        offsets = (each.start_offset, each.end_offset)
-                        self._accepted.setdefault(key, []).append(offsets)
-                    if each.accepted and each.end_offset > begin:
-                        self._report.note(
-                            f"queue {queue} of {topic.name!r}",
-                            f"offsets {each.start_offset} to {each.end_offset} were given up "
-                            f"({each.reason})",
-                            "let-go",
-                        )
+                    self._add_known_end(key, each.end_offset)
+                    if not each.accepted:
+                        continue
+                    offsets = (each.start_offset, each.end_offset)
+                    self._accepted.setdefault(key, []).append(offsets)
+                    if each.end_offset > begin:
+                        what = f"the loss of offsets {offsets[0]} to {offsets[1]} was accepted"
+                        where = f"queue {queue} of {topic.name!r}"
+                        self._report.note(where, f"{what} ({each.reason})", "let-go")
+
+    def _add_known_end(self, key: QueueKey, end_offset: int) -> None:
+        self._known_ends[key] = max(self._known_ends.get(key, 0), end_offset)
 
     # -- the log and its index -------------------------------------------------------------
 
@@ -402,34 +375,25 @@ class _Check:
         for path, reason in log.damaged_headers:
             where = f"commitlog/{path.name}"
             if path in opened:
-                self._report.note(
-                    where,
-                    f"{reason}; costs no message",
-                    "segment-header",
-                    mend="nothing to do; 'holdfast repair' writes it anew",
-                )
+                what, mend = f"{reason}; no message is lost", "'holdfast repair' rewrites it"
+                self._report.note(where, what, "segment-header", mend=f"nothing to do; {mend}")
             else:
-                self._report.note(
-                    where,
-                    f"{reason}; left alone",
-                    "segment-unusable",
-                    mend="'holdfast repair' sets it aside",
-                )
+                mend = "'holdfast repair' moves it to the folder 'repaired'"
+                self._report.note(where, f"{reason}; ignored", "segment-unusable", mend=mend)
 
     def _open_index(self) -> Index | None:
         directory = self._path / "consumequeue"
-        note = self._report.note
         if not (directory / "data.mdb").exists():
-            what = "missing; it is rebuilt at the next start"
-            note("consumequeue", what, "index-missing", mend=_BY_ITSELF)
-            return None
-        try:
-            size = (directory / "data.mdb").stat().st_size
-            return Index(directory, size + 2**24, readonly=True)
-        except IndexCorrupt as error:
-            what = f"{error}; it is rebuilt at the next start"
-            note("consumequeue", what, "index-damaged", mend=_BY_ITSELF)
-            return None
+            what, kind = "missing", "index-missing"
+        else:
+            try:
+                size = (directory / "data.mdb").stat().st_size
+                return Index(directory, size + 2**24, readonly=True)
+            except IndexCorrupt as error:
+                what, kind = str(error), "index-damaged"
+        what = f"{what}; it is rebuilt at the next start"
+        self._report.note("consumequeue", what, kind, mend=_AUTOMATIC)
+        return None
 
     def _check_entry(
         self, index: Index | None, header: BatchHeader, table: TopicTable, check: LogCheck
@@ -438,7 +402,7 @@ class _Check:
         if index is None or header.physical_offset >= self._reput_offset:
             return
         if table.by_id(key[0]) is None:
-            return  # a deleted topic, or the broker's own: not read through the index
+            return  # a deleted topic, or the broker's own topic: nothing reads its index
         if header.end_offset <= check.cover.begins.get(key, 0):
             return
         unit = next(index.units(key, header.base_offset), None)
@@ -466,25 +430,25 @@ class _Check:
             count = 0
             for unit in index.units(key, 0):
                 count += 1
-                if unit.end_offset > kept and not self._is_there(unit, log, starts):
+                if unit.end_offset > kept and not self._is_readable(unit, log, starts):
                     gone.append(unit)
             self._report.index_entries += count
             if not gone or table.by_id(key[0]) is None:
                 continue
-            self._known_ends[key] = max(self._known_ends.get(key, 0), gone[-1].end_offset)
-            check.told.add(key)
+            self._add_known_end(key, gone[-1].end_offset)
+            check.reported.add(key)
             for unit in gone:
                 offsets = (max(unit.base_offset, kept), unit.end_offset)
                 check.evidence.append(Evidence(key, offsets, unit.physical_offset))
             self._report.damage(
                 check.name(key),
-                f"batches that the log no longer has, or has damaged: {len(gone)}, "
+                f"{len(gone)} indexed batches are missing or damaged in the log, "
                 f"between offsets {gone[0].base_offset} and {gone[-1].end_offset}",
                 "index-beyond-log",
-                mend="see what else was found; an index alone is deleted and rebuilt",
+                mend="see the other findings; without any, delete the index: it is rebuilt",
             )
 
-    def _is_there(self, unit: CqUnit, log: CommitLog, starts: list[int]) -> bool:
+    def _is_readable(self, unit: CqUnit, log: CommitLog, starts: list[int]) -> bool:
         if log.segment_at(unit.physical_offset) is None:
             return False
         after = bisect.bisect_right(starts, unit.physical_offset)

@@ -20,8 +20,8 @@ from holdfast.groups.storage.group_table import GroupTable
 from holdfast.groups.storage.stored_cursors import StoredCursors
 
 _WHERE = "state/groups"
-_AGAIN = "groups go on from their stored offsets, what they settled beyond those comes again"
-_BY_ITSELF = "nothing to do: the broker does it at its next start"
+_AGAIN = "groups continue from their stored offsets; later settled messages are redelivered"
+_AUTOMATIC = "nothing to do: the broker does it at its next start"
 
 
 Cursors = StoredCursors | Exception | None
@@ -30,12 +30,12 @@ cursors."""
 
 
 def stopped_cursors(directory: Path) -> Cursors:
-    """Read the rows in `directory`, which no process has open. OSError passes through."""
+    """Read the rows in `directory`, which no process has open. OSError propagates."""
     return _read(directory, _load_cursors)
 
 
 def live_cursors(directory: Path) -> Cursors:
-    """Read the rows in `directory`, to which a broker may be writing. OSError passes through."""
+    """Read the rows in `directory`, to which a broker may be writing. OSError propagates."""
     return _read(directory, source.live_cursors)
 
 
@@ -49,14 +49,17 @@ def check_groups(
     """Check the rows and add findings to the report. `ends` has the end offset of each queue."""
     if found is None:
         if len(groups):
-            report.note(_WHERE, f"missing; {_AGAIN}", "groups-missing", mend=_BY_ITSELF)
+            report.note(_WHERE, f"missing; {_AGAIN}", "groups-missing", mend=_AUTOMATIC)
         return
     if isinstance(found, Exception):
-        report.damage(_WHERE, f"{found}; {_AGAIN}", "groups-damaged", mend=_BY_ITSELF)
+        report.damage(_WHERE, f"{found}; {_AGAIN}", "groups-damaged", mend=_AUTOMATIC)
         return
     for damaged in found.damaged_cursors() | found.headless:
-        what = f"rows of {_name(damaged, groups, topics)} are damaged; what they said was settled"
-        report.damage(_WHERE, f"{what} comes again", "groups-row", mend=_BY_ITSELF)
+        what = (
+            f"rows of {_name(damaged, groups, topics)} are damaged; the messages that they record "
+            "as settled are delivered again"
+        )
+        report.damage(_WHERE, what, "groups-row", mend=_AUTOMATIC)
     _check_ends(found, groups, topics, ends, report)
 
 
@@ -93,10 +96,10 @@ def _check_ends(
         if _settled_below(stored) > end:
             report.note(
                 _WHERE,
-                f"{_name(key, groups, topics)} has settled messages beyond offset {end}, where "
-                "its queue ends: it is set back, and its receipts are void",
+                f"{_name(key, groups, topics)} has settled messages at or after offset {end}, "
+                "where its queue ends: its position is reset, and its receipts become invalid",
                 "groups-beyond-log",
-                mend=_BY_ITSELF,
+                mend=_AUTOMATIC,
             )
 
 
@@ -108,7 +111,7 @@ def _settled_below(stored: StoredCursor) -> int:
 
 def _name(key: CursorKey | None, groups: GroupTable, topics: TopicTable) -> str:
     if key is None:
-        return "a cursor of which no more is known"
+        return "an unknown cursor"
     group, topic = groups.by_id(key[0]), topics.by_id(key[1])
     return (
         f"group {group.name if group else key[0]} on queue {key[2]} of "

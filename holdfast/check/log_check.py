@@ -23,10 +23,8 @@ from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey
 
 _NO_LIMITS = MessageLimits(2**31, 2**31, 2**31, 2**31)
 
-_FILE_BACK = (
-    "put the file back from a backup; 'holdfast repair' says what letting go of it would cost"
-)
-_NEVER_MIND = "nothing to do; 'holdfast repair' writes it anew"
+_RESTORE_FILE = "restore the file from a backup; 'holdfast repair' reports what is lost without it"
+_REWRITE = "nothing to do; 'holdfast repair' rewrites it"
 
 
 class LogCheck:
@@ -57,7 +55,7 @@ class LogCheck:
         }
         self.cover = QueueCover(begins)
         self.evidence: list[Evidence] = []
-        self.told: set[QueueKey] = set()
+        self.reported: set[QueueKey] = set()
         """Queues whose missing messages are already reported, because the index has their
         entries."""
         self._timestamps: dict[QueueKey, int] = {}
@@ -86,15 +84,15 @@ class LogCheck:
                 self._report_block(*unproven.popleft())
         hole = next((found for _, found in unproven if _is_hole(found)), None)
         if hole is not None:
-            self._report_behind(hole)
+            self._report_segments_after(hole)
         for segment, found in unproven:
             if found is hole:
                 break
             if isinstance(found, Damage) and found.reason != "unwritten":
                 report.note(
                     f"commitlog/{segment.path.name}",
-                    f"{found.reason} at {found.start}: a torn tail, cut at the next start; "
-                    "it was never acknowledged as durable",
+                    f"{found.reason} at {found.start}: a torn tail; the next start cuts it, it was "
+                    "never acknowledged as durable",
                     "torn-tail",
                     start=found.start - segment.start_offset,
                 )
@@ -104,15 +102,16 @@ class LogCheck:
             if cut is None or segment.end_offset <= cut:
                 self._check_footer(segment)
 
-    def _report_behind(self, hole: Damage) -> None:
+    def _report_segments_after(self, hole: Damage) -> None:
         for segment in self._log.segments:
             if segment.start_offset >= hole.end:
                 self._report.damage(
                     f"commitlog/{segment.path.name}",
-                    "it lies behind a hole at the end of the log, which no crash leaves: "
-                    f"the log is missing from {hole.start} to {hole.end}",
+                    "a file before it is missing, which no crash causes: no file has the log from "
+                    f"{hole.start} to {hole.end}",
                     "segment-behind-hole",
-                    mend="put what is missing back from a backup; 'holdfast repair' sets it aside",
+                    mend="restore the missing file from a backup; 'holdfast repair' moves this one "
+                    "to the folder 'repaired'",
                 )
 
     def _report_block(self, segment: Segment, found: Batch | Damage) -> None:
@@ -123,12 +122,12 @@ class LogCheck:
                 DamagedPlace(name, found.start, found.end, found.reason, found.header)
             )
             if found.header is not None:
-                self._testify(found.header)
+                self._add_evidence(found.header)
             return
         self._check_block(found)
         self._on_block(found.header)
 
-    def _testify(self, header: BatchHeader) -> None:
+    def _add_evidence(self, header: BatchHeader) -> None:
         key = (header.topic_id, header.queue_id)
         offsets = (header.base_offset, header.end_offset)
         self.evidence.append(Evidence(key, offsets, header.physical_offset))
@@ -146,15 +145,15 @@ class LogCheck:
             try:
                 check_batch(batch, _NO_LIMITS)
             except (CorruptBatch, LimitExceeded) as error:
-                report.damage(where, error, "block-columns", mend=_FILE_BACK)
+                report.damage(where, error, "block-columns", mend=_RESTORE_FILE)
         key = (header.topic_id, header.queue_id)
         end = self.cover.ends.get(key)
         if end is not None and header.base_offset < end:
-            what = f"{self.name(key)} goes on at {header.base_offset}, not {end}"
-            report.damage(where, what, "offsets-twice", mend=_FILE_BACK)
+            what = f"{self.name(key)} continues at {header.base_offset}, not at {end}"
+            report.damage(where, what, "offsets-twice", mend=_RESTORE_FILE)
         if header.store_timestamp_us < self._timestamps.get(key, 0):
-            what = f"{self.name(key)} goes back in time"
-            report.damage(where, what, "time-back", mend=_FILE_BACK)
+            what = f"the timestamps of {self.name(key)} decrease"
+            report.damage(where, what, "time-back", mend=_RESTORE_FILE)
         self._timestamps[key] = header.store_timestamp_us
         self.cover.add(key, header.base_offset, header.end_offset, header.physical_offset)
 
@@ -167,12 +166,12 @@ class LogCheck:
             if read_trailer(segment) is None:
                 return
         except CorruptBatch as error:
-            note(where, f"{error}; costs no message", "segment-footer", mend=_NEVER_MIND)
+            note(where, f"{error}; no message is lost", "segment-footer", mend=_REWRITE)
             return
         tables = read_footer(segment)
         if tables is None:
-            what = "its footer is damaged; costs no message"
-            note(where, what, "segment-footer", mend=_NEVER_MIND)
+            what = "its footer is damaged; no message is lost"
+            note(where, what, "segment-footer", mend=_REWRITE)
             return
         damaged = [
             place
@@ -191,14 +190,11 @@ class LogCheck:
             return
         blocks, keys = block_tables(segment)
         if not (np.array_equal(blocks, tables[0]) and np.array_equal(keys, tables[1])):
-            self._report.damage(
-                where,
-                "its footer does not describe its blocks",
-                "segment-footer",
-                mend="'holdfast repair' writes it anew; no message is lost",
-            )
+            what = "its footer does not describe its blocks"
+            mend = "'holdfast repair' rewrites it; no message is lost"
+            self._report.damage(where, what, "segment-footer", mend=mend)
 
-    # -- what it costs ---------------------------------------------------------------------
+    # -- the loss --------------------------------------------------------------------------
 
     def conclude(self, known_ends: Mapping[QueueKey, int]) -> None:
         """Report the damage and the lost messages. Call this last. `known_ends` are the ends of
@@ -241,27 +237,27 @@ class LogCheck:
             where,
             what,
             place.reason,
-            mend=_FILE_BACK,
+            mend=_RESTORE_FILE,
             start=start,
             end=end,
             lost=tuple(self._describe_lost(key, offsets) for key, offsets in lost),
         )
 
     def _report_hole(self, key: QueueKey, offsets: Offsets, low: int, is_explained: bool) -> None:
-        if is_explained or key in self.told:
+        if is_explained or key in self.reported:
             return
         begin, end = offsets
         if not low:
-            what = f"begins at {end}, not {begin}"
+            what = f"begins at {end}, not at {begin}"
         elif end == self.cover.ends.get(key):
-            what = f"ends at {begin}, not {end}"
+            what = f"ends at {begin}, not at {end}"
         else:
-            what = f"goes on at {end}, not {begin}"
+            what = f"continues at {end}, not at {begin}"
         self._report.damage(
             self.name(key),
             what,
             "missing-messages",
-            mend=_FILE_BACK,
+            mend=_RESTORE_FILE,
             lost=(self._describe_lost(key, offsets),),
         )
 

@@ -41,33 +41,25 @@ class QueueCover:
     holes: list[Hole] = field(default_factory=list)
     _places: dict[QueueKey, int] = field(default_factory=dict)
 
-    def add(
-        self, key: QueueKey, base_offset: int, end_offset: int, physical_offset: int
-    ) -> Hole | None:
-        """Add a block; return the hole before it, if any."""
-        begin = self.begins.get(key, 0)
-        expected = max(self.ends.get(key, begin), begin)
-        hole = None
-        if base_offset > expected:
-            low = self._places.get(key, 0)
-            hole = Hole(key, (expected, base_offset), low, physical_offset)
-            self.holes.append(hole)
+    def add(self, key: QueueKey, base_offset: int, end_offset: int, physical_offset: int) -> None:
+        """Add a block, and the hole before it, if any."""
+        self._add_hole(key, base_offset, physical_offset)
         self.ends[key] = max(end_offset, self.ends.get(key, 0))
         self._places[key] = physical_offset
-        return hole
 
-    def end_at(self, known: Mapping[QueueKey, int]) -> list[Hole]:
-        """Extend queues to their known ends. Return the holes after the last blocks of queues."""
-        found = []
+    def end_at(self, known: Mapping[QueueKey, int]) -> None:
+        """Extend queues to their known ends; add the holes after the last blocks of queues."""
         for key, end in sorted(known.items()):
-            begin = self.begins.get(key, 0)
-            expected = max(self.ends.get(key, begin), begin)
-            if end > expected:
-                low = self._places.get(key, 0)
-                found.append(Hole(key, (expected, end), low, 2**64))
+            if self._add_hole(key, end, 2**64):
                 self.ends[key] = end
-        self.holes += found
-        return found
+
+    def _add_hole(self, key: QueueKey, end: int, high: int) -> bool:
+        """Add the hole between the queue's blocks so far and `end`; return whether there is one."""
+        begin = self.begins.get(key, 0)
+        expected = max(self.ends.get(key, begin), begin)
+        if end > expected:
+            self.holes.append(Hole(key, (expected, end), self._places.get(key, 0), high))
+        return end > expected
 
 
 def lost_in(
@@ -91,22 +83,22 @@ def lost_at(
     """Return the lost offsets that were in a damaged place, as the evidence shows. For a queue
     without evidence, return all its lost offsets between its blocks before and after the place."""
     found: dict[QueueKey, list[Offsets]] = {}
-    told: set[QueueKey] = set()
+    with_evidence: set[QueueKey] = set()
     for each in evidence:
-        told.add(each.key)
+        with_evidence.add(each.key)
         if place.start <= each.physical_offset < place.end:
             found.setdefault(each.key, []).append(each.offsets)
     for hole in holes:
-        if hole.key not in told and hole.low < place.end and place.start < hole.high:
+        if hole.key not in with_evidence and hole.low < place.end and place.start < hole.high:
             found.setdefault(hole.key, []).append(hole.offsets)
     return [
         (key, piece)
         for key, ranges in sorted(found.items())
-        for piece in _join_ranges(_within(ranges, lost.get(key, [])))
+        for piece in _join_ranges(_intersect(ranges, lost.get(key, [])))
     ]
 
 
-def _within(ranges: list[Offsets], lost: list[Offsets]) -> list[Offsets]:
+def _intersect(ranges: list[Offsets], lost: list[Offsets]) -> list[Offsets]:
     return [
         (max(start, low), min(end, high))
         for start, end in ranges

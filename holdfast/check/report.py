@@ -92,7 +92,7 @@ class CheckReport:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is damaged; there may be notes."""
+        """Whether nothing is damaged. There may be notes."""
         return not any(finding.damage for finding in self.findings)
 
     def note(self, where: object, what: object, kind: str, **more: Any) -> None:

@@ -1,7 +1,6 @@
 """Repair of a damaged data directory. A repair drops damaged bytes of the log only if the operator
 accepts the loss, and it keeps a copy of these bytes."""
 
-import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.check import CheckReport, check_data_dir
-from holdfast.commitlog.config import CommitLogConfig
-from holdfast.commitlog.disk.data_dir import DataDirInUse, require_data_dir
-from holdfast.commitlog.disk.owned_files import open_file, refuse_planted
-from holdfast.commitlog.disk.read_only import ReadOnlyDisk
-from holdfast.commitlog.segments.commit_log import CommitLog
+from holdfast.commitlog.disk.data_dir import lock_data_dir, require_data_dir
+from holdfast.commitlog.disk.owned_files import refuse_planted
+from holdfast.commitlog.segments.commit_log import open_read_only
 from holdfast.repair.apply import Repair
 from holdfast.repair.plan import (
     DropIndex,
@@ -60,9 +57,9 @@ def repair_data_dir(
 
     If the repair would lose messages and `accept_loss` is False, nothing is changed. Exception: if
     the loss is found only after the steps without loss, the repair stops after these steps. Without
-    a loss, all damage is repaired. A repair may be interrupted and run again. Raises
-    DataDirInUse, NotADataDir, UnknownFormatVersion, NotRepairable, UnsafeFile; OSError and
-    lmdb.Error pass through.
+    a loss, all damage is repaired. A repair may be interrupted and run again. Raise DataDirInUse,
+    NotADataDir, UnknownFormatVersion, NotRepairable or UnsafeFile; OSError and lmdb.Error
+    propagate.
     """
     path = path.resolve()
     require_data_dir(path)
@@ -87,8 +84,9 @@ def repair_data_dir(
         needed = not loss.is_nothing or bool(found.places) or _has_notes_of_damage(found)
         if needed:
             if not loss.is_nothing and not accept_loss:
-                copies = repair.copies if repair.copies.exists() else None
-                return RepairReport(before, loss, None, copies, is_begun=bool(early))
+                return RepairReport(
+                    before, loss, None, repair.existing_copies, is_begun=bool(early)
+                )
             losing = steps_of_loss(found, _segment_ends(path))
             repair.keep_copies(found, loss, losing)
             repair.do(losing, loss)
@@ -97,8 +95,7 @@ def repair_data_dir(
         after = found
         if steps or needed:
             after = check_data_dir(path, is_locked=True, progress=progress)
-        copies = repair.copies if repair.copies.exists() else None
-        return RepairReport(before, loss, after, copies)
+        return RepairReport(before, loss, after, repair.existing_copies)
 
 
 def _has_notes_of_damage(report: CheckReport) -> bool:
@@ -108,33 +105,14 @@ def _has_notes_of_damage(report: CheckReport) -> bool:
 
 
 def _segment_ends(path: Path) -> dict[str, int]:
-    log = CommitLog(path / "commitlog", CommitLogConfig(), ReadOnlyDisk(), now_us=lambda: 0)
-    try:
-        log.open()
+    with open_read_only(path / "commitlog") as log:
         return {segment.path.name: segment.end_offset for segment in log.segments}
-    finally:
-        log.close()
 
 
 @contextmanager
 def _hold_lock(path: Path) -> Iterator[None]:
-    descriptor = open_file(path / "lock", os.O_RDWR | os.O_CREAT)
+    descriptor = lock_data_dir(path, os.O_RDWR | os.O_CREAT, "stop that one first")
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-            raise _BrokerRuns(path, holder) from error
         yield
     finally:
         os.close(descriptor)
-
-
-class _BrokerRuns(DataDirInUse):
-    """A broker is running; a repair would change its files."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.path} is in use by another broker (process {self.holder or 'unknown'}); "
-            "stop that one first"
-        )

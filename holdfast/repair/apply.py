@@ -8,7 +8,8 @@ an interrupted repair, the next repair finds the rest of the damage, and every g
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -81,23 +82,24 @@ class Repair:
 
     # -- copies ----------------------------------------------------------------------------
 
+    @property
+    def existing_copies(self) -> Path | None:
+        """The folder for copies if it exists, else None."""
+        return self.copies if self.copies.exists() else None
+
     def keep_copies(self, report: CheckReport, loss: Loss, steps: Iterable[Step]) -> None:
         """Copy the data that the steps will overwrite, and write the findings into a file,
         durably."""
         make_directory(self.copies)
-        log = self._log()
-        try:
-            for step in steps:
-                if not isinstance(step, GapOver | EndAt):
-                    continue
-                segment = _find_segment(log, step.name)
+        for step in steps:
+            if not isinstance(step, GapOver | EndAt):
+                continue
+            with self._open_segment(step.name) as segment:
                 start, end = step.start - segment.start_offset, step.end - segment.start_offset
                 size = min(end, segment.file.size()) - start
                 if size > 0:
                     data = chunks(_Part(segment, start), size)
                     write_file(self.copies / f"{step.name}-from-{start}", data)
-        finally:
-            log.close()
         found = {
             "findings": [finding.as_row() for finding in report.findings],
             "let_go": [{"offsets": str(each), "reason": reason} for each, reason in loss.lost],
@@ -108,7 +110,7 @@ class Repair:
     # -- steps -----------------------------------------------------------------------------
 
     def do(self, steps: Iterable[Step], loss: Loss) -> None:
-        """Execute the steps in order. OSError and lmdb.Error pass through."""
+        """Execute the steps in order. OSError and lmdb.Error propagate."""
         for step in steps:
             match step:
                 case WriteVersion():
@@ -146,10 +148,8 @@ class Repair:
         sync_directory(path.parent)
 
     def _write_header(self, name: str) -> None:
-        path = self._path / "commitlog" / name
         start = int(name)
-        log = self._log()
-        try:
+        with self._open_log() as log:
             segment = _find_segment(log, name)
             following = [each.start_offset for each in log.segments if each.start_offset > start]
             size = segment.size
@@ -159,7 +159,7 @@ class Repair:
                 # The size in the header is unknown; the segment ended where the next one begins.
                 size = max(size, following[0] - start) if following else size
             if size > segment.file.size():
-                descriptor = open_file(path, os.O_RDWR)
+                descriptor = open_file(segment.path, os.O_RDWR)
                 try:
                     os.ftruncate(descriptor, size)
                     os.fsync(descriptor)
@@ -167,52 +167,38 @@ class Repair:
                     os.close(descriptor)
             segment.file.write([SegmentHeader(start, size, self._now_us).encode()], 0)
             segment.file.sync()
-        finally:
-            log.close()
 
     def _write_footer(self, name: str) -> None:
         """Write the footer of a segment that has ended. Do not write it if the segment has not
         ended yet, or if the footer does not fit into the segment."""
-        log = self._log()
-        try:
-            segment = _find_segment(log, name)
+        with self._open_segment(name) as segment:
             damage: list[Damage] = []
             blocks, keys = block_tables(segment, damage.append)
             if damage:
                 if damage[-1].reason == "unwritten":
-                    self._zero(segment, damage[-1].start, segment.end_offset)
+                    _zero(segment, damage[-1].start, segment.end_offset)
                     segment.file.sync()
                 return
             footer = encode_footer(segment.start_offset, blocks, keys)
             ends = [int(row["physical_offset"]) + int(row["size"]) for row in blocks]
             end_mark = max(ends, default=segment.first_offset)
-            self._zero(segment, end_mark + END_MARK_SIZE, segment.end_offset)
+            _zero(segment, end_mark + END_MARK_SIZE, segment.end_offset)
             if end_mark + END_MARK_SIZE + len(footer) <= segment.end_offset:
                 segment.file.write([footer], segment.size - len(footer))
             segment.file.sync()
-        finally:
-            log.close()
 
     def _gap_over(self, name: str, start: int, end: int) -> None:
-        log = self._log()
-        try:
-            segment = _find_segment(log, name)
+        with self._open_segment(name) as segment:
             for at, block in gap_blocks(start, end):
                 segment.file.write([block], at - segment.start_offset)
             segment.file.sync()
-        finally:
-            log.close()
 
     def _end_at(self, name: str, start: int, end: int) -> None:
-        log = self._log()
-        try:
-            segment = _find_segment(log, name)
-            self._zero(segment, start, end)
+        with self._open_segment(name) as segment:
+            _zero(segment, start, end)
             segment.file.sync()
             segment.file.write([encode_end_mark(start)], start - segment.start_offset)
             segment.file.sync()
-        finally:
-            log.close()
 
     def _empty_segment(self, start: int, end: int) -> None:
         """Create a sparse segment file whose footer lists no blocks."""
@@ -271,37 +257,37 @@ class Repair:
             set_aside(directory, self.copies / "state")
             state = StateStore(directory, _STATE_MAP_BYTES)
         if state.is_new or state.damaged:
-            log = self._log()
-            try:
+            with self._open_log() as log:
                 records, _ = state_in_log(log)
-            finally:
-                log.close()
             known = state.records
             state.restore({key: value for key, value in records.items() if key not in known})
         return state
 
     # -- the log's files -------------------------------------------------------------------
 
-    def _log(self) -> CommitLog:
-        log = CommitLog(
-            self._path / "commitlog",
-            CommitLogConfig(),
-            self._disk,
-            now_us=lambda: self._now_us,
-        )
+    @contextmanager
+    def _open_log(self) -> Iterator[CommitLog]:
+        folder = self._path / "commitlog"
+        log = CommitLog(folder, CommitLogConfig(), self._disk, now_us=lambda: self._now_us)
         log.open()
-        return log
+        try:
+            yield log
+        finally:
+            log.close()
 
-    def _zero(self, segment: Segment, start: int, end: int) -> None:
-        """Fill the log from `start` to `end` (physical offsets) with zeros. Do not write chunks
-        that are zero already."""
-        at = start
-        while at < end:
-            size = min(len(_ZEROS), end - at)
-            chunk = segment.read(at, size)
-            if chunk.count(0) != size:
-                segment.file.write([_ZEROS[:size]], at - segment.start_offset)
-            at += size
+    @contextmanager
+    def _open_segment(self, name: str) -> Iterator[Segment]:
+        with self._open_log() as log:
+            yield _find_segment(log, name)
+
+
+def _zero(segment: Segment, start: int, end: int) -> None:
+    """Fill the log from `start` to `end` (physical offsets) with zeros. Do not write chunks that
+    are zero already."""
+    for at in range(start, end, len(_ZEROS)):
+        size = min(len(_ZEROS), end - at)
+        if segment.read(at, size).count(0) != size:
+            segment.file.write([_ZEROS[:size]], at - segment.start_offset)
 
 
 class _Part:

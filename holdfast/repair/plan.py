@@ -104,13 +104,12 @@ Step = (
 )
 
 
+@dataclass(eq=False, repr=False)
 class NotRepairable(LogError):
-    """Damage that a repair cannot make sound. `reason` says what would help."""
+    """Damage that a repair cannot make sound. `reason` includes what would help."""
 
-    def __init__(self, where: str, reason: str) -> None:
-        super().__init__(where, reason)
-        self.where = where
-        self.reason = reason
+    where: str
+    reason: str
 
     def __str__(self) -> str:
         return f"{self.where} cannot be repaired: {self.reason}"
@@ -170,7 +169,7 @@ def loss_of(report: CheckReport) -> Loss:
 
 
 def lossless_steps(report: CheckReport) -> list[Step]:
-    """Return the steps that lose nothing, in order. Raises NotRepairable."""
+    """Return the steps that lose nothing, in order. Raise NotRepairable."""
     steps: list[Step] = []
     for finding in report.findings:
         name = finding.where.removeprefix("commitlog/")
@@ -178,7 +177,7 @@ def lossless_steps(report: CheckReport) -> list[Step]:
             case "version":
                 steps.insert(0, WriteVersion())
             case "segment-unusable" | "segment-behind-hole":
-                # This must be the first step: the file may hide the end of the segment before it.
+                # This must be the first step: the file may overlap the segment before it.
                 steps.insert(0, SetAside(name))
             case "segment-header":
                 steps.append(WriteHeader(name))
@@ -193,30 +192,27 @@ def lossless_steps(report: CheckReport) -> list[Step]:
             case "offsets-twice" | "time-back" | "block-columns" | "no-log" | "state-malformed":
                 raise NotRepairable(finding.where, f"{finding.what}; restore a backup")
             case "tokens" if finding.damage:
-                raise NotRepairable(
-                    finding.where,
-                    f"{finding.what}; restore them from a backup, or remove both copies and make "
-                    "new tokens",
-                )
+                remedy = "restore them from a backup, or delete both copies and create new tokens"
+                raise NotRepairable(finding.where, f"{finding.what}; {remedy}")
     return steps
 
 
 def steps_of_loss(report: CheckReport, segment_ends: Mapping[str, int]) -> list[Step]:
     """Return the steps that drop the damaged parts, in order. `segment_ends` holds the physical
-    end offset of each file. Raises NotRepairable."""
+    end offset of each file. Raise NotRepairable."""
     steps: list[Step] = [RenewState()]
     changed: list[str] = []
     for place in _merge_places(report.places):
         if place.name is None:
             if place.end - place.start < _SMALLEST_SEGMENT:
-                raise NotRepairable("commitlog", f"too little is missing at {place.start}")
+                raise NotRepairable("commitlog", f"too few bytes are missing at {place.start}")
             steps.append(EmptySegment(place.start, place.end))
             continue
         is_end = place.end >= segment_ends[place.name]
         if is_end:
             steps.append(EndAt(place.name, place.start, segment_ends[place.name]))
         elif place.end - place.start < SMALLEST_GAP or place.start % ALIGNMENT:
-            raise NotRepairable(f"commitlog/{place.name}", "no block is as short as its damage")
+            raise NotRepairable(f"commitlog/{place.name}", "the damage is shorter than a block")
         else:
             steps.append(GapOver(place.name, place.start, place.end))
         if place.name not in changed:

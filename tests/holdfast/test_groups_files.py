@@ -216,7 +216,7 @@ async def test_cursors_are_checked_beside_a_running_broker(data_dir: Path) -> No
         settle(storage, cursor, 15)
         ((kind, finding, what),) = await asyncio.to_thread(found_beside, data_dir)
         assert (kind, finding) == ("note", "groups-beyond-log")
-        assert "group g on queue 0 of 't' has settled messages beyond offset 10" in what
+        assert "group g on queue 0 of 't' has settled messages at or after offset 10" in what
         subprocess.run([sys.executable, "-c", DAMAGE_BESIDE, str(groups)], check=True)
         ((kind, finding, what),) = await asyncio.to_thread(found_beside, data_dir)
         assert (kind, finding) == ("damage", "groups-row")

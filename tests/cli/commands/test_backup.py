@@ -107,7 +107,7 @@ def test_a_damaged_backup_is_found_and_refused(
     assert any(row.get("finding") == "backup-file" for row in lines(checked.stdout))
     done = holdfast("restore", str(backed_up), "--data-dir", str(tmp_path / "restored"))
     assert done.exit_code == 1
-    assert "is not what was written" in done.stderr
+    assert "has changed" in done.stderr
     assert not (tmp_path / "restored").exists()
 
 

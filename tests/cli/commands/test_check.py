@@ -116,7 +116,7 @@ def test_another_folder_is_refused(holdfast: Run, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     done = holdfast("check", str(tmp_path / "mine"))
     assert done.exit_code == 6
-    assert "name the folder that 'holdfast serve --data-dir' is given" in done.stderr
+    assert "use the folder that is the broker's --data-dir" in done.stderr
     assert list((tmp_path / "mine").iterdir()) == []
 
 

@@ -153,7 +153,7 @@ def test_a_directory_of_an_unknown_version_is_left_alone(tmp_path: Path) -> None
 
 def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
-    assert "no Holdfast data directory" in refused("--data-dir", tmp_path, "--port", 0)
+    assert "not a Holdfast data directory" in refused("--data-dir", tmp_path, "--port", 0)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 

@@ -241,7 +241,7 @@ def test_a_reserve_that_cannot_be_given_up_is_said_once_and_harms_nothing(
     (path / "reserve" / "something").mkdir(parents=True)
     for _ in range(3):
         opened.release_reserve()
-    assert len([line for line in caplog.messages if "cannot be given up" in line]) == 1
+    assert len([line for line in caplog.messages if "cannot be deleted" in line]) == 1
     assert opened.has_reserve()
     opened.close()
 
