@@ -17,9 +17,8 @@ from time import perf_counter
 
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.holdservice.config import HoldServiceConfig
-from holdfast.holdservice.deadlines import TICKS_PER_S
 from holdfast.holdservice.filters import TagFilter
-from holdfast.holdservice.hold_table import HeldPull, HoldTable
+from holdfast.holdservice.hold_table import TICKS_PER_S, HeldPull, HoldTable
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 
 CONFIG = HoldServiceConfig(

@@ -1,11 +1,7 @@
 """The errors of the hold service. Each error stores values; `__str__` makes a sentence of them."""
 
 
-class HoldError(Exception):
-    """Base class of the hold service's errors."""
-
-
-class HoldLimitExceeded(HoldError):
+class HoldLimitExceeded(Exception):
     """No further pull can be held. `limit_name` is the setting whose limit is reached."""
 
     def __init__(self, limit_name: str, limit: int) -> None:
@@ -20,13 +16,10 @@ class HoldLimitExceeded(HoldError):
         )
 
 
-class InvalidFilter(HoldError):
+class InvalidFilter(Exception):
     """A filter that cannot be used. `reason` is a fixed word for programs, `detail` a sentence for
-    people.
-
-    `position` is the index of the faulty character, from 0; None if the error concerns the whole
-    filter.
-    """
+    people. `position` is the index of the faulty character, from 0; None if the error concerns the
+    whole filter."""
 
     def __init__(self, reason: str, detail: str, position: int | None = None) -> None:
         super().__init__(reason, detail, position)

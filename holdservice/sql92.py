@@ -24,13 +24,13 @@ from holdfast.holdservice.three_valued import (
     Name,
     Row,
     Value,
-    always,
-    compared,
-    decided,
-    listed,
-    negated,
-    number,
-    truth,
+    combine,
+    compare,
+    constant,
+    invert,
+    is_in,
+    to_number,
+    to_truth,
 )
 
 #: Longest filter, in bytes of UTF-8.
@@ -119,16 +119,16 @@ class _Builder(Transformer[Token, _Node]):
         return replace(node, evaluate=_condition(node))
 
     def any_of(self, *nodes: _Node) -> _Node:
-        return _combined(nodes, decided_by=True)
+        return _combine_nodes(nodes, decided_by=True)
 
     def all_of(self, *nodes: _Node) -> _Node:
-        return _combined(nodes, decided_by=False)
+        return _combine_nodes(nodes, decided_by=False)
 
     def negation(self, word: Token, node: _Node) -> _Node:
         depth = node.depth + 1
         if depth > MAX_FILTER_DEPTH:
             raise _too_deep(word)
-        evaluate = negated(_condition(node))
+        evaluate = invert(_condition(node))
         return replace(node, evaluate=evaluate, depth=depth, name=None, is_condition=True)
 
     def group(self, parenthesis: Token, node: _Node) -> _Node:
@@ -138,17 +138,17 @@ class _Builder(Transformer[Token, _Node]):
         return replace(node, depth=depth)
 
     def comparison(self, left: _Node, sign: Token, right: _Node) -> _Node:
-        return _joined((left, right), compared(left.evaluate, _SIGNS[sign], right.evaluate))
+        return _join((left, right), compare(left.evaluate, _SIGNS[sign], right.evaluate))
 
     def between(self, value: _Node, negate: Token | None, low: _Node, high: _Node) -> _Node:
-        is_high_enough = compared(value.evaluate, operator.ge, low.evaluate)
-        is_low_enough = compared(value.evaluate, operator.le, high.evaluate)
-        evaluate = decided((is_high_enough, is_low_enough), by=False)
-        return _joined((value, low, high), negated(evaluate) if negate else evaluate)
+        is_high_enough = compare(value.evaluate, operator.ge, low.evaluate)
+        is_low_enough = compare(value.evaluate, operator.le, high.evaluate)
+        evaluate = combine((is_high_enough, is_low_enough), by=False)
+        return _join((value, low, high), invert(evaluate) if negate else evaluate)
 
     def is_in(self, value: _Node, negate: Token | None, word: Token, *literals: _Node) -> _Node:
-        evaluate = listed(_name_of(value, word), [literal.evaluate({}) for literal in literals])
-        return _joined((value,), negated(evaluate) if negate else evaluate)
+        evaluate = is_in(_name_of(value, word), [literal.evaluate({}) for literal in literals])
+        return _join((value,), invert(evaluate) if negate else evaluate)
 
     def like(
         self, value: _Node, negate: Token | None, word: Token, pattern: Token, escape: Token | None
@@ -169,13 +169,13 @@ class _Builder(Transformer[Token, _Node]):
             text = row.get(name)
             return None if text is None else is_like(text)
 
-        joined = _joined((value,), negated(evaluate) if negate else evaluate)
+        joined = _join((value,), invert(evaluate) if negate else evaluate)
         return replace(joined, like_byte_us=byte_us(pattern))
 
     def is_null(self, value: _Node, word: Token, negate: Token | None) -> _Node:
         name = _name_of(value, word)
         evaluate: Evaluate = (lambda row: name in row) if negate else (lambda row: name not in row)
-        return _joined((value,), evaluate)
+        return _join((value,), evaluate)
 
     def name(self, word: Token) -> _Node:
         return _named(_COLUMNS.get(word, str(word)), word)
@@ -184,7 +184,7 @@ class _Builder(Transformer[Token, _Node]):
         return _named(str(word)[1:-1], word)
 
     def number(self, word: Token) -> _Node:
-        return _constant(number(word), word)
+        return _constant(to_number(word), word)
 
     def text(self, word: Token) -> _Node:
         return _constant(_unquoted(word), word)
@@ -204,10 +204,10 @@ def _named(name: Name, word: Token) -> _Node:
 
 
 def _constant(value: Value, word: Token) -> _Node:
-    return _Node(always(value), _position(word), is_condition=False)
+    return _Node(constant(value), _position(word), is_condition=False)
 
 
-def _joined(nodes: tuple[_Node, ...], evaluate: Evaluate) -> _Node:
+def _join(nodes: tuple[_Node, ...], evaluate: Evaluate) -> _Node:
     return _Node(
         evaluate,
         nodes[0].position,
@@ -217,8 +217,8 @@ def _joined(nodes: tuple[_Node, ...], evaluate: Evaluate) -> _Node:
     )
 
 
-def _combined(nodes: tuple[_Node, ...], *, decided_by: bool) -> _Node:
-    return _joined(nodes, decided(tuple(map(_condition, nodes)), by=decided_by))
+def _combine_nodes(nodes: tuple[_Node, ...], *, decided_by: bool) -> _Node:
+    return _join(nodes, combine(tuple(map(_condition, nodes)), by=decided_by))
 
 
 def _position(token: Token) -> int:
@@ -237,7 +237,7 @@ def _condition(node: _Node) -> Evaluate:
         raise InvalidFilter(
             "syntax", "a value alone is no condition; compare a property with it", node.position
         )
-    return lambda row: truth(evaluate(row))
+    return lambda row: to_truth(evaluate(row))
 
 
 def _unquoted(token: Token) -> str:

@@ -30,7 +30,7 @@ MAX_NUMBER_CHARACTERS: Final = 4300
 _TRUTHS: Final = {"true": True, "false": False}
 
 
-def truth(value: Value) -> bool | None:
+def to_truth(value: Value) -> bool | None:
     """Return a truth value unchanged, and convert the texts "true" and "false" (in any case).
     Return None for any other value."""
     if isinstance(value, str):
@@ -38,7 +38,7 @@ def truth(value: Value) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def decided(conditions: tuple[Evaluate, ...], *, by: bool) -> Evaluate:
+def combine(conditions: tuple[Evaluate, ...], *, by: bool) -> Evaluate:
     """Return the OR of the conditions with `by=True`, their AND with `by=False`. Evaluation stops
     at the first condition that equals `by`."""
 
@@ -55,7 +55,7 @@ def decided(conditions: tuple[Evaluate, ...], *, by: bool) -> Evaluate:
     return evaluate
 
 
-def negated(condition: Evaluate) -> Evaluate:
+def invert(condition: Evaluate) -> Evaluate:
     """Return the NOT of a condition; the NOT of None is None."""
 
     def evaluate(row: Row) -> bool | None:
@@ -65,30 +65,30 @@ def negated(condition: Evaluate) -> Evaluate:
     return evaluate
 
 
-def compared(left: Evaluate, test: Callable[[Any, Any], bool], right: Evaluate) -> Evaluate:
+def compare(left: Evaluate, test: Callable[[Any, Any], bool], right: Evaluate) -> Evaluate:
     """Return a comparison of two values. If their types differ, a text is converted to the type of
     the other value. The result is None if a value is unknown or cannot be converted."""
 
     def evaluate(row: Row) -> bool | None:
         a, b = left(row), right(row)
         if type(a) is not type(b):
-            a, b = _converted(a, b), _converted(b, a)
+            a, b = _convert(a, b), _convert(b, a)
         return None if a is None or b is None else test(a, b)
 
     return evaluate
 
 
-def _converted(value: Value, other: Value) -> Value:
+def _convert(value: Value, other: Value) -> Value:
     """Return `value` converted to the type of `other`, None if that is impossible. Only texts are
     converted."""
     if isinstance(value, str):
-        return truth(value) if isinstance(other, bool) else number(value)
+        return to_truth(value) if isinstance(other, bool) else to_number(value)
     if isinstance(value, bool) and not isinstance(other, str):
         return None
     return value
 
 
-def listed(name: Name, literals: list[Value]) -> Evaluate:
+def is_in(name: Name, literals: list[Value]) -> Evaluate:
     """Return an IN condition: true if `=` is true for any of the literals. Each evaluation converts
     the property at most once per type, however many literals there are.
     """
@@ -97,9 +97,9 @@ def listed(name: Name, literals: list[Value]) -> Evaluate:
     numbers = frozenset(literal for literal in literals if type(literal) in {int, float})
     kinds: list[tuple[Callable[[str], Value], frozenset[Value]]] = []
     if numbers:
-        kinds.append((number, numbers))
+        kinds.append((to_number, numbers))
     if truths:
-        kinds.append((truth, truths))
+        kinds.append((to_truth, truths))
 
     def evaluate(row: Row) -> bool | None:
         text = row.get(name)
@@ -117,12 +117,12 @@ def listed(name: Name, literals: list[Value]) -> Evaluate:
     return evaluate
 
 
-def always(value: Value) -> Evaluate:
+def constant(value: Value) -> Evaluate:
     """Return a function that returns `value` for every row."""
     return lambda row: value
 
 
-def number(text: str) -> int | float | None:
+def to_number(text: str) -> int | float | None:
     """Return the number in a text, None if it is not a number. Integers are exact."""
     kind = _NUMBER.fullmatch(text) if len(text) <= MAX_NUMBER_CHARACTERS else None
     if kind is None:

@@ -16,8 +16,14 @@ from holdfast.http_api.endpoints import groups, lookups, operations, settle, top
 from holdfast.http_api.endpoints.group_lag import get_group, list_groups
 from holdfast.http_api.endpoints.group_offsets import get_offsets, put_offsets, reset_offsets
 from holdfast.http_api.endpoints.publish import PublishParams, publish
-from holdfast.http_api.endpoints.pull import PollParams, PullParams, poll, pull
-from holdfast.http_api.endpoints.pull_reply import PULL_TYPES, SKIPPED_HEADER
+from holdfast.http_api.endpoints.pull import (
+    PULL_TYPES,
+    SKIPPED_HEADER,
+    PollParams,
+    PullParams,
+    poll,
+    pull,
+)
 from holdfast.http_api.endpoints.read_leases import end_read_lease, extend_read_lease
 from holdfast.http_api.endpoints.receive import receive
 from holdfast.http_api.endpoints.receive_reply import RECEIVE_TYPES

@@ -27,21 +27,22 @@ from holdfast.http_api.access.authorization import Denied
 from holdfast.http_api.endpoints.held_read import (
     WIDE_QUEUES,
     PullBounds,
+    QueueRead,
     WaitBudget,
     read_queues,
     reply_slot_for,
+    skipped_of,
 )
-from holdfast.http_api.endpoints.pull_reply import QueueRead, skipped_of
 from holdfast.http_api.endpoints.rendering import (
     YIELD_EVERY_MESSAGES,
     encode_long_message,
     is_long,
+    make_messages,
     split_portions,
 )
 from holdfast.http_api.limits.reply_slots import LargeReplySlot
 from holdfast.http_api.routing.call import Call
 from holdfast.http_api.routing.codecs import EVENTS
-from holdfast.http_api.schemas.message_rows import messages_of
 from holdfast.http_api.schemas.messages import SkippedRange
 from holdfast.http_api.wire.problems import Problem, problem_for
 from holdfast.http_api.wire.reply import Reply, StreamPiece
@@ -253,7 +254,7 @@ class _Stream:
             before, after = _id_parts(self._offsets, queue)
             most = PIECE_BYTES // (len(before) + len(after) + _EVENT_BYTES)
             for portion in split_portions(slices, min(most, YIELD_EVERY_MESSAGES), PIECE_BYTES):
-                messages = messages_of(self._topic.name, portion)
+                messages = make_messages(EVENTS, self._topic.name, portion)
                 if len(messages) == 1 and is_long(messages[0]):
                     head = b"id: %b%d%b\ndata: " % (before, messages[0].offset + 1, after)
                     for data in chain([head], encode_long_message(messages[0])):

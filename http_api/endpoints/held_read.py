@@ -1,17 +1,17 @@
-"""The read of a pull, a poll or an event stream, held until there are messages.
+"""Read queues for a pull, a poll or an event stream, and hold the request if there is no message.
 
     read -> messages found, or the time is over: reply
          -> no messages, and time left: hold -> woken: read from the last scanned offsets
 
-A pull is a poll of one queue. If a client disconnects, its request is cancelled at any point.
+A pull is a poll of one queue. When a client disconnects, its request is cancelled, at any await.
 Reading changes no state in the broker: the client keeps its offsets itself.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic, time
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from holdfast.consumequeue.errors import UnknownTopic
 from holdfast.consumequeue.lost_ranges import LostRanges, with_lost
@@ -21,13 +21,13 @@ from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.holdservice.filters import parse_filter
 from holdfast.holdservice.pull_request_hold_service import Outcome
-from holdfast.http_api.endpoints.pull_reply import QueueRead
 from holdfast.http_api.endpoints.rendering import YIELD_EVERY_MESSAGES
 from holdfast.http_api.limits.reply_slots import LargeReplySlot
 from holdfast.http_api.routing.call import Call
 from holdfast.http_api.routing.codecs import BATCH
 from holdfast.http_api.routing.context import ApiContext
 from holdfast.http_api.routing.params import flag, text, whole
+from holdfast.http_api.schemas.messages import SkippedRange
 from holdfast.http_api.wire.problems import Problem, problem_for
 from holdfast.http_api.wire.reply import Reply
 
@@ -37,8 +37,6 @@ SHORT_FILTER_CHARACTERS = 128
 #: filter is longer than SHORT_FILTER_CHARACTERS, its request is charged this memory. The memory of
 #: a shorter filter is part of the fixed cost of a connection in docs/limits.md.
 FILTER_BYTES_PER_CHARACTER = 110
-
-
 #: A text reply that may be larger than this must wait for a slot: encoding it blocks the event
 #: loop for milliseconds, and a hundred such replies at once would block it for a second.
 LARGE_BYTES = 1024 * 1024
@@ -81,23 +79,20 @@ class PullBounds:
     )
 
 
-class Deliver(Protocol):
-    """Makes the reply of a pull or poll."""
+class QueueRead(NamedTuple):
+    """The result of reading one queue. If it has a `problem`, the queue could not be read."""
 
-    async def __call__(
-        self,
-        context: ApiContext,
-        topic: Topic,
-        reads: Sequence[QueueRead],
-        media: str,
-        held_s: float,
-        *,
-        has_slot: bool,
-    ) -> Reply | None:
-        """Return None if the reply is large and `has_slot` is False.
+    queue: int
+    fetched: Fetched
+    problem: Problem | None = None
 
-        The caller must then wait for a slot and call this again.
-        """
+
+Deliver = Callable[[Call[Any], Topic, Sequence[QueueRead], float, bool], Awaitable[Reply | None]]
+"""Makes the reply of a pull or poll from (call, topic, reads, held_s, has_slot).
+
+Returns None if the reply is large and `has_slot` is False. The caller must then wait for a slot,
+and read and deliver again.
+"""
 
 
 async def held_read(
@@ -124,9 +119,7 @@ async def held_read(
                 read._replace(fetched=read.fetched._replace(skipped=skipped.get(read.queue, ())))
                 for read in reads
             ]
-        reply = await deliver(
-            context, topic, reads, call.media, budget.held_s, has_slot=slot.is_held
-        )
+        reply = await deliver(call, topic, reads, budget.held_s, slot.is_held)
         if reply is not None:
             budget.note_wake(context, reads)
         return reply
@@ -200,6 +193,15 @@ async def read_queues(
             nothing = Fetched((), offset, read.min_offset, read.max_offset, 0)
             reads.append(QueueRead(queue, nothing, problem_for(read)))
     return reads
+
+
+def skipped_of(reads: Sequence[QueueRead]) -> list[SkippedRange]:
+    """Return the offset ranges that these reads skipped."""
+    return [
+        SkippedRange(read.queue, each.start_offset, each.end_offset, each.reason)
+        for read in reads
+        for each in read.fetched.skipped
+    ]
 
 
 def _read_nothing(context: ApiContext, topic: Topic, queue: int, offset: int) -> Fetched:

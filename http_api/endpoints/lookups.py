@@ -15,21 +15,23 @@ from holdfast.consumequeue.reading.fetched import BatchSlice
 from holdfast.consumequeue.slices import in_slices
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.access.authorization import missing_grant
-from holdfast.http_api.endpoints.pull_reply import offset_headers
+from holdfast.http_api.endpoints.pull import offset_headers
 from holdfast.http_api.endpoints.read_leases import lease_reply
-from holdfast.http_api.endpoints.rendering import PORTION_BYTES, encode_portions, split_portions
+from holdfast.http_api.endpoints.rendering import (
+    PORTION_BYTES,
+    encode_portions,
+    make_messages,
+    split_portions,
+)
 from holdfast.http_api.endpoints.topics import states_of
 from holdfast.http_api.limits.reply_slots import LargeReplySlot
 from holdfast.http_api.routing.call import Call, NoParams
-from holdfast.http_api.routing.codecs import MSGPACK, encode_elements, encode_listing, wrap_listing
+from holdfast.http_api.routing.codecs import encode_elements, encode_listing, wrap_listing
 from holdfast.http_api.routing.context import ApiContext
 from holdfast.http_api.routing.params import flag, invalid, moment, text, whole
 from holdfast.http_api.routing.queue_offsets import EXAMPLE, PATTERN, parse_pairs
-from holdfast.http_api.schemas.message_rows import messages_of, packed_messages_of
 from holdfast.http_api.schemas.messages import (
-    Message,
     OffsetReply,
-    PackedMessage,
     SearchReply,
     SegmentReply,
     SkippedRange,
@@ -129,7 +131,7 @@ async def get_message(call: Call[NoParams]) -> Reply:
     with LargeReplySlot(None) as slot:
         while True:
             topic, batch, row = await context.store.lookups.message(call.path["message_id"])
-            made = _messages(call.media, topic, [BatchSlice(batch, [row])])
+            made = make_messages(call.media, topic.name, [BatchSlice(batch, [row])])
             parts = await encode_portions(call.media, [made], has_slot=slot.is_held)
             if parts is not None:
                 return Reply(200, call.media, parts)
@@ -183,7 +185,7 @@ async def _search(call: Call[SearchParams], topic: Topic, key: str) -> Reply:
     )
     slices = [BatchSlice(batch, [row]) for batch, row in found]
     some = split_portions(slices, _SEARCH_PORTION, PORTION_BYTES)
-    made = (_messages(call.media, topic, portion) for portion in some)
+    made = (make_messages(call.media, topic.name, portion) for portion in some)
     messages = await encode_portions(call.media, made, has_slot=True)
     assert messages is not None
     ranges = [
@@ -193,13 +195,6 @@ async def _search(call: Call[SearchParams], topic: Topic, key: str) -> Reply:
     reply: SearchReply[Any] = SearchReply([], ranges or UNSET)
     parts = wrap_listing(call.media, reply, "messages", messages, len(found))
     return Reply(200, call.media, parts)
-
-
-def _messages(
-    media: str, topic: Topic, slices: Sequence[BatchSlice]
-) -> list[Message] | list[PackedMessage]:
-    make = packed_messages_of if media == MSGPACK else messages_of
-    return make(topic.name, slices)
 
 
 async def get_splits(call: Call[SplitsParams]) -> Reply:

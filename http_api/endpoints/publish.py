@@ -28,15 +28,17 @@ from holdfast.consumequeue.message_store import StoredBatch
 from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.access.authorization import missing_grant
-from holdfast.http_api.endpoints.producer_headers import Producer, refuse_producer, request_producer
 from holdfast.http_api.endpoints.publish_batches import check_batches, decode_batches, fill_queues
-from holdfast.http_api.endpoints.publish_text import (
+from holdfast.http_api.endpoints.publish_request import (
     MessageToStore,
+    Producer,
     check_messages,
     check_queues,
     from_json,
     from_lines,
     from_msgpack,
+    refuse_producer,
+    request_producer,
     too_many_batches,
 )
 from holdfast.http_api.limits.reply_slots import LargeReplySlot

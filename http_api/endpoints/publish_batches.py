@@ -1,4 +1,4 @@
-"""Checks that publishers' binary batches are complete, intact, and valid for the topic. Pure.
+"""Checks that publishers' binary batches are complete, intact, and valid for the topic.
 
 Fields that only the broker sets (offsets, the store timestamp) must be zero. Problems identify a
 batch by its index in the request.
@@ -17,7 +17,7 @@ from holdfast.commitlog.format.batch_check import LimitExceeded, MessageLimits, 
 from holdfast.commitlog.format.batch_header import ANY_QUEUE, BatchFlag
 from holdfast.consumequeue.errors import UnknownQueue
 from holdfast.groups.serving.letters import RESERVED_PREFIX
-from holdfast.http_api.endpoints.publish_text import (
+from holdfast.http_api.endpoints.publish_request import (
     message_too_large,
     reserved_property,
     too_many_batches,

@@ -1,36 +1,66 @@
-"""Pulling: read one queue (pull) or several queues of a topic (poll) by offset.
+"""Pull: read one queue (pull) or several queues of a topic (poll) by offset, and reply.
 
-`held_read` reads and waits for both. `consumequeue.reading.fetched` describes how the queues of
-a poll share its limits.
+`held_read` reads the queues and holds the request. `consumequeue.reading.fetched` describes how the
+queues of a poll share its limits. In JSON and msgpack, an envelope contains the messages and the
+offsets. NDJSON (one message per line) and binary batches (as they are stored) have no envelope, so
+headers also have the offsets.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
+from msgspec import UNSET
+
+from holdfast.consumequeue.reading.fetched import Piece
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.endpoints.events import start_stream
 from holdfast.http_api.endpoints.held_read import (
     WIDE_QUEUES,
     PullBounds,
+    QueueRead,
     filter_of,
     held_read,
     reply_slot_for,
+    skipped_of,
 )
-from holdfast.http_api.endpoints.pull_reply import (
-    MAX_QUEUES_IN_HEADERS,
-    WITHOUT_ENVELOPE,
-    deliver_poll,
-    deliver_pull,
+from holdfast.http_api.endpoints.rendering import (
+    PORTION_BYTES,
+    YIELD_EVERY_MESSAGES,
+    encode_portions,
+    fits_one_call,
+    make_messages,
+    split_portions,
 )
 from holdfast.http_api.routing.call import Call
-from holdfast.http_api.routing.codecs import EVENTS
+from holdfast.http_api.routing.codecs import (
+    BATCH,
+    EVENTS,
+    JSON,
+    MSGPACK,
+    NDJSON,
+    encode,
+    encode_lines,
+    wrap_listing,
+)
 from holdfast.http_api.routing.context import ApiContext
 from holdfast.http_api.routing.params import choice, invalid, moment, text, whole
 from holdfast.http_api.routing.queue_offsets import PATTERN, parse_pairs
+from holdfast.http_api.schemas.messages import PollReply, PullReply, QueueReply, SkippedRange
 from holdfast.http_api.wire.problems import Problem
-from holdfast.http_api.wire.reply import Reply
+from holdfast.http_api.wire.reply import Bytes, Headers, Reply
 
+#: The media types of a reply to a pull or poll, in order of preference.
+PULL_TYPES = (JSON, NDJSON, MSGPACK, BATCH, EVENTS)
+_WITHOUT_ENVELOPE = (NDJSON, BATCH)
+#: A reply has headers of "queue:offset" pairs for at most this many queues. Many clients limit
+#: the size of the headers to 8 KiB.
+MAX_QUEUES_IN_HEADERS = 128
+#: The header with the offsets that a read skipped, because they are damaged or missing. If no
+#: offsets were skipped, the reply does not have this header.
+SKIPPED_HEADER = "Holdfast-Skipped"
+_OFFSET_HEADERS = ("Holdfast-Next-Offset", "Holdfast-Min-Offset", "Holdfast-Max-Offset")
 LAST_EVENT_ID = "Last-Event-ID"
 
 
@@ -77,7 +107,7 @@ async def pull(call: Call[PullParams]) -> Reply:
             offsets = {queue: await _start(call.context, topic, queue, call.params)}
         if call.media == EVENTS:
             return await start_stream(call, topic, offsets, message_filter, slot)
-        return await held_read(call, topic, offsets, message_filter, slot, deliver_pull)
+        return await held_read(call, topic, offsets, message_filter, slot, _deliver_pull)
 
 
 async def poll(call: Call[PollParams]) -> Reply:
@@ -95,7 +125,7 @@ async def poll(call: Call[PollParams]) -> Reply:
         if is_wide:
             await context.wide_polls.begin(call.client)
         limit = context.config.max_queues_per_poll
-        if call.media in WITHOUT_ENVELOPE or call.media == EVENTS:
+        if call.media in _WITHOUT_ENVELOPE or call.media == EVENTS:
             limit = min(limit, MAX_QUEUES_IN_HEADERS)
         offsets = _resume_offsets(call, topic)
         if offsets is None:
@@ -104,7 +134,7 @@ async def poll(call: Call[PollParams]) -> Reply:
         if call.media == EVENTS:
             return await start_stream(call, topic, offsets, message_filter, slot)
         return await held_read(
-            call, topic, offsets, message_filter, slot, deliver_poll, is_wide=is_wide
+            call, topic, offsets, message_filter, slot, _deliver_poll, is_wide=is_wide
         )
 
 
@@ -199,3 +229,120 @@ def _resume_offsets(
     if len(offsets) > MAX_QUEUES_IN_HEADERS:
         raise invalid(LAST_EVENT_ID, given, f"{MAX_QUEUES_IN_HEADERS} queues at most")
     return offsets if call.media == EVENTS else None
+
+
+# -- replies -------------------------------------------------------------------------------
+
+
+def offset_headers(*offsets: int) -> Headers:
+    """Return the headers with the next_offset, min_offset and max_offset of one queue."""
+    return list(zip(_OFFSET_HEADERS, map(str, offsets), strict=True))
+
+
+async def _deliver_pull(
+    call: Call[Any], topic: Topic, reads: Sequence[QueueRead], held_s: float, has_slot: bool
+) -> Reply | None:
+    """Return the reply to a pull, as `Deliver` describes. Raises the problem of its queue."""
+    (read,) = reads
+    if read.problem is not None:
+        raise read.problem
+    fetched, skipped = read.fetched, skipped_of(reads)
+    offsets = fetched.next_offset, fetched.min_offset, fetched.max_offset
+    return await _deliver(
+        call,
+        topic,
+        fetched.pieces,
+        fetched.message_count,
+        [*offset_headers(*offsets), *_skipped_header(skipped)],
+        PullReply([], *offsets, skipped or UNSET),
+        held_s,
+        has_slot,
+    )
+
+
+async def _deliver_poll(
+    call: Call[Any], topic: Topic, reads: Sequence[QueueRead], held_s: float, has_slot: bool
+) -> Reply | None:
+    """Return the reply to a poll over several queues, as `Deliver` describes.
+
+    If the media type has no envelope, raises the first problem of a queue.
+    """
+    envelope: PollReply[Any] | None = None
+    skipped = skipped_of(reads)
+    if call.media not in _WITHOUT_ENVELOPE:
+        envelope = PollReply([], [_queue_reply(read) for read in reads], skipped or UNSET)
+    elif problems := [read.problem for read in reads if read.problem is not None]:
+        raise problems[0]
+    headers: list[tuple[str, str]] = []
+    if len(reads) <= MAX_QUEUES_IN_HEADERS:
+        columns = zip(
+            *((each.next_offset, each.min_offset, each.max_offset) for _, each, _ in reads),
+            strict=True,
+        )
+        for name, offsets in zip(_OFFSET_HEADERS, columns, strict=True):
+            pairs = zip(reads, offsets, strict=True)
+            headers.append((name, ",".join([f"{read.queue}:{offset}" for read, offset in pairs])))
+    headers += _skipped_header(skipped)
+    pieces = [each for read in reads for each in read.fetched.pieces]
+    count = sum(read.fetched.message_count for read in reads)
+    return await _deliver(call, topic, pieces, count, headers, envelope, held_s, has_slot)
+
+
+async def _deliver(
+    call: Call[Any],
+    topic: Topic,
+    pieces: Sequence[Piece],
+    count: int,
+    headers: Headers,
+    envelope: PullReply[Any] | PollReply[Any] | None,
+    held_s: float,
+    has_slot: bool,
+) -> Reply | None:
+    media = call.media
+    parts: Sequence[Bytes]
+    if media == BATCH:
+        parts = [piece.blocks for piece in pieces]
+    else:
+        slices = chain.from_iterable(piece.slices() for piece in pieces)
+        size = sum([piece.text_bytes for piece in pieces])
+        if fits_one_call(media, count, size):
+            messages = make_messages(media, topic.name, slices)
+            if media == NDJSON or envelope is None:
+                parts = [encode_lines(messages)]
+            else:
+                envelope.messages = messages
+                parts = [encode(media, envelope)]
+        else:
+            some = split_portions(slices, YIELD_EVERY_MESSAGES, PORTION_BYTES)
+            made = (make_messages(media, topic.name, portion) for portion in some)
+            found = await encode_portions(media, made, has_slot=has_slot)
+            if found is None:
+                return None
+            parts = found
+            if media != NDJSON:
+                parts = wrap_listing(media, envelope, "messages", found, count)
+    if count:
+        counters = call.context.http.metrics.topic(topic.name)
+        counters.messages_out += count
+        counters.bytes_out += sum(map(len, parts))
+    topic_id = ("Holdfast-Topic-Id", str(topic.topic_id))
+    return Reply(200, media, parts, [*headers, topic_id], held_s=held_s)
+
+
+def _queue_reply(read: QueueRead) -> QueueReply:
+    fetched = read.fetched
+    return QueueReply(
+        read.queue,
+        fetched.next_offset,
+        fetched.min_offset,
+        fetched.max_offset,
+        read.problem.body() if read.problem is not None else UNSET,
+    )
+
+
+def _skipped_header(skipped: Sequence[SkippedRange]) -> list[tuple[str, str]]:
+    """Return the header with the skipped ranges as queue:start:end. The end is not skipped."""
+    if not skipped:
+        return []
+    ranges = (f"{each.queue}:{each.start_offset}:{each.end_offset}" for each in skipped)
+    return [(SKIPPED_HEADER, ",".join(ranges))]

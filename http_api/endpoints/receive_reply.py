@@ -15,6 +15,7 @@ from holdfast.http_api.endpoints.rendering import (
     PORTION_BYTES,
     YIELD_EVERY_MESSAGES,
     encode_portions,
+    make_leased_messages,
 )
 from holdfast.http_api.limits.reply_slots import LargeReplySlot
 from holdfast.http_api.routing.codecs import (
@@ -27,7 +28,6 @@ from holdfast.http_api.routing.codecs import (
 )
 from holdfast.http_api.routing.context import ApiContext
 from holdfast.http_api.schemas.leases import LeasedMessage, PackedLeasedMessage, ReceiveReply
-from holdfast.http_api.schemas.message_rows import leased_messages_of, packed_leased_messages_of
 from holdfast.http_api.wire.reply import Bytes, Reply
 
 #: Decoding a further batch takes as much time as about this many further messages of one batch.
@@ -125,11 +125,11 @@ def leased_messages(
     deliveries: Sequence[Delivery], media: str
 ) -> list[LeasedMessage | PackedLeasedMessage]:
     """Return deliveries as messages for a media type, in the same order. Pure."""
-    make = packed_leased_messages_of if media == MSGPACK else leased_messages_of
     made: list[Any] = [None] * len(deliveries)
     for part in batch_parts(deliveries):
         first = part.deliveries[0]
-        messages = make(
+        messages = make_leased_messages(
+            media,
             first.topic.name,
             BatchSlice(first.batch, part.rows),
             [each.receipt for each in part.deliveries],

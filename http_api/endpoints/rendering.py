@@ -1,22 +1,30 @@
-"""Encodes the messages of a reply without blocking the event loop for long.
+"""Make the messages of replies from stored batches, and encode them.
 
-A reply is encoded in portions of few messages and bytes, and the body of a long message in pieces.
-JSON writes a control character as six bytes, so the limits apply to the encoded text, not to the
-stored bytes. A thread would not help: it would hold the GIL for up to 5 ms at a time, and meanwhile
-the event loop cannot run.
+Each column of a batch is split into its rows in one pass. So a thousand messages of a batch need
+only a few list comprehensions, not thousands of look-ups.
+
+A reply is encoded in portions of few messages and bytes, and the body of a long message in pieces,
+so that the event loop is never blocked for long. JSON writes a control character as six bytes, so
+the limits apply to the encoded text, not to the stored bytes. A thread would not help: it would
+hold the GIL for up to 5 ms at a time, and meanwhile the event loop cannot run.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise, repeat
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
+from holdfast.commitlog.format.batch import Batch, Int32s
 from holdfast.consumequeue.reading.fetched import BatchSlice, row_sizes, text_bytes
 from holdfast.http_api.routing.codecs import JSON, MSGPACK, NDJSON, encode_elements, encode_lines
+from holdfast.http_api.schemas.leases import LeasedMessage, PackedLeasedMessage
+from holdfast.http_api.schemas.messages import Message, PackedMessage
 from holdfast.http_api.wire.reply import Bytes
 
 #: Encoding more messages than this at once would block the event loop for milliseconds. They are
@@ -26,14 +34,133 @@ YIELD_EVERY_MESSAGES = 500
 YIELD_EVERY_BYTES = 1024 * 1024
 #: One stored byte may be encoded as six, as in \u0000.
 JSON_GROWTH = 6
-
 #: The maximum stored size of a portion, unless it is a single message.
 PORTION_BYTES = YIELD_EVERY_BYTES // JSON_GROWTH
-#: At most this much text of a reply without a slot is encoded, in one loop iteration. It is enough
-#: for a pull with default settings, also for the fields of its messages other than the bodies.
+#: A reply without a slot may have this much encoded text; one loop iteration encodes all of it.
+#: This is enough for a pull with default settings, including the other fields of its messages.
 MAX_BYTES_WITHOUT_SLOT = 2 * YIELD_EVERY_BYTES
 
 _encode_json = msgspec.json.Encoder().encode
+T = TypeVar("T")
+Rows = range | Sequence[int]
+
+
+# -- messages ------------------------------------------------------------------------------
+
+
+def make_messages(
+    media: str, topic: str, slices: Iterable[BatchSlice]
+) -> list[Message] | list[PackedMessage]:
+    """Return the messages of slices (rows of batches), in the order of the rows."""
+    if media == MSGPACK:
+        return [m for each in slices for m in map(PackedMessage, *_columns(topic, each))]
+    return [m for each in slices for m in _with_bodies(Message, _columns(topic, each))]
+
+
+def make_leased_messages(
+    media: str, topic: str, slice_: BatchSlice, *lease: Iterable[object]
+) -> Iterable[LeasedMessage | PackedLeasedMessage]:
+    """Return the messages of a slice for a media type, with the values of their leases.
+
+    `lease` has three columns: the receipts, the attempts, and whether messages are redelivered.
+    """
+    *columns, bodies = _columns(topic, slice_)
+    if media == MSGPACK:
+        return map(PackedLeasedMessage, *columns, *lease, bodies)
+    return _with_bodies(LeasedMessage, (*columns, *lease, bodies))
+
+
+def _with_bodies(type_: Callable[..., T], columns: Sequence[Iterable[Any]]) -> Iterable[T]:
+    """Return an object for each row. A body is text if it is UTF-8, otherwise base64."""
+    *columns, bodies = columns
+    try:
+        return map(type_, *columns, [body.decode() for body in bodies])
+    except UnicodeDecodeError:
+        texts, base64s = zip(*map(_text_or_base64, bodies), strict=True)
+        return map(type_, *columns, texts, base64s)
+
+
+def _text_or_base64(body: bytes) -> tuple[str | UnsetType, str | UnsetType]:
+    try:
+        return body.decode(), UNSET
+    except UnicodeDecodeError:
+        return UNSET, b64encode(body).decode()
+
+
+def _columns(topic: str, slice_: BatchSlice) -> tuple[Iterable[Any], ...]:
+    """Return the values of these rows as columns, in the order of Message. The bodies are last."""
+    batch, rows = slice_.batch, slice_.rows
+    if not isinstance(rows, range):
+        rows = [int(row) for row in rows]
+    header = batch.header
+    prefix = f"{header.topic_id:08X}{header.queue_id:08X}"
+    base = header.base_offset
+    offsets = [base + row for row in rows]
+    return (
+        repeat(topic),
+        repeat(header.queue_id),
+        offsets,
+        [f"{prefix}{offset:016X}" for offset in offsets],
+        _texts(batch.key_offsets, batch.keys, rows),
+        _texts(batch.tag_offsets, batch.tags, rows),
+        _properties(batch, rows),
+        _born_timestamps_ms(batch, rows),
+        repeat(header.store_timestamp_us // 1000),
+        _values(batch.body_offsets, batch.bodies, rows),
+    )
+
+
+def _values(offsets: Int32s, data: memoryview, rows: Rows) -> list[bytes]:
+    """Return a column's values in these rows."""
+    at = _bounds(offsets, rows)
+    low = at[0][0]
+    raw = bytes(data[low : at[-1][1]])
+    return [raw[start - low : end - low] for start, end in at]
+
+
+def _texts(offsets: Int32s | None, data: memoryview, rows: Rows) -> Iterable[str | None]:
+    """Return a text column's values in these rows, with None for each empty text."""
+    if offsets is None:
+        return repeat(None)
+    return [value.decode() or None for value in _values(offsets, data, rows)]
+
+
+def _bounds(offsets: Int32s, rows: Rows) -> list[tuple[int, int]]:
+    if isinstance(rows, range):
+        bounds = offsets[rows.start : rows.stop + 1].tolist()
+        return list(pairwise(bounds))
+    indexes = np.asarray(rows)
+    return list(zip(offsets[indexes].tolist(), offsets[indexes + 1].tolist(), strict=True))
+
+
+def _properties(batch: Batch, rows: Rows) -> Iterable[dict[str, str]]:
+    listed = batch.property_list
+    if listed is None or batch.name_offsets is None or batch.value_offsets is None:
+        return ({} for _ in rows)
+    bounds = _bounds(listed, rows)
+    first, last = bounds[0][0], bounds[-1][1]
+    if first == last:
+        return ({} for _ in rows)
+    names = [name.decode() for name in _values(batch.name_offsets, batch.names, range(first, last))]
+    values = [
+        each.decode() for each in _values(batch.value_offsets, batch.values, range(first, last))
+    ]
+    return [
+        dict(zip(names[start - first : end - first], values[start - first :], strict=False))
+        for start, end in bounds
+    ]
+
+
+def _born_timestamps_ms(batch: Batch, rows: Rows) -> Iterable[int]:
+    column = batch.born_timestamps_us
+    if column is None:
+        return repeat(batch.header.born_timestamp_us // 1000)
+    indexes: npt.NDArray[np.int64] = column[np.asarray(rows)] // 1000
+    timestamps: list[int] = indexes.tolist()
+    return timestamps
+
+
+# -- encoding ------------------------------------------------------------------------------
 
 
 def fits_one_call(media: str, count: int, stored_bytes: int) -> bool:

@@ -11,6 +11,7 @@ must give the same rows. The first byte of the input selects how the rest is use
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import cast
 
 from holdfast.client.read.message import MessageBatch
 from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
@@ -24,7 +25,8 @@ from holdfast.consumequeue.errors import UnknownQueue
 from holdfast.consumequeue.reading.fetched import BatchSlice, message_sizes
 from holdfast.holdservice.filters import parse_filter
 from holdfast.http_api.endpoints.publish_batches import check_batches, decode_batches
-from holdfast.http_api.schemas.message_rows import messages_of, packed_messages_of
+from holdfast.http_api.endpoints.rendering import make_messages
+from holdfast.http_api.routing.codecs import JSON, MSGPACK
 from holdfast.http_api.schemas.messages import PackedMessage
 from holdfast.http_api.wire.problems import Problem
 
@@ -162,11 +164,11 @@ def _read(batch: Batch) -> None:
     """Read an accepted batch in every way, and compare the results."""
     rows = range(len(batch))
     batch = _stored(batch)
-    packed = packed_messages_of("t", [BatchSlice(batch, rows)])
+    packed = cast("list[PackedMessage]", make_messages(MSGPACK, "t", [BatchSlice(batch, rows)]))
     assert [_fields(each) for each in packed] == [_row(batch, row) for row in rows]
-    assert len(messages_of("t", [BatchSlice(batch, rows)])) == len(rows)
+    assert len(make_messages(JSON, "t", [BatchSlice(batch, rows)])) == len(rows)
     every_other = list(rows)[::2]
-    assert packed_messages_of("t", [BatchSlice(batch, every_other)]) == packed[::2]
+    assert make_messages(MSGPACK, "t", [BatchSlice(batch, every_other)]) == packed[::2]
     client = [
         (each.body, each.key, each.tag, each.properties)
         for each in MessageBatch("t", batch, 0, len(batch))

@@ -21,15 +21,15 @@ from holdfast.groups.config import GroupsConfig
 from holdfast.groups.settings import GroupSettings
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.endpoints.groups import check_settings
-from holdfast.http_api.endpoints.producer_headers import request_producer
 from holdfast.http_api.endpoints.publish import _rows
-from holdfast.http_api.endpoints.publish_text import (
+from holdfast.http_api.endpoints.publish_request import (
     MessageToStore,
     check_messages,
     check_queues,
     from_json,
     from_lines,
     from_msgpack,
+    request_producer,
 )
 from holdfast.http_api.routes import ROUTES
 from holdfast.http_api.routing.codecs import decode, encode, media_type, negotiate

@@ -15,8 +15,8 @@ from holdfast.holdservice.filters import (
     Sql92Filter,
     TagFilter,
     parse_filter,
+    row_values,
 )
-from holdfast.holdservice.row_values import row_values
 from holdfast.holdservice.three_valued import Column
 
 

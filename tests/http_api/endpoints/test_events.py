@@ -19,7 +19,7 @@ from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.http_api.access.audit import AuditFile, AuditLog
 from holdfast.http_api.app import BrokerStatus
 from holdfast.http_api.endpoints.events import PIECE_BYTES
-from holdfast.http_api.endpoints.pull_reply import QueueRead
+from holdfast.http_api.endpoints.held_read import QueueRead
 from holdfast.http_api.wire.reply import StreamPiece
 from holdfast.http_api.wire.response_writer import ResponseWriter
 from tests.support.api_server import Api, running_api

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import random
 from base64 import b64decode
 from collections.abc import Sequence
 from typing import Any
 
 import msgpack
+import msgspec
 import pytest
 
 from holdfast.commitlog.format.batch import Batch
@@ -19,10 +21,10 @@ from holdfast.http_api.endpoints.rendering import (
     YIELD_EVERY_BYTES,
     encode_portions,
     fits_one_call,
+    make_messages,
     split_portions,
 )
-from holdfast.http_api.routing.codecs import JSON, MSGPACK, NDJSON
-from holdfast.http_api.schemas.message_rows import messages_of, packed_messages_of
+from holdfast.http_api.routing.codecs import JSON, MSGPACK, NDJSON, encode_elements, encode_listing
 from tests.support.api_server import Api
 
 BODIES = {
@@ -43,9 +45,9 @@ def batch(*bodies: bytes, **columns: Any) -> Batch:
 
 async def made(media: str, slices: Sequence[BatchSlice], *, has_slot: bool = True) -> Any:
     """Return the parts of a reply."""
-    make = packed_messages_of if media == MSGPACK else messages_of
     some = split_portions(slices, 500, PORTION_BYTES)
-    return await encode_portions(media, (make("t", each) for each in some), has_slot=has_slot)
+    messages = (make_messages(media, "t", each) for each in some)
+    return await encode_portions(media, messages, has_slot=has_slot)
 
 
 def body_of(message: dict[str, Any]) -> bytes:
@@ -192,3 +194,68 @@ async def test_a_large_message_takes_a_turn_however_it_is_asked_for(api: Api, ac
     assert decode(answers[1].body)["messages"] == [first]
     assert decode(answers[2].body) == first
     assert turns._value == count
+
+
+# -- portions ------------------------------------------------------------------------------
+
+
+def numbered(count: int, base: int) -> Batch:
+    return batch(*(b"%d" % (base + row) for row in range(count)))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most", "expected"),
+    [
+        ([], 5, []),
+        ([5], 5, [5]),
+        ([6], 5, [5, 1]),
+        ([4, 1, 1], 5, [5, 1]),
+        ([2, 2, 2], 5, [5, 1]),
+        ([12], 5, [5, 5, 2]),
+        ([5, 5], 5, [5, 5]),
+        ([1, 9], 5, [5, 5]),
+    ],
+)
+def test_a_portion_is_full_but_the_last(sizes: list[int], most: int, expected: list[int]) -> None:
+    slices = [BatchSlice(numbered(size, 0), range(size)) for size in sizes]
+    found = [sum(len(each.rows) for each in portion) for portion in split_portions(slices, most)]
+    assert found == expected
+
+
+def test_portions_hold_the_same_rows_in_the_same_order() -> None:
+    chance = random.Random(3)
+    slices = []
+    for _ in range(20):
+        count = chance.randrange(1, 30)
+        made = numbered(count, chance.randrange(1000))
+        rows = [row for row in range(count) if chance.random() < 0.7]
+        slices.append(BatchSlice(made, rows or range(count)))
+    whole = make_messages(JSON, "t", slices)
+    for most in (1, 2, 7, 500):
+        assert [
+            m for part in split_portions(slices, most) for m in make_messages(JSON, "t", part)
+        ] == whole
+
+
+def test_portions_are_bounded_by_bytes_and_hold_one_row_at_least() -> None:
+    made = numbered(10, 0)
+    row_bytes = made.header.total_size // 10
+    slices = [BatchSlice(made, range(10))]
+    for most, expected in ((1, [1] * 10), (3 * row_bytes, [3, 3, 3, 1]), (10**9, [10])):
+        found = [sum(len(each.rows) for each in p) for p in split_portions(slices, 500, most)]
+        assert found == expected
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 70_000])
+@pytest.mark.parametrize("media", [JSON, MSGPACK])
+def test_a_list_in_portions_is_the_list_at_once(media: str, count: int) -> None:
+    values = [{"offset": number} for number in range(count)]
+    whole = {"messages": values, "next_offset": 7}
+    portion = 40_000
+    encoded = [
+        encode_elements(media, values[start : start + portion])
+        for start in range(0, count, portion)
+    ]
+    parts = encode_listing(media, {**whole, "messages": []}, "messages", encoded, count)
+    decode = msgspec.json.decode if media == JSON else msgspec.msgpack.decode
+    assert decode(b"".join(parts)) == whole

@@ -239,7 +239,7 @@ async def test_many_small_batches_are_made_into_messages_some_a_turn_of_the_loop
     topic = group.store.table.get("orders")
     chosen = [deliveries_of(topic, batch, [0])[0] for batch in batches]
     group.groups.answers.append(Received(chosen))
-    with calls_a_turn(receive_reply, "leased_messages_of") as made:
+    with calls_a_turn(receive_reply, "make_leased_messages") as made:
         reply = await post(group, "receive", {"max_messages": 2000})
     assert [int(each["body"]) for each in reply.json()["messages"]] == [*range(250)]
     assert made.total == 250

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.http_api.endpoints.publish_text import has_more_messages
+from holdfast.http_api.endpoints.publish_request import has_more_messages
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='{}[]"\\,:a\u2028', max_size=8),

@@ -1,29 +1,35 @@
-"""Converts messages from JSON, NDJSON and msgpack to `MessageToStore`, and checks them. Pure.
+"""Decode the messages and the producer of a publish request, and check them.
 
-The first error raises a Problem, before any message is stored. The Problem identifies the message
-by its name in the request, such as `messages[3].key`, and says how to fix the error.
+Messages are in JSON, NDJSON or msgpack; `publish_batches` decodes binary batches. The first error
+raises a Problem, before any message is stored. The Problem identifies the message by its name in
+the request, such as `messages[3].key`, and says how to fix the error.
 """
 
 import binascii
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from msgspec import UNSET, UnsetType
+from multidict import MultiMapping, istr
 
+from holdfast.commitlog.append.producer_sequences import BROKER_EPOCH
 from holdfast.commitlog.format.batch_check import MessageLimits
 from holdfast.commitlog.format.priority import level_of, level_of_queue
 from holdfast.consumequeue.errors import UnknownQueue
 from holdfast.groups.serving.letters import RESERVED_PREFIX
 from holdfast.http_api.routing.codecs import decode_json, decode_msgpack
-from holdfast.http_api.routing.params import invalid
+from holdfast.http_api.routing.params import MAX_OFFSET, invalid, whole_number
 from holdfast.http_api.schemas.messages import (
     MessageToPublish,
     PackedMessageToPublish,
     publish_request,
 )
 from holdfast.http_api.wire.problems import Problem, request_too_large
+from holdfast.http_api.wire.request import single_header
 
 M = TypeVar("M")
 
@@ -33,6 +39,13 @@ _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[{}\[\]]', re.DOTALL)
 _OPENING, _CLOSING = b"{[", b"}]"
 #: The depth of a message in brackets: in {"messages": [{, the message begins with the third one.
 _MESSAGE_DEPTH = 3
+# These are istr objects, so that a case-insensitive look-up need not convert them each time.
+_ID = istr("Holdfast-Producer-Id")
+_EPOCH = istr("Holdfast-Producer-Epoch")
+_SEQUENCE = istr("Holdfast-Producer-Sequence")
+_HEADERS = (_ID, _EPOCH, _SEQUENCE)
+
+_PRODUCER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,127}", re.ASCII)
 
 
 class MessageToStore(NamedTuple):
@@ -337,3 +350,72 @@ def message_too_large(limit_name: str, limit: int, size: int, index: int) -> Pro
         found=size,
         index=index,
     )
+
+
+# -- the producer --------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Producer:
+    """A producer, and the number of its request. `sequence` counts its requests to a topic.
+
+    Treat as immutable.
+    """
+
+    producer_id: int
+    epoch: int
+    sequence: int
+
+
+def request_producer(headers: MultiMapping[str]) -> Producer | None:
+    """Return the producer in the three headers; None if all three are missing.
+
+    Raises Problem: missing-parameter if only some are present, or invalid-parameter.
+    """
+    if _ID not in headers and _EPOCH not in headers and _SEQUENCE not in headers:
+        return None
+    producer_id, epoch, sequence = (single_header(headers, name) for name in _HEADERS)
+    if producer_id is None or epoch is None or sequence is None:
+        missing = next(name for name in _HEADERS if name not in headers)
+        raise Problem(
+            "missing-parameter",
+            f"the header {missing} is missing; send {', '.join(_HEADERS)} together, or none",
+            parameter=missing,
+        )
+    return Producer(
+        _producer_id(producer_id),
+        _number(_EPOCH, epoch, BROKER_EPOCH - 1),
+        _number(_SEQUENCE, sequence, MAX_OFFSET),
+    )
+
+
+def refuse_producer(headers: MultiMapping[str]) -> None:
+    """Raise Problem if a request has one of the headers.
+
+    This is for binary batches, which contain the producer themselves.
+    """
+    for name in _HEADERS:
+        if name in headers:
+            raise invalid(
+                name,
+                headers[name],
+                "no such header: put producer, epoch and sequence into the batches",
+                f"{name} does not go with binary batches",
+            )
+
+
+def _producer_id(given: str) -> int:
+    number = whole_number(given)
+    if number is not None and 1 <= number <= MAX_OFFSET:
+        return number
+    if given.isdigit() or not _PRODUCER_NAME.fullmatch(given):
+        raise invalid(_ID, given, "a number from 1 to 2^63-1, or a name of A-Z a-z 0-9 . _ -")
+    digest = hashlib.sha256(given.encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1 or 1
+
+
+def _number(name: str, given: str, maximum: int) -> int:
+    number = whole_number(given)
+    if number is None or number > maximum:
+        raise invalid(name, given, f"a whole number from 0 to {maximum}")
+    return number
