@@ -277,7 +277,7 @@ class GroupTopic:
         self.lanes: dict[int, QueueLane] = {}
         self.is_paused = False
         self.available = 0
-        self._rotations: list[deque[QueueLane]] = [deque() for _ in range(levels)]
+        self.rotations: list[deque[QueueLane]] = [deque() for _ in range(levels)]
 
     def add(self, lane: QueueLane) -> None:
         """Add a new lane."""
@@ -298,7 +298,7 @@ class GroupTopic:
         Raises NeedsRead."""
         if self.is_paused:
             return None
-        for lanes in reversed(self._rotations):
+        for lanes in reversed(self.rotations):
             for _ in range(len(lanes)):
                 lane = lanes[0]
                 if room is not None and not room.of_queue(lane.key):
@@ -362,13 +362,13 @@ class GroupTopic:
 
     def is_drained(self) -> bool:
         """Return whether all queues have been taken out of the rotation."""
-        return not any(self._rotations)
+        return not any(self.rotations)
 
     def _rotation_of(self, lane: QueueLane) -> deque[QueueLane]:
         """Return the rotation that this lane is in: the lanes of its priority level. The first lane
         in it is served next."""
         level = level_of_queue(lane.key[1], self.levels) if self.levels > 1 else 0
-        return self._rotations[level]
+        return self.rotations[level]
 
 
 def first_of(run: Run, count: int) -> Run:

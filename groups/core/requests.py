@@ -259,8 +259,8 @@ class AnswerCache:
         self._kept_ms = kept_ms
         #: The oldest first.
         self._answers: dict[tuple[str, str], _Answer] = {}
-        self._shares: dict[str, _Share] = {}
-        self._message_count = 0
+        self.shares: dict[str, _Share] = {}
+        self.message_count = 0
 
     def note(
         self,
@@ -298,28 +298,28 @@ class AnswerCache:
             self._drop(first)
         while len(self._answers) > MAX_ANSWERS:
             self._drop_oldest(lambda share: len(share.requests))
-        while self._message_count > MAX_ANSWERED_MESSAGES:
+        while self.message_count > MAX_ANSWERED_MESSAGES:
             self._drop_oldest(lambda share: share.message_count)
 
     def _drop_oldest(self, size: Callable[[_Share], int]) -> None:
-        self._drop(next(iter(max(self._shares.values(), key=size).requests)))
+        self._drop(next(iter(max(self.shares.values(), key=size).requests)))
 
     def _keep(self, request: tuple[str, str], answer: _Answer) -> None:
         self._answers[request] = answer
-        share = self._shares.setdefault(answer.client, _Share())
+        share = self.shares.setdefault(answer.client, _Share())
         share.requests[request] = None
         share.message_count += len(answer.messages)
-        self._message_count += len(answer.messages)
+        self.message_count += len(answer.messages)
 
     def _drop(self, request: tuple[str, str]) -> list[SelectedMessage]:
         """Remove an answer and return its messages."""
         answer = self._answers.pop(request, None)
         if answer is None:
             return []
-        share = self._shares[answer.client]
+        share = self.shares[answer.client]
         del share.requests[request]
         share.message_count -= len(answer.messages)
         if not share.requests:
-            del self._shares[answer.client]
-        self._message_count -= len(answer.messages)
+            del self.shares[answer.client]
+        self.message_count -= len(answer.messages)
         return answer.messages

@@ -172,7 +172,7 @@ class SimulatedGroups(SimulatedReading):
         """Stop the groups, then close the storage."""
         if self._is_serving:
             for book in self.books.values():
-                book.end_leases(self._now_ms())
+                book.end_leases(self.now_ms())
             self._is_serving = False
             await bounded(self.groups.stop())
         await self._all_said()
@@ -239,7 +239,7 @@ class SimulatedGroups(SimulatedReading):
         if not self._plans_by_topic:
             return 0
         failed_reads = self.disk.failed_reads
-        asked_ms = self._now_ms()
+        asked_ms = self.now_ms()
         try:
             received = await self.groups.receive(
                 GROUP, ReceiveRequest(member, most, 1 << 20, client="client")
@@ -253,7 +253,7 @@ class SimulatedGroups(SimulatedReading):
         by_queue: dict[int, list[int]] = defaultdict(list)
         for each in received.deliveries:
             by_queue[self._number(each)].append(each.offset)
-            self._judge(each, asked_ms)
+            self.judge(each, asked_ms)
         for number, offsets in by_queue.items():
             if any(one >= other for one, other in pairwise(offsets)):
                 raise HistoryViolation("order", f"{offsets} of queue {number} in one reply")
@@ -294,7 +294,7 @@ class SimulatedGroups(SimulatedReading):
 
     async def _settle_them(self, deliveries: list[Delivery], verb: Verb, delay_ms: int) -> None:
         receipts, life = [each.receipt or "" for each in deliveries], self._life
-        until_ms = self._now_ms() + (delay_ms if verb is Verb.NACK else 0)
+        until_ms = self.now_ms() + (delay_ms if verb is Verb.NACK else 0)
         with suppress(StoreError):
             statuses = await self.groups.settle(GROUP, verb, receipts, delay_ms=delay_ms)
             if life != self._life:
@@ -314,12 +314,12 @@ class SimulatedGroups(SimulatedReading):
 
     # -- judging ---------------------------------------------------------------------------
 
-    def _judge(self, delivery: Delivery, asked_ms: int) -> None:
+    def judge(self, delivery: Delivery, asked_ms: int) -> None:
         book, number = self.books[self._number(delivery)], self._number(delivery)
         offset = delivery.offset
         if offset in book.settled:
             raise HistoryViolation("risen", f"{offset} of queue {number} was settled")
-        if book.leases.get(offset, 0) > self._now_ms():
+        if book.leases.get(offset, 0) > self.now_ms():
             raise HistoryViolation(
                 "too-early", f"{offset} of queue {number}, leased until {book.leases[offset]}"
             )
@@ -417,7 +417,7 @@ class SimulatedGroups(SimulatedReading):
     def _number(self, delivery: Delivery) -> int:
         return self._plans_by_topic[delivery.topic.name].queues[delivery.queue]
 
-    def _now_ms(self) -> int:
+    def now_ms(self) -> int:
         return self.groups.registry.clock.now_ms()
 
 

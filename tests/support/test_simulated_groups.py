@@ -92,7 +92,7 @@ async def test_a_too_small_attempt_number_is_reported(broker: SimulatedBroker) -
     (delivery,) = broker.held[0]
     await broker.settle(broker.held.pop(), Verb.RELEASE)
     with pytest.raises(HistoryViolation, match="attempts"):
-        broker._judge(delivery, broker._now_ms())
+        broker.judge(delivery, broker.now_ms())
 
 
 async def _kill(broker: SimulatedBroker) -> None:

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.groups.config import FAIR_ENGINES
-from holdfast.groups.core.fair_set import Costs, FairSet, Sfq
+from holdfast.groups.core import fair_set
+from holdfast.groups.core.fair_set import Costs, FairSet
 from holdfast.groups.cursor.heads import Head
 from holdfast.groups.cursor.leases import Lease
 
@@ -45,22 +46,15 @@ def test_changing_one_flow_does_not_iterate_over_all_flows(
 ) -> None:
     # when 1,000 flows were activated again, each activation iterated over all flows
     fair = new_set("sfq", dict.fromkeys(range(1_000), 3))
-    made = 0
-    make_heap = Sfq._make_heap
-
-    def noted(sfq: Sfq) -> None:
-        nonlocal made
-        made += 1
-        make_heap(sfq)
-
-    monkeypatch.setattr(Sfq, "_make_heap", noted)
+    rebuilt: list[int] = []
+    monkeypatch.setattr(fair_set, "heapify", lambda heap: rebuilt.append(len(heap)))
     for flow in range(1_000):
         fair.set_weight(flow, 3)
     fair.add(1_000, 3)
     fair.remove(1_000)
-    assert made == 0
-    fair.set_weight(1, 2)
-    assert made == 1, "of which the unit changes"
+    assert rebuilt == []
+    fair.set_weight(1, 2)  # this changes the unit
+    assert rebuilt == [1_000]
 
 
 def test_a_flow_that_is_added_again_gets_a_new_place() -> None:
@@ -72,7 +66,7 @@ def test_a_flow_that_is_added_again_gets_a_new_place() -> None:
 
 
 @engines
-def test_shares_follow_the_weights_at_every_message(engine: str) -> None:  # F2, F3, F8, P1
+def test_shares_follow_the_weights_at_every_message(engine: str) -> None:  # F2, F3, F8, P1, P11
     messages = serve(new_set(engine, WEIGHTS), 100 * ROUND)
     served = dict.fromkeys(WEIGHTS, 0)
     for count, flow in enumerate(messages, 1):
@@ -211,13 +205,12 @@ def test_a_later_correction_changes_the_shares(engine: str) -> None:
     fair.correct(1, 50)
     assert serve(fair, 50, {1: 1, 2: 1}).count(2) >= 49
     fair.correct(3, 5)  # a flow that no longer exists
-    assert fair.charged[1] == 50 + 50 + serve(fair, 0).count(1) + fair.served[1] - 50
+    assert fair.charged[1] == fair.served[1] + 50
 
 
 @engines
 def test_no_flow_is_chosen_when_none_has_messages(engine: str) -> None:
-    fair = new_set(engine, WEIGHTS)
-    assert fair.select(lambda flow: None) is None
+    assert new_set(engine, WEIGHTS).select(lambda flow: None) is None
     assert new_set(engine, WEIGHTS, is_active=False).select(lambda flow: 1) is None
 
 
@@ -235,7 +228,7 @@ def test_shares_are_right_at_every_prefix_and_no_flow_starves(
     costs = {flow: source.randrange(1, 30) for flow in weights}
     charged, last = dict.fromkeys(weights, 0), dict.fromkeys(weights, 0)
     longest = total * 31 * 2 + 60
-    for count in range(600):
+    for _ in range(600):
         flow = fair.select(costs.__getitem__)
         assert flow is not None
         fair.charge(flow, costs[flow])
@@ -248,7 +241,6 @@ def test_shares_are_right_at_every_prefix_and_no_flow_starves(
             bound = weight + 30 * 2 if engine == "dwrr" else 30 * (2 + len(weights))
             assert abs(charged[each] - ideal) <= bound * (1 + weight / total * len(weights))
             assert served - last[each] <= longest
-        assert count >= 0
     assert charged == fair.charged
 
 
@@ -266,13 +258,6 @@ def test_the_choice_does_not_depend_on_the_sizes_of_requests(
         for _ in range(data.draw(st.integers(0, 2))):  # selected, but not served
             fair.select(lambda flow: 1)
     assert messages[:300] == whole
-
-
-def test_both_engines_give_the_same_shares() -> None:  # P11
-    counts = [serve(new_set(engine, WEIGHTS), 50 * ROUND) for engine in FAIR_ENGINES]
-    for flow in WEIGHTS:
-        one, other = (messages.count(flow) for messages in counts)
-        assert one == pytest.approx(other, rel=0.01)
 
 
 @engines
@@ -341,10 +326,8 @@ def test_turns_in_a_row_equal_choosing_for_each_message(
             for fair in (rows, singles):
                 fair.deactivate(other)
                 fair.activate(other)
-        for each in by_flow:
-            assert rows.standing(each) == singles.standing(each)
-            assert rows.served[each] == singles.served[each]
-            assert rows.charged[each] == singles.charged[each]
+        assert (rows.served, rows.charged) == (singles.served, singles.charged)
+        assert [*map(rows.standing, by_flow)] == [*map(singles.standing, by_flow)]
 
 
 @engines

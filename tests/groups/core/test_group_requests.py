@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.groups.config import FAIR_ENGINES
-from holdfast.groups.core import requests
 from holdfast.groups.core.group import Group
-from holdfast.groups.core.receiving import continue_reply, receive, serve
-from holdfast.groups.core.requests import ReceiveRequest, SelectedMessage
+from holdfast.groups.core.receiving import serve
+from holdfast.groups.core.requests import SelectedMessage
 from holdfast.groups.core.settling import Status, Verb
 from holdfast.groups.cursor.cursor import State
 from tests.groups.pages import progress_of
@@ -71,26 +70,7 @@ def test_shares_do_not_depend_on_the_backlogs(engine: str, backlogs: tuple[int, 
     assert sum(message.queue[0] == 1 for message in messages) == pytest.approx(600, abs=2)
 
 
-@engines
-def test_an_empty_topic_changes_no_turn(engine: str) -> None:  # P6
-    orders = []
-    for has_idle in (False, True):
-        stage = Stage({1: 3, 2: 1, 3: 2}, engine=engine, max_in_flight=10**6)
-        for topic_id in (1, 2, 3):
-            stage.publish(400, (topic_id, 0))
-        messages = stage.take(max_messages=50)
-        if has_idle:
-            stage.group.add_topic(9, weight=7)
-            stage.add_queue((9, 0))
-        messages += stage.take(max_messages=101)
-        if has_idle:
-            stage.group.remove_topic(9)
-        messages += stage.take(max_messages=100)
-        orders.append([(message.queue, message.offset) for message in messages])
-    assert orders[0] == orders[1]
-
-
-# -- permits -------------------------------------------------------------------------------------
+# -- room ----------------------------------------------------------------------------------------
 
 
 def test_no_room_is_lost_when_all_is_settled_and_waiting_reads_nothing() -> None:  # F12, P12
@@ -252,69 +232,3 @@ def test_a_message_has_one_owner_and_one_end_in_every_interleaving() -> None:  #
         assert ends == (stage.cursor().state(0) is State.DONE) <= 1
         outcomes.add(ends)
     assert outcomes == {0, 1}
-
-
-# -- answers that can be repeated ----------------------------------------------------------------
-
-
-def _asked_again(stage: Stage, attempt_id: str) -> list[int]:
-    repeats = stage.group.answers
-    return [message.offset for message in repeats.find("a", attempt_id, stage.now)]
-
-
-@pytest.mark.parametrize(
-    ("name", "limit", "kept"),
-    [
-        ("MAX_ANSWERED_MESSAGES", 29, "cd"),
-        ("MAX_ANSWERED_MESSAGES", 30, "bcd"),
-        ("MAX_ANSWERED_MESSAGES", 31, "bcd"),
-        ("MAX_ANSWERS", 2, "cd"),
-        ("MAX_ANSWERS", 3, "bcd"),
-        ("MAX_ANSWERS", 4, "abcd"),
-    ],
-)
-def test_stored_answers_and_their_messages_are_limited(
-    monkeypatch: pytest.MonkeyPatch, name: str, limit: int, kept: str
-) -> None:
-    monkeypatch.setattr(requests, name, limit)
-    stage = Stage()
-    stage.publish(40)
-    for attempt_id in "abcd":
-        stage.take(max_messages=10, attempt_id=attempt_id)
-    assert "".join(each for each in "abcd" if _asked_again(stage, each)) == kept
-
-
-@pytest.mark.parametrize("limit", ["MAX_ANSWERS", "MAX_ANSWERED_MESSAGES"])
-def test_a_client_removes_its_own_answers_before_those_of_others(
-    monkeypatch: pytest.MonkeyPatch, limit: str
-) -> None:
-    # M1: the requests of one client removed the remembered answers of all members of the group
-    monkeypatch.setattr(requests, limit, 3)
-    stage = Stage()
-    stage.publish(20)
-    stage.take(max_messages=1, attempt_id="mine", client="modest")
-    for number in range(10):
-        request = requests.ReceiveRequest(f"made up {number}", 1, attempt_id="x", client="greedy")
-        assert len(receive(stage.group, request, stage.now).messages) == 1
-    assert _asked_again(stage, "mine") == [0]
-    repeats = stage.group.answers
-    kept = [n for n in range(10) if repeats.find(f"made up {n}", "x", stage.now)]
-    assert kept == [8, 9]
-    stage.now += 300_000
-    assert _asked_again(stage, "mine") == []
-    assert not repeats._shares
-
-
-def test_a_continued_answer_is_stored_once_and_completely() -> None:
-    stage = Stage()
-    stage.publish(20)
-    stage.queues.cold_from[1, 0] = 5
-    request = ReceiveRequest("a", 20, attempt_id="x")
-    reply = receive(stage.group, request, stage.now)
-    del stage.queues.cold_from[1, 0]
-    continue_reply(stage.group, reply, request, stage.now)
-    assert _asked_again(stage, "x") == [*range(20)]
-    assert stage.group.answers._message_count == 20
-    stage.now += 300_000
-    assert _asked_again(stage, "x") == []
-    assert stage.group.answers._message_count == 0

@@ -20,36 +20,22 @@ def test_the_text_is_pinned() -> None:
     numbers=st.tuples(*[st.integers(0, 2**32 - 1)] * 3),
     large=st.tuples(*[st.integers(0, 2**63 - 1)] * 3),
     attempt=st.integers(1, 65_535),
-    member=st.text(max_size=31),
+    member=st.text(st.characters(exclude_categories=["Cs"]), max_size=31),
 )
 def test_a_receipt_survives_a_round_trip(
     numbers: tuple[int, int, int], large: tuple[int, int, int], attempt: int, member: str
 ) -> None:
-    if any(0xD800 <= ord(letter) < 0xE000 for letter in member):
-        return
     receipt = Receipt(*numbers, large[0], large[1], 1, large[2], attempt, member)
     assert CODEC.decode(CODEC.encode(receipt)) == receipt
 
 
-def test_every_shorter_text_is_refused() -> None:
-    for size in range(len(TEXT)):
+def test_truncated_changed_and_other_texts_are_refused() -> None:
+    texts = {TEXT[:at] + each + TEXT[at + 1 :] for at in range(len(TEXT)) for each in "A_=é\n"}
+    texts |= {TEXT[:size] for size in range(len(TEXT))}
+    texts |= {"a", "ä" * 100, "A" * 10_000, TEXT + "=", TEXT + "A"}
+    for text in texts - {TEXT}:
         with pytest.raises(InvalidReceipt):
-            CODEC.decode(TEXT[:size])
-
-
-def test_every_changed_character_is_refused() -> None:
-    for index in range(len(TEXT)):
-        for letter in "A_=é\n":
-            changed = TEXT[:index] + letter + TEXT[index + 1 :]
-            if changed != TEXT:
-                with pytest.raises(InvalidReceipt):
-                    CODEC.decode(changed)
-
-
-@pytest.mark.parametrize("text", ["", "a", "ä" * 100, "A" * 10_000, TEXT + "=", TEXT + "A"])
-def test_other_text_is_refused(text: str) -> None:
-    with pytest.raises(InvalidReceipt):
-        CODEC.decode(text)
+            CODEC.decode(text)
 
 
 def test_another_key_is_refused() -> None:

@@ -53,7 +53,7 @@ def state_of(group: Group) -> dict[object, object]:
         "deadline": group.next_deadline(),
     }
     for topic in group.topics.values():
-        found[topic.topic_id] = [[lane.key for lane in lanes] for lanes in topic._rotations]
+        found[topic.topic_id] = [[lane.key for lane in lanes] for lanes in topic.rotations]
         for lane in topic.lanes.values():
             found[lane.key] = state_of_cursor(lane.cursor)
     return found | {"in flight": {m: group.in_flight.count_of(m) for m in group.members}}

@@ -5,8 +5,7 @@ import pytest
 from holdfast.groups.config import GroupConfig
 from holdfast.groups.core import settling
 from holdfast.groups.core.group import ENDED_A_TURN
-from holdfast.groups.core.receiving import receive
-from holdfast.groups.core.requests import ReceiveRequest, SelectedMessage
+from holdfast.groups.core.requests import SelectedMessage
 from holdfast.groups.core.settling import Status, Verb
 from holdfast.groups.cursor.cursor import NOT_KEPT, State
 from holdfast.groups.cursor.rows import decode_settled
@@ -274,18 +273,6 @@ def test_a_seek_makes_every_receipt_stale() -> None:
     stage.restart()
     stage.later(30_000)
     assert stage.offsets(max_messages=2) == [5, 6]
-
-
-def test_deadlines_of_ended_leases_are_dropped() -> None:  # I16
-    stage = new_stage(100)
-    (message,) = stage.take("a", 1)
-    for _ in range(5_000):
-        settle(stage, Verb.EXTEND, message, lease_ms=20_000)
-        settle(stage, Verb.RELEASE, *stage.take("b", 1))
-    assert len(stage.cursor().leases._deadlines) <= 200
-    with pytest.raises(KeyError):
-        receive(stage.group, ReceiveRequest("a", 1, topics=frozenset({1})), stage.now)
-        stage.group.topics[9]
 
 
 def test_an_expired_lease_settles_nothing_even_if_others_are_due() -> None:

@@ -49,25 +49,19 @@ def test_many_stars_are_matched_without_backtracking() -> None:
     assert matches(pattern, "orders.zq" + "a" * 60 + "X")
 
 
-@pytest.mark.parametrize("name", ["orders", "*", "a?", "a.*-_?", "x" * 127, "*" * 127])
-def test_valid_subscriptions_are_accepted(name: str) -> None:
-    assert check_subscription(name) == name
-
-
-@pytest.mark.parametrize(
-    "name", ["", ".", "a b", "a/*", "__*", "__state", "[a]*", "*" * 128, "\u00e4*"]
-)
-def test_invalid_subscriptions_are_refused(name: str) -> None:
-    with pytest.raises(InvalidName):
-        check_subscription(name)
+def test_valid_subscriptions_are_accepted_and_others_refused() -> None:
+    for name in ("orders", "*", "a?", "a.*-_?", "x" * 127, "*" * 127):
+        assert check_subscription(name) == name
+    for name in ("", ".", "a b", "a/*", "__*", "__state", "[a]*", "*" * 128, "\u00e4*"):
+        with pytest.raises(InvalidName):
+            check_subscription(name)
 
 
 async def test_names_precede_patterns_and_long_patterns_short_ones() -> None:
     given = Subscriptions({"*": 1, "or*": 2, "o*": 3, "?r*": 4, "orders": 5})
     assert await given.find("orders", LoopBudget()) == ("orders", 5)
-    assert await given.find("orca", LoopBudget()) == ("?r*", 4), (
-        "of two as long, the first in the alphabet"
-    )
+    # Of two patterns of the same length, the alphabetically first has precedence.
+    assert await given.find("orca", LoopBudget()) == ("?r*", 4)
     assert await given.find("olive", LoopBudget()) == ("o*", 3)
     assert await given.find("x", LoopBudget()) == ("*", 1)
     assert await Subscriptions({"a": 1}).find("b", LoopBudget()) is None
@@ -89,9 +83,7 @@ async def test_a_pattern_matches_permitted_topics_and_no_dead_letters() -> None:
     given = Subscriptions({"a*": 1, "named": 2})
     assert await _match(given, "ab") == Match(2, 7, "ab", 1)
     assert await _match(given, "ab", may=False) is None
-    assert await _match(given, "ab", may=False, had=True) == Match(1, 7, "ab", 1), (
-        "what it had stays"
-    )
+    assert await _match(given, "ab", may=False, had=True) == Match(1, 7, "ab", 1)
     assert await _match(given, "ab", had=True, dead=True) is None
     assert await _match(given, "named", may=False, dead=True) == Match(0, 7, "named", 2)
     assert await _match(given, "other") is None
