@@ -12,7 +12,7 @@ from holdfast.http_api.access.grants import (
     TOPIC_VERBS,
     require,
 )
-from holdfast.http_api.endpoints import groups, lookups, operations, settle, topics
+from holdfast.http_api.endpoints import groups, leases, lookups, operations, topics
 from holdfast.http_api.endpoints.group_lag import get_group, list_groups
 from holdfast.http_api.endpoints.group_offsets import get_offsets, put_offsets, reset_offsets
 from holdfast.http_api.endpoints.publish import PublishParams, publish
@@ -25,8 +25,6 @@ from holdfast.http_api.endpoints.pull import (
     pull,
 )
 from holdfast.http_api.endpoints.read_leases import end_read_lease, extend_read_lease
-from holdfast.http_api.endpoints.receive import receive
-from holdfast.http_api.endpoints.receive_reply import RECEIVE_TYPES
 from holdfast.http_api.endpoints.redrive import redrive
 from holdfast.http_api.routing.codecs import BATCH, EVENTS, JSON, MSGPACK, NDJSON
 from holdfast.http_api.routing.router import Handler, Route, structured
@@ -217,9 +215,9 @@ ROUTES: Sequence[Route] = (
     ),
     # Groups with leases
     Route(
-        "POST", _GROUP + "/receive", receive,
+        "POST", _GROUP + "/receive", leases.receive,
         body=structured(lease_types.ReceiveRequest),
-        offers=RECEIVE_TYPES,
+        offers=leases.RECEIVE_TYPES,
         replies={
             200: {**structured(lease_types.ReceiveReply[lease_types.LeasedMessage]), NDJSON: str}
         },
@@ -231,11 +229,11 @@ ROUTES: Sequence[Route] = (
         headers={"Holdfast-Available": "integer", "Holdfast-Active": "boolean"},
         access=require("consume"),
     ),
-    _settling(settle.ack, lease_types.AckRequest),
-    _settling(settle.nack, lease_types.NackRequest),
-    _settling(settle.release, lease_types.ReleaseRequest),
-    _settling(settle.extend, lease_types.ExtendRequest),
-    _settling(settle.reject, lease_types.RejectRequest),
+    _settling(leases.ack, lease_types.AckRequest),
+    _settling(leases.nack, lease_types.NackRequest),
+    _settling(leases.release, lease_types.ReleaseRequest),
+    _settling(leases.extend, lease_types.ExtendRequest),
+    _settling(leases.reject, lease_types.RejectRequest),
     Route(
         "POST", _GROUP + "/seek", groups.seek_group,
         body=structured(lease_types.SeekRequest),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.http_api.endpoints.receive_reply import deliver_received
+from holdfast.http_api.endpoints.leases import deliver_received
 from holdfast.http_api.wire.reply import Reply
 from tests.support.group_api import GroupApi, bodies, serving_groups, until
 from tests.support.raw_http import raw_connection
@@ -422,7 +422,7 @@ async def test_who_goes_between_lease_and_reply_has_leased_nothing(
         client.close()
         return await deliver_received(*what)
 
-    monkeypatch.setattr("holdfast.http_api.endpoints.receive.deliver_received", deliver_behind_it)
+    monkeypatch.setattr("holdfast.http_api.endpoints.leases.deliver_received", deliver_behind_it)
     await api.publish("a", "b")
     messages = (await asyncio.wait_for(waiting, 10))["messages"]
     assert await api.metric("holdfast_group_undelivered_total") == 2
@@ -452,7 +452,7 @@ async def test_a_hundred_who_go_in_the_moment_of_an_arrival_hold_up_nothing(
             clients.pop().close()
         return await deliver_received(*what)
 
-    monkeypatch.setattr("holdfast.http_api.endpoints.receive.deliver_received", deliver_behind_them)
+    monkeypatch.setattr("holdfast.http_api.endpoints.leases.deliver_received", deliver_behind_them)
     await api.publish(*map(str, range(100)))
     reply = await asyncio.wait_for(api.waiting("other", max_messages=100), 10)
     assert bodies(reply) == list(map(str, range(100)))

@@ -31,8 +31,8 @@ from holdfast.groups.service_types import (
 from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.holdservice.errors import HoldLimitExceeded
 from holdfast.http_api.access.audit import AuditFile, AuditLog
-from holdfast.http_api.endpoints import receive_reply
-from holdfast.http_api.endpoints.receive_reply import BATCH_MESSAGES
+from holdfast.http_api.endpoints import leases
+from holdfast.http_api.endpoints.leases import BATCH_MESSAGES
 from holdfast.http_api.endpoints.rendering import (
     JSON_GROWTH,
     MAX_BYTES_WITHOUT_SLOT,
@@ -239,7 +239,7 @@ async def test_many_small_batches_are_made_into_messages_some_a_turn_of_the_loop
     topic = group.store.table.get("orders")
     chosen = [deliveries_of(topic, batch, [0])[0] for batch in batches]
     group.groups.answers.append(Received(chosen))
-    with calls_a_turn(receive_reply, "make_leased_messages") as made:
+    with calls_a_turn(leases, "make_leased_messages") as made:
         reply = await post(group, "receive", {"max_messages": 2000})
     assert [int(each["body"]) for each in reply.json()["messages"]] == [*range(250)]
     assert made.total == 250
@@ -394,7 +394,7 @@ async def test_a_reply_that_cannot_be_written_gives_its_leases_back(
     def fail(*what: object) -> bytes:
         raise MemoryError
 
-    monkeypatch.setattr("holdfast.http_api.endpoints.receive_reply.encode", fail)
+    monkeypatch.setattr("holdfast.http_api.endpoints.leases.encode", fail)
     answer = await post(group, "receive", {"member": "m"})
     assert (answer.status, answer.problem) == (503, "overloaded")
     assert group.groups.undelivered_ == [["orders-0"]]

@@ -1,0 +1,422 @@
+"""Receive messages from a group under leases, and settle them by their receipts.
+
+If a client disconnects while its request is held, the request is cancelled. If a reply does not
+reach its client, its leases are given back at once. Neither counts as a failure of the messages.
+
+A receipt identifies its message. For each message, one grant of the token must cover both its topic
+and the group. All changes by settling are durable before the reply is sent.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from time import monotonic
+from typing import Any
+
+from holdfast.consumequeue.reading.fetched import BatchSlice
+from holdfast.groups.config import LONGEST_LEASE_MS, GroupsConfig
+from holdfast.groups.service_types import (
+    Delivery,
+    GroupState,
+    Received,
+    ReceiveRequest,
+    Status,
+    UnitLimit,
+    Verb,
+    batch_parts,
+)
+from holdfast.groups.settings import MAX_BACKOFF_MS
+from holdfast.http_api.access.authorization import missing_grant
+from holdfast.http_api.access.grants import ANONYMOUS
+from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.endpoints.group_access import (
+    MayConsume,
+    check_named,
+    check_subscribed,
+    leased_group,
+)
+from holdfast.http_api.endpoints.held_read import (
+    FILTER_BYTES_PER_CHARACTER,
+    LARGE_BYTES,
+    SHORT_FILTER_CHARACTERS,
+)
+from holdfast.http_api.endpoints.rendering import (
+    PORTION_BYTES,
+    YIELD_EVERY_MESSAGES,
+    encode_portions,
+    make_leased_messages,
+)
+from holdfast.http_api.limits.reply_slots import LargeReplySlot
+from holdfast.http_api.routing.call import Call, NoParams
+from holdfast.http_api.routing.codecs import (
+    JSON,
+    MSGPACK,
+    NDJSON,
+    encode,
+    encode_lines,
+    wrap_listing,
+)
+from holdfast.http_api.routing.context import ApiContext
+from holdfast.http_api.routing.params import (
+    check_at_most,
+    check_client_label,
+    check_count_at_most,
+    invalid,
+)
+from holdfast.http_api.schemas.leases import (
+    AckRequest,
+    ExtendRequest,
+    LeasedMessage,
+    NackRequest,
+    PackedLeasedMessage,
+    ReceiveReply,
+    RejectRequest,
+    ReleaseRequest,
+    SettledReply,
+    StatusReply,
+)
+from holdfast.http_api.schemas.leases import ReceiveRequest as ReceiveBody
+from holdfast.http_api.wire.problems import Problem
+from holdfast.http_api.wire.reply import Bytes, Reply, nothing
+
+#: The member's name if a request gives none. Only competing groups accept requests without a name.
+ANONYMOUS_MEMBER = "anonymous"
+#: The media types of a reply, in order of preference. Binary batches are impossible, because each
+#: message has its own lease.
+RECEIVE_TYPES = (JSON, NDJSON, MSGPACK)
+#: Decoding a further batch takes as much time as about this many further messages of one batch.
+BATCH_MESSAGES = 4
+
+_STATUS: Mapping[Status, StatusReply] = {each: StatusReply(each.value) for each in Status}
+
+
+async def receive(call: Call[NoParams]) -> Reply:
+    """Receive messages from a group, each under its own lease.
+
+    If there is nothing to deliver, the request is held for up to `wait_ms`, and answered as soon as
+    a message is available. Settle each message by its receipt before its lease expires; otherwise
+    it is delivered again. Only the `active` member receives messages.
+    """
+    context, group = call.context, call.group()
+    asked = await call.body(ReceiveBody)
+    state = leased_group(context, group)
+    request = _request(call, asked, state)
+    if request.filter_text is not None and len(request.filter_text) > SHORT_FILTER_CHARACTERS:
+        call.count_memory(FILTER_BYTES_PER_CHARACTER * len(request.filter_text))
+    if asked.topics is not None:
+        check_named(call, ("consume",), asked.topics)
+        check_named(call, ("consume",), {each.topic for each in request.unit_limits})
+    else:
+        check_subscribed(call, ("consume",), state.topics)
+    received = await context.groups.receive(group, request)
+    if request.may_consume is not None and asked.topics is None and not received.deliveries:
+        # By now the group may have new topics that the token does not grant.
+        check_subscribed(call, ("consume",), context.groups.group_state(group).topics)
+    # Keep only the receipts: until a small reply is sent, it must not keep large batches in memory.
+    receipts = received.receipts()
+    give_back = (
+        partial(context.groups.release_undelivered, group, receipts) if receipts else nothing
+    )
+    is_large = request.max_messages > YIELD_EVERY_MESSAGES or request.max_bytes > LARGE_BYTES
+    try:
+        with LargeReplySlot(context.large_replies if is_large else None) as slot:
+            await slot.acquire()
+            reply = await deliver_received(context, received, call.media, received.held_s, slot)
+    except BaseException:
+        give_back()
+        raise
+    reply.on_undelivered = give_back
+    return reply
+
+
+def _request(call: Call[NoParams], asked: ReceiveBody, state: GroupState) -> ReceiveRequest:
+    """Check the request's body and convert it for the group service. Raises Problem."""
+    config = call.context.config
+    member = _member(asked, state)
+    if asked.attempt_id is not None:
+        check_client_label("attempt_id", asked.attempt_id)
+    if asked.browse and asked.settled:
+        raise invalid("browse", True, "one of them", "browse and settled are both true")
+    _check_bounds(asked, config, call.context.groups_config)
+    may_wait = asked.wait_ms and config.max_wait_ms
+    wait_s = asked.wait_ms / 1000 - (monotonic() - call.received_at) if may_wait else 0.0
+    return ReceiveRequest(
+        member,
+        _given(asked.max_messages, config.default_pull_messages),
+        _given(asked.max_bytes, config.default_pull_bytes),
+        lease_ms=asked.lease_ms,
+        settled=asked.settled,
+        attempt_id=asked.attempt_id,
+        client=call.client,
+        # A request for 0 messages only asks how many are available, so it is never held.
+        wait_s=0.0 if asked.max_messages == 0 else max(wait_s, 0.0),
+        browse=asked.browse,
+        topic_names=asked.topics,
+        filter_text=asked.filter,
+        unit_limits=_limits(asked, state),
+        may_consume=_may_consume(call, asked),
+    )
+
+
+def _may_consume(call: Call[NoParams], asked: ReceiveBody) -> MayConsume | None:
+    """Return a check for the topics of the messages to send; None if the earlier checks are enough.
+
+    With `settled`, messages are settled when they are sent, so they cannot be given back later. The
+    check then also refuses a token that was revoked while the request was held.
+    """
+    principal, group, access = call.principal, call.path["group"], call.context.http.access
+    if principal is ANONYMOUS:
+        return None
+    if not asked.settled and (
+        asked.topics is not None or principal.may_with_any_topic("consume", group)
+    ):
+        return None
+    return MayConsume(principal.name, group, principal, access if asked.settled else None)
+
+
+def _member(asked: ReceiveBody, state: GroupState) -> str:
+    if asked.member is not None:
+        return check_client_label("member", asked.member)
+    if state.record.config.mode != "competing":
+        raise Problem(
+            "missing-parameter",
+            f"the group is {state.record.config.mode}, so it matters who asks; give a member",
+            parameter="member",
+        )
+    return ANONYMOUS_MEMBER
+
+
+def _check_bounds(asked: ReceiveBody, config: HttpConfig, limits: GroupsConfig) -> None:
+    most = limits.max_receive_messages
+    check_at_most("max_messages", asked.max_messages, most, "max_receive_messages")
+    check_count_at_most(
+        "topics", "topics", len(asked.topics or ()), limits.max_topics, "max_topics"
+    )
+    count = len(asked.limits or ())
+    check_count_at_most("limits", "limits", count, limits.max_receive_limits, "max_receive_limits")
+    check_at_most("max_bytes", asked.max_bytes, config.max_pull_bytes, "max_pull_bytes")
+    if config.max_wait_ms:  # if it is 0, no request is held, and wait_ms is ignored
+        check_at_most("wait_ms", asked.wait_ms, config.max_wait_ms, "max_wait_ms")
+    check_at_most("lease_ms", asked.lease_ms, limits.max_lease_ms, "max_lease_ms")
+
+
+def _limits(asked: ReceiveBody, state: GroupState) -> list[UnitLimit]:
+    limits = []
+    for index, each in enumerate(asked.limits or ()):
+        parameter = f"limits[{index}]"
+        if (each.queue is None) == (each.key is None):
+            raise invalid(parameter, None, "one of queue and key", f"{parameter} is of no one unit")
+        if each.key is not None and state.record.config.mode != "keyed":
+            detail = f"{parameter} names a key, and the group is {state.record.config.mode}"
+            raise invalid(f"{parameter}.key", each.key, "a queue", detail)
+        limits.append(UnitLimit(each.topic, each.max_messages, each.queue, each.key))
+    if limits and asked.browse:
+        raise invalid("limits", True, "limits or browse", "limits and browse are both given")
+    return limits
+
+
+def _given(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+# -- replies -----------------------------------------------------------------------------------
+
+
+async def deliver_received(
+    context: ApiContext, received: Received, media: str, held_s: float, slot: LargeReplySlot
+) -> Reply:
+    """Return the reply to a receive request.
+
+    The messages have the order in which the group selected them. This order alternates between
+    topics and queues, so the messages are decoded batch by batch, and then put in this order. The
+    values of the envelope are also in headers, because NDJSON has no envelope. If the reply is
+    large, this function waits for `slot`.
+    """
+    deliveries = received.deliveries
+    envelope: ReceiveReply[Any] = ReceiveReply([], received.available, received.active)
+    if received.notice:
+        envelope.notice = True
+    parts: Sequence[Bytes]
+    _, end = next(_portions(deliveries), (0, 0))
+    if end == len(deliveries) and not _is_one_large(deliveries):
+        envelope.messages = leased_messages(deliveries, media)
+        is_lines = media == NDJSON
+        parts = [encode_lines(envelope.messages) if is_lines else encode(media, envelope)]
+    else:
+        found = None
+        if not slot.is_held and _cost(deliveries) <= YIELD_EVERY_MESSAGES:
+            found = await _encode_portions(deliveries, media, has_slot=False)
+        if found is None:
+            await slot.acquire_from(context.large_replies)
+            found = await _encode_portions(deliveries, media, has_slot=True)
+            assert found is not None
+        parts = found
+        if media != NDJSON:
+            parts = wrap_listing(media, envelope, "messages", found, len(deliveries))
+    _count(context, deliveries, sum(map(len, parts)))
+    headers = [
+        ("Holdfast-Available", str(received.available)),
+        ("Holdfast-Active", "true" if received.active else "false"),
+    ]
+    return Reply(200, media, parts, headers, held_s=held_s)
+
+
+async def _encode_portions(
+    deliveries: Sequence[Delivery], media: str, *, has_slot: bool
+) -> list[Bytes] | None:
+    """Return the encoded messages in parts. Without a slot, return None if they are too large."""
+    await asyncio.sleep(0)  # selecting the messages has already taken milliseconds
+    made = (leased_messages(deliveries[start:end], media) for start, end in _portions(deliveries))
+    return await encode_portions(media, made, has_slot=has_slot)
+
+
+def _cost(deliveries: Sequence[Delivery]) -> int:
+    """Return the time for encoding these messages, in messages of a single batch."""
+    batches = len(list(groupby(deliveries, key=lambda each: id(each.batch))))
+    return len(deliveries) + BATCH_MESSAGES * batches
+
+
+def _is_one_large(deliveries: Sequence[Delivery]) -> bool:
+    return len(deliveries) == 1 and _row_bytes(deliveries[0]) > PORTION_BYTES
+
+
+def _row_bytes(delivery: Delivery) -> int:
+    """Return the stored bytes of a message: its body, and a share of the batch's other bytes."""
+    batch, row = delivery.batch, delivery.row
+    header, offsets = batch.header, batch.body_offsets
+    beside = (header.total_size - header.body_bytes) // max(len(batch), 1)
+    return int(offsets[row + 1]) - int(offsets[row]) + beside
+
+
+def _portions(deliveries: Sequence[Delivery]) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each portion of messages that may be encoded at once.
+
+    The number of messages, the number of batches and the stored bytes of a portion are limited.
+    """
+    start = size = cost = 0
+    batch = None
+    for index, each in enumerate(deliveries):
+        row_bytes = _row_bytes(each)
+        if index > start and (cost >= YIELD_EVERY_MESSAGES or size + row_bytes > PORTION_BYTES):
+            yield start, index
+            start, size, cost, batch = index, 0, 0, None
+        cost += 1 if each.batch is batch or batch is None else 1 + BATCH_MESSAGES
+        batch = each.batch
+        size += row_bytes
+    if deliveries:
+        yield start, len(deliveries)
+
+
+def leased_messages(
+    deliveries: Sequence[Delivery], media: str
+) -> list[LeasedMessage | PackedLeasedMessage]:
+    """Return deliveries as messages for a media type, in the same order. Pure."""
+    made: list[Any] = [None] * len(deliveries)
+    for part in batch_parts(deliveries):
+        first = part.deliveries[0]
+        messages = make_leased_messages(
+            media,
+            first.topic.name,
+            BatchSlice(first.batch, part.rows),
+            [each.receipt for each in part.deliveries],
+            [each.attempt for each in part.deliveries],
+            [each.redelivered for each in part.deliveries],
+        )
+        for place, message in zip(part.places, messages, strict=True):
+            made[place] = message
+    return made
+
+
+def _count(context: ApiContext, deliveries: Sequence[Delivery], size: int) -> None:
+    """Count the messages and bytes of a reply in the metrics of the topics.
+
+    The bytes are divided among the topics by their numbers of messages.
+    """
+    counts: dict[str, int] = {}
+    for each in deliveries:
+        counts[each.topic.name] = counts.get(each.topic.name, 0) + 1
+    for name, count in counts.items():
+        counters = context.http.metrics.topic(name)
+        counters.messages_out += count
+        counters.bytes_out += size * count // len(deliveries)
+
+
+# -- settling ----------------------------------------------------------------------------------
+
+
+async def ack(call: Call[NoParams]) -> Reply:
+    """Acknowledge messages: they are done, and are not delivered again.
+
+    If a receipt is used a second time, the result is `done` again. With `cumulative`, each receipt
+    also settles all earlier messages of its queue that its member has leased.
+    """
+    asked = await call.body(AckRequest)
+    return await _settle(
+        call, Verb.ACK, asked.receipts, cumulative=asked.cumulative, used_ms=asked.used_ms
+    )
+
+
+async def nack(call: Call[NoParams]) -> Reply:
+    """Give messages back as failed: they are redelivered after a delay, in queue order.
+
+    The delay is `delay_ms`. If it is not given, the delay grows with each failure. A message that
+    fails too often becomes a dead letter.
+    """
+    asked = await call.body(NackRequest)
+    return await _settle(
+        call, Verb.NACK, asked.receipts, delay_ms=asked.delay_ms, used_ms=asked.used_ms
+    )
+
+
+async def release(call: Call[NoParams]) -> Reply:
+    """Give unprocessed messages back: they are available again at once, in queue order.
+
+    This does not count as a failure.
+    """
+    asked = await call.body(ReleaseRequest)
+    return await _settle(call, Verb.RELEASE, asked.receipts)
+
+
+async def extend(call: Call[NoParams]) -> Reply:
+    """Extend the leases of messages: they expire `lease_ms` from now."""
+    asked = await call.body(ExtendRequest)
+    return await _settle(call, Verb.EXTEND, asked.receipts, lease_ms=asked.lease_ms)
+
+
+async def reject(call: Call[NoParams]) -> Reply:
+    """Reject messages: they become dead letters, or are dropped if the group keeps none."""
+    asked = await call.body(RejectRequest)
+    return await _settle(call, Verb.REJECT, asked.receipts, used_ms=asked.used_ms)
+
+
+def _check_topic(call: Call[NoParams]) -> Callable[[str], None] | None:
+    """Return a check that raises Denied for topics that the token does not grant.
+
+    Return None without authentication, because every topic is then granted.
+    """
+    principal, group = call.principal, call.path["group"]
+    if principal is ANONYMOUS:
+        return None
+
+    def check(topic: str) -> None:
+        if not principal.may(("consume",), topic, group):
+            what = "the topics of all these receipts"
+            raise missing_grant(principal, ("consume",), group=group, what=what)
+
+    return check
+
+
+async def _settle(call: Call[NoParams], verb: Verb, receipts: list[str], **terms: Any) -> Reply:
+    context, group = call.context, call.group()
+    limits = context.groups_config
+    most = limits.max_settle_receipts
+    check_count_at_most("receipts", "receipts", len(receipts), most, "max_settle_receipts")
+    check_at_most("lease_ms", terms.get("lease_ms"), limits.max_lease_ms, "max_lease_ms")
+    check_at_most("delay_ms", terms.get("delay_ms"), MAX_BACKOFF_MS)
+    check_at_most("used_ms", terms.get("used_ms"), LONGEST_LEASE_MS)
+    leased_group(context, group)
+    statuses = await context.groups.settle(
+        group, verb, receipts, check_topic=_check_topic(call), **terms
+    )
+    return call.reply(SettledReply([_STATUS[each] for each in statuses]))
