@@ -348,10 +348,10 @@ class Connection:
         if prefix == _TRANSFER:
             session = self._session(found.channel)
             if session.state is not SessionState.END_SENT:
-                self._in_session(
-                    session, events,
-                    lambda: session.transfer_arrived(buffer, found.start, found.end, events),
-                )  # fmt: skip
+                try:
+                    session.transfer_arrived(buffer, found.start, found.end, events)
+                except SessionFailed as error:
+                    self._end_session(session, error, events)
             return
         if prefix == _DISPOSITION:
             performative = decode_disposition(buffer, found.start, found.end)
@@ -389,35 +389,25 @@ class Connection:
             return
         if session.state is SessionState.END_SENT:
             return  # the peer has not received the end
-        if kind is Transfer:
-            self._in_session(
-                session, events,
-                lambda: session.transfer_arrived(buffer, found.start, found.end, events),
-            )  # fmt: skip
-        elif kind is Disposition:
-            event_or_none = session.disposition_arrived(performative)
-            if event_or_none is not None:
-                events.append(event_or_none)
-        elif kind is Flow:
-            self._in_session(session, events, lambda: session.flow_arrived(performative, events))
-        elif kind is Attach:
-            self._in_session(
-                session, events, lambda: events.append(session.attach_arrived(performative))
-            )
-        elif kind is Detach:
-            self._in_session(
-                session, events, lambda: events.append(session.detach_arrived(performative))
-            )
-        else:
-            raise DecodeError(f"{kind.__name__} is not a performative")
-
-    def _in_session(self, session: Session, events: list[Event], act: Any) -> None:
-        """Run `act`; an error of the session ends the session alone."""
         try:
-            act()
+            if kind is Transfer:
+                session.transfer_arrived(buffer, found.start, found.end, events)
+            elif kind is Disposition:
+                session.disposition_arrived(performative, events)
+            elif kind is Flow:
+                session.flow_arrived(performative, events)
+            elif kind is Attach:
+                events.append(session.attach_arrived(performative))
+            elif kind is Detach:
+                events.append(session.detach_arrived(performative))
+            else:
+                raise DecodeError(f"{kind.__name__} is not a performative")
         except SessionFailed as error:
-            session.end(error)
-            events.append(Ended(session, error, is_local=True))
+            self._end_session(session, error, events)
+
+    def _end_session(self, session: Session, error: SessionFailed, events: list[Event]) -> None:
+        session.end(error)
+        events.append(Ended(session, error, is_local=True))
 
     def _session(self, channel: int) -> Session:
         if self.remote is None:

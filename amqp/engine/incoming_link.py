@@ -49,7 +49,9 @@ class IncomingLink(Link):
         self._delivery_count = 0
         if remote is not None:
             self._delivery_count = remote.initial_delivery_count or 0
-        self._edge = self._highest_edge = self._delivery_count
+        self._credit = 0
+        self._allowed = 0
+        """How many deliveries are left up to the highest credit that was granted."""
         self.available: int | None = None
         """How many messages the sender has, as it reported last; None if it never did."""
         self.is_draining = False
@@ -61,16 +63,15 @@ class IncomingLink(Link):
     @property
     def credit(self) -> int:
         """How many deliveries the sender may still send, by the last grant."""
-        return max(0, serials.distance(self._delivery_count, self._edge))
+        return max(0, self._credit)
 
     def grant(self, credit: int, *, drain: bool = False, echo: bool = False) -> None:
         """Let the sender send `credit` deliveries from now on, and no more.
 
         With `drain` the sender uses up the credit or gives it back: see the event Drained.
         """
-        self._edge = serials.add(self._delivery_count, credit)
-        if serials.distance(self._highest_edge, self._edge) > 0:
-            self._highest_edge = self._edge
+        self._credit = credit
+        self._allowed = max(self._allowed, credit)
         self.is_draining = drain
         self.send_flow(echo=echo)
 
@@ -90,9 +91,7 @@ class IncomingLink(Link):
 
     def remote_attached(self, attach: Attach) -> None:
         """Apply the attach of the sender, with its initial delivery-count."""
-        credit = self.credit
         self._delivery_count = attach.initial_delivery_count or 0
-        self._edge = self._highest_edge = serials.add(self._delivery_count, credit)
         super().remote_attached(attach)
 
     def remote_flow(self, flow: Flow) -> bool:
@@ -101,8 +100,8 @@ class IncomingLink(Link):
             self.available = flow.available
         if flow.delivery_count is not None:
             advanced = serials.distance(self._delivery_count, flow.delivery_count)
-            if 0 < advanced <= serials.distance(self._delivery_count, self._highest_edge):
-                self._delivery_count = flow.delivery_count
+            if 0 < advanced <= self._allowed:
+                self._count(advanced)
         if self.is_draining and self.credit == 0:
             self.is_draining = False
             return True
@@ -120,9 +119,9 @@ class IncomingLink(Link):
                 raise SessionFailed(INVALID_FIELD, "a delivery has no delivery-id or delivery-tag")
             if len(transfer.delivery_tag) > MAX_TAG_BYTES:
                 raise SessionFailed(INVALID_FIELD, "a delivery-tag is longer than 32 bytes")
-            if self._delivery_count == self._highest_edge:
+            if not self._allowed:
                 raise LinkFailed(TRANSFER_LIMIT_EXCEEDED, "a transfer is beyond the link's credit")
-            self._delivery_count = serials.add(self._delivery_count, 1)
+            self._count(1)
             self._first = first = transfer
         else:
             self._check_continues(first, transfer)
@@ -153,6 +152,11 @@ class IncomingLink(Link):
             first.state,
             first.rcv_settle_mode,
         )
+
+    def _count(self, deliveries: int) -> None:
+        self._delivery_count = serials.add(self._delivery_count, deliveries)
+        self._credit -= deliveries
+        self._allowed -= deliveries
 
     def _check_continues(self, first: Transfer, transfer: Transfer) -> None:
         if transfer.delivery_id not in (None, first.delivery_id):

@@ -217,27 +217,23 @@ class Session:
         if self.windows.is_renewal_due:
             self._writer.write(self.channel, self.windows.flow())
 
-    def disposition_arrived(self, disposition: Disposition) -> Event | None:
-        """Process a disposition; return its event, None if it is of no known delivery."""
+    def disposition_arrived(self, disposition: Disposition, events: list[Event]) -> None:
+        """Process a disposition. Deliveries that are not known are ignored."""
         first = disposition.first
         last = first if disposition.last is None else disposition.last
-        if not disposition.role:
-            return self._sender_settled(first, last, disposition)
-        found = self.outgoing_unsettled.find(first, last)
-        if disposition.settled:
-            for delivery_id, _ in found:
-                self.outgoing_unsettled.remove(delivery_id)
-        if not found:
-            return None
-        return Disposed(self, found, disposition.state, disposition.settled)
-
-    def _sender_settled(self, first: int, last: int, disposition: Disposition) -> Event | None:
-        found = self.incoming_unsettled.find(first, last)
-        if not disposition.settled or not found:
-            return None
-        for delivery_id, _ in found:
-            self.incoming_unsettled.remove(delivery_id)
-        return SenderSettled(self, found, disposition.state)
+        if disposition.role:
+            found = self.outgoing_unsettled.find(first, last)
+            if disposition.settled:
+                for delivery_id, _ in found:
+                    self.outgoing_unsettled.remove(delivery_id)
+            if found:
+                events.append(Disposed(self, found, disposition.state, disposition.settled))
+        elif disposition.settled:
+            arrived = self.incoming_unsettled.find(first, last)
+            for delivery_id, _ in arrived:
+                self.incoming_unsettled.remove(delivery_id)
+            if arrived:
+                events.append(SenderSettled(self, arrived, disposition.state))
 
     def flow_arrived(self, flow: Flow, events: list[Event]) -> None:
         """Process a flow: windows, and the credit of a link. Raises SessionFailed."""

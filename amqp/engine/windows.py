@@ -22,50 +22,40 @@ class Windows:
     def __init__(self, incoming_size: int, next_outgoing_id: int = 0) -> None:
         self.next_outgoing_id = self._initial_outgoing_id = next_outgoing_id
         self._remote_edge = next_outgoing_id
-        self._incoming_size = incoming_size
+        self.incoming_size = incoming_size
+        """The window that is announced at the next flow."""
         self.next_incoming_id: int | None = None
-        self._edge = self._highest_edge = 0
+        self.incoming_left = 0
+        """How many frames of the announced window are left; below 0 after it was reduced."""
+        self._allowed = 0
+        """How many frames are left up to the highest edge that was announced."""
 
     def begin(self, channel: int | None, handle_max: int) -> Begin:
         """Return the begin of this end."""
         return Begin(
-            channel, self.next_outgoing_id, self._incoming_size, OUTGOING_WINDOW, handle_max
+            channel, self.next_outgoing_id, self.incoming_size, OUTGOING_WINDOW, handle_max
         )
 
     def remote_begin(self, begin: Begin) -> None:
         """Apply the begin of the peer."""
         self.next_incoming_id = begin.next_outgoing_id
         self._remote_edge = serials.add(self._initial_outgoing_id, begin.incoming_window)
-        self._edge = self._highest_edge = serials.add(begin.next_outgoing_id, self._incoming_size)
+        self.incoming_left = self._allowed = self.incoming_size
 
     # ---- Frames that arrive
 
     def transfer_arrived(self) -> None:
         """Count a transfer frame. Raises SessionFailed if it is beyond every announced window."""
-        assert self.next_incoming_id is not None
-        if self.next_incoming_id == self._highest_edge:
+        if not self._allowed:
             raise SessionFailed(WINDOW_VIOLATION, "a transfer is beyond the incoming window")
-        self.next_incoming_id = serials.add(self.next_incoming_id, 1)
-
-    @property
-    def incoming_left(self) -> int:
-        """How many frames of the announced window are left; below 0 after it was reduced."""
-        assert self.next_incoming_id is not None
-        return serials.distance(self.next_incoming_id, self._edge)
+        self._allowed -= 1
+        self.incoming_left -= 1
+        self.next_incoming_id = (self.next_incoming_id + 1) & 0xFFFFFFFF  # type: ignore[operator]
 
     @property
     def is_renewal_due(self) -> bool:
         """Whether half of the window is used up, so that it should be announced again."""
-        return self.incoming_left * 2 <= self._incoming_size and self._incoming_size > 0
-
-    @property
-    def incoming_size(self) -> int:
-        """The window that is announced at the next flow."""
-        return self._incoming_size
-
-    @incoming_size.setter
-    def incoming_size(self, size: int) -> None:
-        self._incoming_size = size
+        return self.incoming_left * 2 <= self.incoming_size > 0
 
     # ---- Frames that are sent
 
@@ -82,12 +72,10 @@ class Windows:
 
     def flow(self) -> Flow:
         """Return a flow of the session, which announces the incoming window anew."""
-        if self.next_incoming_id is not None:
-            self._edge = serials.add(self.next_incoming_id, self._incoming_size)
-            if serials.distance(self._highest_edge, self._edge) > 0:
-                self._highest_edge = self._edge
+        self.incoming_left = self.incoming_size
+        self._allowed = max(self._allowed, self.incoming_size)
         return Flow(
-            self.next_incoming_id, self._incoming_size, self.next_outgoing_id, OUTGOING_WINDOW
+            self.next_incoming_id, self.incoming_size, self.next_outgoing_id, OUTGOING_WINDOW
         )
 
     def remote_flow(self, flow: Flow) -> None:

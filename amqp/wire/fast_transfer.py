@@ -11,7 +11,6 @@ from holdfast.amqp.wire.conditions import DecodeError
 from holdfast.amqp.wire.performatives import Transfer, decode_composite
 from holdfast.amqp.wire.types import Buffer
 
-_FIELDS = 11
 _PREFIX = b"\x00\x53\x14"
 _U32 = struct.Struct(">I").unpack_from
 
@@ -43,58 +42,81 @@ def decode_transfer(buffer: Buffer, start: int, end: int) -> tuple[Transfer, int
 def _decode(
     buffer: Buffer, at: int, stop: int, count: int, end: int
 ) -> tuple[Transfer, int] | None:
-    """Decode `count` fields from `at` to `stop`; None if the generic decoder must do it."""
-    if stop > end or not 0 < count <= _FIELDS:
+    """Decode `count` fields from `at` to `stop`; None if the generic decoder must do it.
+
+    The first five fields have code of their own; only booleans and null may follow them.
+    """
+    if stop > end or not 5 <= count <= 11:
         return None
-    fields: list[Any] = []
-    add = fields.append
     try:
-        for _ in range(count):
-            code = buffer[at]
-            if code == 0x52:
-                add(buffer[at + 1])
-                at += 2
-            elif code == 0x43:
-                add(0)
-                at += 1
-            elif code == 0x70:
-                add(_U32(buffer, at + 1)[0])
-                at += 5
-            elif code == 0xA0:
-                size = buffer[at + 1]
-                add(bytes(buffer[at + 2 : at + 2 + size]))
-                at += 2 + size
-            elif code == 0x41:
-                add(True)
-                at += 1
-            elif code == 0x42:
-                add(False)
-                at += 1
-            elif code == 0x40:
-                add(_DEFAULTS[len(fields)])
-                at += 1
-            else:
-                return None
-    except (IndexError, struct.error):
+        code = buffer[at]
+        if code == 0x52:
+            handle = buffer[at + 1]
+            at += 2
+        elif code == 0x43:
+            handle = 0
+            at += 1
+        elif code == 0x70:
+            handle = _U32(buffer, at + 1)[0]
+            at += 5
+        else:
+            return None
+        code = buffer[at]
+        delivery_id: int | None
+        if code == 0x52:
+            delivery_id = buffer[at + 1]
+            at += 2
+        elif code == 0x70:
+            delivery_id = _U32(buffer, at + 1)[0]
+            at += 5
+        elif code == 0x43 or code == 0x40:
+            delivery_id = 0 if code == 0x43 else None
+            at += 1
+        else:
+            return None
+        tag = None
+        if buffer[at] == 0xA0:
+            size = buffer[at + 1]
+            at += 2 + size
+            tag = bytes(buffer[at - size : at])
+        elif buffer[at] == 0x40:
+            at += 1
+        else:
+            return None
+        code = buffer[at]
+        if code != 0x43 and code != 0x40:
+            return None
+        message_format = 0 if code == 0x43 else None
+        is_settled = _BOOLEANS[buffer[at + 1]]
+        at += 2
+        if count == 5:
+            fields = (False, None, None, False, False, False)
+        elif count == 6:
+            fields = (_BOOLEANS[buffer[at]] or False, None, None, False, False, False)
+            at += 1
+        else:
+            fields = _last_fields(buffer, at, count - 5)
+            at += count - 5
+    except (IndexError, KeyError, struct.error):
         return None
-    if at != stop or not _has_types(fields):
+    if at != stop:
         return None
-    fields.extend(_DEFAULTS[count:])
-    return Transfer(*fields), stop
+    return Transfer(handle, delivery_id, tag, message_format, is_settled, *fields), stop
 
 
-def _has_types(fields: list[Any]) -> bool:
-    """Whether the fields have their types; if not, the generic decoder names the error."""
-    for value, kind in zip(fields, _TYPES, strict=False):
-        if type(value) is not kind and value is not None:
-            return False
-    return fields[0] is not None
+def _last_fields(buffer: Buffer, at: int, count: int) -> Any:
+    """Return the fields from `more` on, of which `count` are there.
+
+    Raises KeyError unless each is a boolean, or null for rcv-settle-mode and state.
+    """
+    found = [_BOOLEANS[code] for code in buffer[at : at + count]]
+    if len(found) < count or found[1:3] != [None] * min(2, count - 1):
+        raise KeyError
+    found += [None] * (6 - count)
+    return found[0] or False, None, None, found[3] or False, found[4] or False, found[5] or False
 
 
-#: The defaults of the fields; a transfer without a handle is refused by the generic decoder.
-_DEFAULTS = (None, None, None, None, None, False, None, None, False, False, False)
-#: The types of the fields that are decoded here. A rcv-settle-mode and a state are not.
-_TYPES = (int, int, bytes, int, bool, bool, type(None), type(None), bool, bool, bool)
+_BOOLEANS = {0x40: None, 0x41: True, 0x42: False}
 
 _FRAME = struct.Struct(">IBBH")
 
