@@ -30,14 +30,14 @@ def clocks() -> Clocks:
     return Clocks()
 
 
-def test_it_follows_a_clock_that_nobody_sets(clocks: Clocks) -> None:
+def test_it_follows_a_wall_clock_that_is_not_adjusted(clocks: Clocks) -> None:
     for second in range(1, 100):
         clocks.let_pass(1)
         assert clocks.now_s == second
 
 
 @pytest.mark.parametrize("jump_s", [1.5, HOUR_S, YEAR_S])
-def test_a_jump_ahead_makes_nothing_older(clocks: Clocks, jump_s: float) -> None:
+def test_a_jump_ahead_is_not_followed_at_once(clocks: Clocks, jump_s: float) -> None:
     clocks.wall_s += jump_s
     assert clocks.now_s == 0
     clocks.let_pass(10)
@@ -47,22 +47,20 @@ def test_a_jump_ahead_makes_nothing_older(clocks: Clocks, jump_s: float) -> None
     assert clocks.now_s == 11
 
 
-def test_small_steps_are_no_jump(clocks: Clocks) -> None:
+def test_small_steps_are_followed_at_once(clocks: Clocks) -> None:
     clocks.wall_s += 1.0
     assert clocks.now_s == 1.0
 
 
 @pytest.mark.parametrize(("more_s", "expected"), [(-1, False), (0, True), (1, True)])
-def test_a_jump_that_stands_for_long_is_believed(
-    clocks: Clocks, more_s: float, expected: bool
-) -> None:
+def test_a_jump_that_lasts_is_accepted(clocks: Clocks, more_s: float, expected: bool) -> None:
     clocks.wall_s += HOUR_S
     assert clocks.now_s == 0
     clocks.let_pass(JUMP_STANDS_S + more_s)
     assert clocks.now_s == JUMP_STANDS_S + more_s + (HOUR_S if expected else 0)
 
 
-def test_it_goes_back_with_the_clock_and_does_not_wait_for_it(clocks: Clocks) -> None:
+def test_it_goes_back_with_the_wall_clock_at_once(clocks: Clocks) -> None:
     clocks.wall_s -= HOUR_S
     assert clocks.now_s == -HOUR_S
     clocks.let_pass(5)
@@ -72,7 +70,7 @@ def test_it_goes_back_with_the_clock_and_does_not_wait_for_it(clocks: Clocks) ->
 
 
 @pytest.mark.parametrize(("more_s", "expected"), [(-1, False), (0, True)])
-def test_what_lies_before_the_start_is_believed_after_minutes(
+def test_a_clock_ahead_of_the_log_at_the_start_is_accepted_after_minutes(
     clocks: Clocks, more_s: float, expected: bool
 ) -> None:
     newest_s = START_S - 100 * HOUR_S
@@ -83,9 +81,7 @@ def test_what_lies_before_the_start_is_believed_after_minutes(
 
 
 @pytest.mark.parametrize("first_s", [1.0, START_STANDS_S])
-def test_a_jump_is_not_believed_with_what_lay_before_the_start(
-    clocks: Clocks, first_s: float
-) -> None:
+def test_a_jump_after_the_start_must_last_for_its_own_time(clocks: Clocks, first_s: float) -> None:
     clocks.ageing.start((START_S - 100 * HOUR_S) * 1_000_000)
     clocks.ageing.now_us()
     clocks.let_pass(first_s)
@@ -96,7 +92,7 @@ def test_a_jump_is_not_believed_with_what_lay_before_the_start(
     assert clocks.now_s < YEAR_S
 
 
-def test_once_it_agreed_after_the_start_a_jump_must_stand_for_long(clocks: Clocks) -> None:
+def test_after_the_clocks_agreed_a_jump_must_last_for_long(clocks: Clocks) -> None:
     clocks.ageing.start(START_S * 1_000_000)
     assert clocks.now_s == 0
     clocks.wall_s += HOUR_S
@@ -105,11 +101,11 @@ def test_once_it_agreed_after_the_start_a_jump_must_stand_for_long(clocks: Clock
     assert clocks.now_s == START_STANDS_S
 
 
-def test_a_log_without_messages_begins_with_the_wall_clock(clocks: Clocks) -> None:
+def test_an_empty_log_starts_from_the_wall_clock(clocks: Clocks) -> None:
     clocks.ageing.start(0)
     assert clocks.now_s == 0
 
 
-def test_timestamps_ahead_of_the_clock_are_no_evidence(clocks: Clocks) -> None:
+def test_timestamps_ahead_of_the_wall_clock_are_ignored(clocks: Clocks) -> None:
     clocks.ageing.start((START_S + YEAR_S) * 1_000_000)
     assert clocks.now_s == 0

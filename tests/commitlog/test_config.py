@@ -16,14 +16,14 @@ def test_a_setting_is_described_and_within_its_own_bounds(field: object) -> None
     assert metadata["maximum"] is None or default <= metadata["maximum"]
 
 
-def test_the_defaults_are_those_of_the_design() -> None:
+def test_the_defaults_fit_the_largest_request() -> None:
     config = CommitLogConfig()
     assert config.segment_bytes == 1024 * MIB
     assert config.flush_interval_ms == 100
     assert largest_batch(config.segment_bytes) >= 16 * MIB  # the largest request fits
 
 
-def test_a_setting_carries_what_is_said_of_it() -> None:
+def test_a_setting_has_its_metadata() -> None:
     made = setting(3, "How many.", minimum=1, maximum=5, choices=("3", "4"))
     assert made.default == 3
     said = {name: value for name, value in made.metadata.items() if value is not None}

@@ -33,7 +33,7 @@ EXAMPLES: list[tuple[LogError, str]] = [
 
 
 @pytest.mark.parametrize(("error", "sentence"), EXAMPLES, ids=lambda e: type(e).__name__)
-def test_an_error_says_its_values_in_a_sentence(error: LogError, sentence: str) -> None:
+def test_an_error_has_its_values_in_its_text(error: LogError, sentence: str) -> None:
     assert sentence in str(error)
     again = pickle.loads(pickle.dumps(error))  # Spark raises them in another process
     assert (type(again), str(again), again.args) == (type(error), str(error), error.args)
@@ -44,7 +44,7 @@ def test_every_error_has_its_example() -> None:
     assert classes - {type(error) for error, _ in EXAMPLES} == {LogError}
 
 
-def test_a_damaged_record_is_a_damaged_batch() -> None:
+def test_a_corrupt_record_is_a_corrupt_batch() -> None:
     error = errors.CorruptRecord(1, "r")
     assert isinstance(error, errors.CorruptBatch)
     assert error.next_offset is None

@@ -3,7 +3,7 @@
 from holdfast.commitlog.log_limit import LogLimit
 
 
-def test_so_many_lines_pass_in_a_while_and_the_rest_is_counted() -> None:
+def test_lines_above_the_limit_are_suppressed_and_counted() -> None:
     limit = LogLimit(2, 10.0)
     assert [limit.admit(0.0), limit.admit(1.0), limit.admit(2.0), limit.admit(9.9)] == [
         0,

@@ -34,7 +34,7 @@ def outside(tmp_path: Path) -> Path:
     return folder
 
 
-def test_links_of_root_are_followed_and_dots_too(tmp_path: Path, owners: Path) -> None:
+def test_links_of_root_and_dots_are_followed(tmp_path: Path, owners: Path) -> None:
     (tmp_path / "relative").symlink_to("other/aside/../owners/./data")
     (tmp_path / "other").symlink_to(tmp_path)
     (tmp_path / "aside").mkdir()
@@ -47,7 +47,7 @@ def test_links_of_root_are_followed_and_dots_too(tmp_path: Path, owners: Path) -
             assert (place.path, place.missing) == (owners / "data/new/deep", ("new", "deep"))
 
 
-def test_a_circle_of_links_is_an_error(tmp_path: Path) -> None:
+def test_a_cycle_of_links_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(OSError, match="Too many levels"), _open_folders(tmp_path / "a"):
@@ -62,7 +62,7 @@ def test_a_link_of_another_user_is_not_followed(owners: Path, outside: Path, nam
         pass
 
 
-def test_what_is_roots_in_a_folder_of_another_user_is_not_used(owners: Path) -> None:
+def test_a_path_of_root_inside_a_folder_of_another_user_is_refused(owners: Path) -> None:
     """After the check, that user could replace it by a link to any file of root's."""
     (owners / "roots").mkdir()
     with pytest.raises(CannotActAsOwner, match="replace it in"):
@@ -73,7 +73,7 @@ def test_what_is_roots_in_a_folder_of_another_user_is_not_used(owners: Path) -> 
 
 @pytest.mark.parametrize("step", range(12))
 @pytest.mark.parametrize("replaced", ["owners/data", "owners"])
-def test_what_is_replaced_on_the_way_leads_nowhere_else(
+def test_a_path_replaced_during_the_walk_is_not_followed(
     tmp_path: Path, owners: Path, outside: Path, monkeypatch: Any, step: int, replaced: str
 ) -> None:
     (outside / "data").mkdir()
@@ -101,7 +101,7 @@ def test_what_is_replaced_on_the_way_leads_nowhere_else(
     assert uid == OWNER
 
 
-def test_a_folder_that_is_made_is_given_by_what_is_open(
+def test_a_created_folder_is_chowned_by_its_descriptor(
     tmp_path: Path, owners: Path, outside: Path, monkeypatch: Any
 ) -> None:
     with _open_folders(owners / "data") as source, _open_folders(tmp_path / "new/backup") as place:

@@ -115,7 +115,7 @@ def fingerprints(folder: Path) -> dict[str, str]:
 # -- backup and restore --------------------------------------------------------------------
 
 
-def test_what_is_restored_is_what_was_there(
+def test_a_restored_directory_has_the_same_content(
     backed_up: tuple[Path, Contents], tmp_path: Path
 ) -> None:
     target, contents = backed_up
@@ -125,13 +125,13 @@ def test_what_is_restored_is_what_was_there(
     assert asyncio.run(_contents(tmp_path / "new")) == contents
 
 
-def test_taking_a_backup_changes_nothing_at_its_source(data_dir: Path, tmp_path: Path) -> None:
+def test_a_backup_does_not_change_its_source(data_dir: Path, tmp_path: Path) -> None:
     before = fingerprints(data_dir)
     make_backup(data_dir, tmp_path / "b")
     assert fingerprints(data_dir) == before
 
 
-async def test_a_broker_that_never_had_anything_is_backed_up_too(tmp_path: Path) -> None:
+async def test_an_empty_broker_is_backed_up(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path / "data")):
         pass
     make_backup(tmp_path / "data", tmp_path / "b")
@@ -144,7 +144,7 @@ async def test_a_broker_that_never_had_anything_is_backed_up_too(tmp_path: Path)
     assert not (tmp_path / "b2").exists()
 
 
-def test_a_restored_queue_goes_on_after_its_last_message(
+def test_a_restored_queue_continues_after_its_last_message(
     backed_up: tuple[Path, Contents], tmp_path: Path
 ) -> None:
     target, contents = backed_up
@@ -154,7 +154,7 @@ def test_a_restored_queue_goes_on_after_its_last_message(
     assert found[0] == [*contents[0], (len(contents[0]), b"one more")]
 
 
-def test_a_directory_without_its_state_is_backed_up_with_what_the_log_has(
+def test_a_missing_state_is_backed_up_from_the_log(
     data_dir: Path, filled: tuple[Path, Contents], tmp_path: Path
 ) -> None:
     shutil.rmtree(data_dir / "state")
@@ -165,7 +165,7 @@ def test_a_directory_without_its_state_is_backed_up_with_what_the_log_has(
     assert asyncio.run(_contents(tmp_path / "new")) == filled[1]
 
 
-def test_tokens_are_backed_up_and_stay_their_owners_alone(data_dir: Path, tmp_path: Path) -> None:
+def test_tokens_are_backed_up_only_for_their_owner(data_dir: Path, tmp_path: Path) -> None:
     (data_dir / "access").mkdir()
     (data_dir / "access" / "tokens").write_bytes(b"whatever tokens are")
     make_backup(data_dir, tmp_path / "b")
@@ -190,7 +190,7 @@ def test_a_torn_tail_is_not_backed_up(data_dir: Path, tmp_path: Path) -> None:
     assert report.manifest.damage == ()
 
 
-def test_offsets_are_those_from_before_the_log_was_read_and_all_else_from_after(
+def test_offsets_are_read_before_the_log_and_other_records_after_it(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log contains all messages before the offsets, and the messages of later topics."""
@@ -221,7 +221,7 @@ def _last_block(segment: Path) -> tuple[int, int]:
     return at, at + int.from_bytes(image[at + 8 : at + 12], "little")
 
 
-def test_a_write_that_is_under_way_is_waited_for(
+def test_a_backup_waits_for_a_write_in_progress(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     segment = data_dir / "commitlog" / segment_name(2 * MIB)
@@ -236,7 +236,7 @@ def test_a_write_that_is_under_way_is_waited_for(
     assert report.manifest.damage == ()
 
 
-def test_what_follows_damage_in_the_last_segment_is_backed_up_too(
+def test_blocks_after_damage_in_the_last_segment_are_backed_up(
     data_dir: Path, tmp_path: Path
 ) -> None:
     asyncio.run(_publish(data_dir, "soon damaged"))
@@ -274,9 +274,7 @@ def test_sealed_segments_are_not_copied_twice(data_dir: Path, tmp_path: Path) ->
     assert len(list((tmp_path / "b").iterdir())) == 3
 
 
-def test_a_segment_that_rotted_in_the_backup_is_copied_again(
-    data_dir: Path, tmp_path: Path
-) -> None:
+def test_a_segment_damaged_in_the_backup_is_copied_again(data_dir: Path, tmp_path: Path) -> None:
     make_backup(data_dir, tmp_path / "b")
     flip(tmp_path / "b" / "commitlog" / segment_name(0), 9000)
     report = make_backup(data_dir, tmp_path / "b", incremental=True)
@@ -284,9 +282,7 @@ def test_a_segment_that_rotted_in_the_backup_is_copied_again(
     assert verify_files(tmp_path / "b", report.manifest) == []
 
 
-def test_a_segment_that_rotted_at_its_source_does_not_replace_the_good_copy(
-    data_dir: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_source_does_not_replace_an_intact_copy(data_dir: Path, tmp_path: Path) -> None:
     make_backup(data_dir, tmp_path / "b")
     flip(data_dir / "commitlog" / segment_name(0), 9000)
     report = make_backup(data_dir, tmp_path / "b", incremental=True)
@@ -295,7 +291,7 @@ def test_a_segment_that_rotted_at_its_source_does_not_replace_the_good_copy(
     assert check_data_dir(tmp_path / "new").is_sound
 
 
-def test_damage_at_the_source_is_copied_and_said(data_dir: Path, tmp_path: Path) -> None:
+def test_damage_of_the_source_is_copied_and_listed(data_dir: Path, tmp_path: Path) -> None:
     flip(data_dir / "commitlog" / segment_name(0), 9000)
     report = make_backup(data_dir, tmp_path / "b")
     assert any("the source's log" in each for each in report.manifest.damage)
@@ -303,7 +299,7 @@ def test_damage_at_the_source_is_copied_and_said(data_dir: Path, tmp_path: Path)
     assert not check_data_dir(tmp_path / "new").is_sound
 
 
-def test_of_another_history_nothing_is_used_again(data_dir: Path, tmp_path: Path) -> None:
+def test_segments_of_another_history_are_not_reused(data_dir: Path, tmp_path: Path) -> None:
     make_backup(data_dir, tmp_path / "b")
     shutil.rmtree(data_dir)
     contents = asyncio.run(_fill(data_dir))
@@ -326,9 +322,7 @@ def test_a_segment_whose_header_is_damaged_is_backed_up_with_all_its_blocks(
 # -- refused targets -----------------------------------------------------------------------
 
 
-def test_a_backup_is_not_put_over_another_or_over_anything_else(
-    data_dir: Path, stored: Path, tmp_path: Path
-) -> None:
+def test_a_target_with_other_files_is_refused(data_dir: Path, stored: Path, tmp_path: Path) -> None:
     with pytest.raises(BackupRefused, match="--incremental"):
         make_backup(data_dir, stored)
     (tmp_path / "letters").mkdir()
@@ -342,7 +336,7 @@ def test_a_backup_is_not_put_over_another_or_over_anything_else(
         make_backup(data_dir, stored, incremental=True)
 
 
-def test_what_is_no_data_directory_or_a_newer_one_is_not_backed_up(
+def test_only_data_directories_of_known_versions_are_backed_up(
     data_dir: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -353,7 +347,7 @@ def test_what_is_no_data_directory_or_a_newer_one_is_not_backed_up(
         make_backup(data_dir, tmp_path / "b")
 
 
-def test_a_backup_that_fails_leaves_the_earlier_one_whole_and_its_room_free(
+def test_a_failed_backup_leaves_the_earlier_one_complete(
     data_dir: Path, stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = fingerprints(stored)
@@ -374,9 +368,7 @@ def test_a_backup_that_fails_leaves_the_earlier_one_whole_and_its_room_free(
     assert not (stored / UNFINISHED).exists()
 
 
-def test_what_a_cut_short_backup_left_is_no_backup_and_in_nobodys_way(
-    data_dir: Path, tmp_path: Path
-) -> None:
+def test_files_of_an_interrupted_backup_do_no_harm(data_dir: Path, tmp_path: Path) -> None:
     make_backup(data_dir, tmp_path / "b")
     (tmp_path / "b" / MANIFEST_NAME).rename(tmp_path / "b" / "MANIFEST.new")
     (tmp_path / "b" / UNFINISHED).touch()
@@ -420,7 +412,7 @@ def _add_a_byte(path: Path) -> None:
     ],
     ids=["first", "middle", "last", "short", "long", "missing", "empty"],
 )
-def test_a_damaged_backup_is_refused_and_nothing_is_put_in_place(
+def test_a_damaged_backup_is_not_restored(
     stored: Path, tmp_path: Path, role: str, spoil: Callable[[Path], object]
 ) -> None:
     manifest = read_manifest(stored)
@@ -433,7 +425,7 @@ def test_a_damaged_backup_is_refused_and_nothing_is_put_in_place(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["stored"]
 
 
-def test_every_flipped_bit_of_the_manifest_is_noticed(stored: Path) -> None:
+def test_every_flipped_bit_of_the_manifest_is_refused(stored: Path) -> None:
     image = (stored / MANIFEST_NAME).read_bytes()
     for position in range(len(image)):
         for bit in range(8):
@@ -456,13 +448,13 @@ def test_every_flipped_bit_of_the_manifest_is_noticed(stored: Path) -> None:
         ("access/../../x", "commitlog/x"),
     ],
 )
-def test_a_manifest_cannot_name_what_lies_elsewhere(name: str, stored_as: str) -> None:
+def test_a_manifest_cannot_list_paths_outside_the_backup(name: str, stored_as: str) -> None:
     file = BackupFile("segment", name, stored_as, 1, 1, "0")
     with pytest.raises(NotABackup, match="lists files"):
         decode_manifest(encode_manifest(Manifest("1", 1, "", "1", 0, 1, (file,))), "b")
 
 
-def test_one_sealed_segment_can_be_put_back_by_hand(
+def test_one_sealed_segment_can_be_restored_by_hand(
     data_dir: Path, filled: tuple[Path, Contents], stored: Path
 ) -> None:
     """A check names this as the fix. The other segments have grown meanwhile."""
@@ -479,7 +471,7 @@ def test_one_sealed_segment_can_be_put_back_by_hand(
     assert found == {0: [*filled[1][0], *new], 1: filled[1][1]}
 
 
-def test_nothing_is_restored_over_anything(stored: Path, tmp_path: Path) -> None:
+def test_a_restore_needs_an_empty_target(stored: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "x").touch()
     with pytest.raises(RestoreRefused, match="not empty"):
@@ -499,7 +491,7 @@ def test_a_backup_of_a_newer_layout_is_refused(stored: Path, tmp_path: Path) -> 
         restore_backup(stored, tmp_path / "new")
 
 
-def test_a_restore_whose_result_is_not_wanted_leaves_nothing(stored: Path, tmp_path: Path) -> None:
+def test_a_restore_that_fails_at_the_end_leaves_nothing(stored: Path, tmp_path: Path) -> None:
     def refuse(built: Path) -> None:
         raise ValueError(built.name)
 

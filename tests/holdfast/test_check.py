@@ -74,7 +74,7 @@ def change(path: Path, what: bytes, *, at: int = 0, to: bytes | None = None) -> 
 # -- sound directories ---------------------------------------------------------------------
 
 
-def test_a_sound_directory_is_counted_and_nothing_is_found(data_dir: Path) -> None:
+def test_a_sound_directory_is_counted_without_findings(data_dir: Path) -> None:
     for deep in (True, False):
         report = checked(data_dir, deep=deep)
         assert report.is_sound
@@ -87,7 +87,7 @@ def test_a_sound_directory_is_counted_and_nothing_is_found(data_dir: Path) -> No
         assert report.bytes > 2 * MIB - 200_000
 
 
-def test_progress_comes_to_its_end(data_dir: Path) -> None:
+def test_progress_grows_to_the_end(data_dir: Path) -> None:
     steps: list[tuple[int, int]] = []
     check_data_dir(data_dir, progress=lambda done, total: steps.append((done, total)))
     assert [done for done, _ in steps] == sorted(done for done, _ in steps)
@@ -104,13 +104,13 @@ def test_an_empty_new_directory_is_sound(tmp_path: Path) -> None:
     assert len(findings(report, damage=False)) == 2  # no state and no index yet
 
 
-async def test_a_directory_in_use_is_not_looked_at(tmp_path: Path) -> None:
+async def test_a_directory_in_use_is_not_checked(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)):
         with pytest.raises(DataDirInUse):
             check_data_dir(tmp_path)
 
 
-def test_what_is_no_data_directory_or_a_newer_one_is_refused(tmp_path: Path) -> None:
+def test_only_data_directories_of_known_versions_are_checked(tmp_path: Path) -> None:
     with pytest.raises(NotADataDir):
         check_data_dir(tmp_path)
     (tmp_path / "letters.txt").touch()
@@ -132,7 +132,7 @@ def test_a_flipped_bit_in_a_body_names_the_block_and_the_offsets(data_dir: Path)
     assert any("queue 0 of 't'" in each and "between offsets 4 and 6" in each for each in found)
 
 
-def test_without_reading_payloads_a_body_is_not_compared(data_dir: Path) -> None:
+def test_a_shallow_check_does_not_verify_bodies(data_dir: Path) -> None:
     change(data_dir / "commitlog" / FIRST, b"body 4")
     assert findings(checked(data_dir, deep=False), damage=True) == []
 
@@ -148,7 +148,7 @@ def test_a_flipped_bit_in_a_header_is_found(data_dir: Path, field: int) -> None:
     assert any("between offsets 4 and 6" in each for each in found)
 
 
-def test_a_torn_tail_is_a_note_since_nobody_was_promised_it(data_dir: Path) -> None:
+def test_a_torn_tail_is_a_note(data_dir: Path) -> None:
     # the index's position would prove that the block was durable
     shutil.rmtree(data_dir / "consumequeue")
     segment = data_dir / "commitlog" / LAST
@@ -185,7 +185,7 @@ def test_a_missing_first_segment_is_found_without_an_index_too(data_dir: Path) -
     assert any("begins at" in each for each in findings(checked(data_dir), damage=True))
 
 
-def test_a_segment_cut_short_is_damage(data_dir: Path) -> None:
+def test_a_truncated_segment_is_damage(data_dir: Path) -> None:
     os.truncate(data_dir / "commitlog" / FIRST, MIB // 2)
     report = checked(data_dir)
     assert not report.is_sound
@@ -207,7 +207,7 @@ def _lost(report: CheckReport, kind: str) -> list[str]:
 @pytest.mark.parametrize(
     ("flipped", "kind"), [(b"body 4", "payload-crc"), (b"HFBT", "header-crc")], ids=str
 )
-def test_a_damaged_block_is_found_with_its_place_and_what_it_costs(
+def test_a_damaged_block_is_reported_with_its_position_and_loss(
     data_dir: Path, forgotten: str | None, flipped: bytes, kind: str
 ) -> None:
     if forgotten:
@@ -229,7 +229,7 @@ def test_a_damaged_block_is_found_with_its_place_and_what_it_costs(
     assert report.lost == {(1, 0): [(4, 6)]}
 
 
-def test_what_a_lost_end_costs_is_known_by_the_index(data_dir: Path) -> None:
+def test_the_index_shows_the_loss_at_the_end_of_the_log(data_dir: Path) -> None:
     last = data_dir / "commitlog" / LAST
     end = checked(data_dir).ends[1, 0]
     image = last.read_bytes()
@@ -239,7 +239,7 @@ def test_what_a_lost_end_costs_is_known_by_the_index(data_dir: Path) -> None:
     assert report.ends[1, 0] == end
 
 
-def test_a_version_that_is_none_is_damage_and_the_rest_is_looked_at(data_dir: Path) -> None:
+def test_a_malformed_version_is_damage_and_the_rest_is_checked(data_dir: Path) -> None:
     (data_dir / "VERSION").write_text("q\n")
     report = checked(data_dir)
     (found,) = [each for each in report.findings if each.damage]
@@ -248,7 +248,7 @@ def test_a_version_that_is_none_is_damage_and_the_rest_is_looked_at(data_dir: Pa
     assert report.messages > 43
 
 
-def test_tokens_are_read_too(data_dir: Path) -> None:
+def test_tokens_are_checked(data_dir: Path) -> None:
     TokenFile(data_dir).change(lambda tokens: tokens)
     assert checked(data_dir).findings == []
     for name, is_sound in (("tokens", True), ("tokens.copy", False)):
@@ -298,7 +298,7 @@ def _footer_size(image: bytes) -> int:
     return blocks * 56 + keys * 8 + 64
 
 
-def test_files_that_nobody_knows_and_unfinished_ones_are_notes(data_dir: Path) -> None:
+def test_unknown_and_unfinished_files_are_notes(data_dir: Path) -> None:
     (data_dir / "notes.txt").touch()
     (data_dir / "commitlog" / "00000000000009437184.new").touch()
     report = checked(data_dir)
@@ -320,7 +320,7 @@ def _in_index(data_dir: Path, db: bytes, change_db: Callable[[Any], object]) -> 
 KEY = bytes.fromhex("00000001000000000000000000000004")
 
 
-def test_a_missing_entry_is_damage_and_names_block_and_offset(data_dir: Path) -> None:
+def test_a_missing_entry_is_damage_with_block_and_offset(data_dir: Path) -> None:
     _in_index(data_dir, b"entries", lambda txn: txn.delete(KEY))
     (found,) = findings(checked(data_dir), damage=True)
     assert "no entry for block" in found
@@ -339,7 +339,7 @@ def test_an_entry_that_describes_another_block_is_damage(data_dir: Path) -> None
     assert "does not describe it" in found
 
 
-def test_a_damaged_entry_is_damage_and_says_how_it_is_mended(data_dir: Path) -> None:
+def test_a_damaged_entry_is_damage_with_a_remedy(data_dir: Path) -> None:
     _in_index(data_dir, b"entries", lambda txn: txn.put(KEY, b"?" * 44))
     (found,) = findings(checked(data_dir), damage=True)
     assert "delete the folder" in found
@@ -357,14 +357,14 @@ def test_entries_beyond_the_log_are_damage(data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("image", [b"", b"no environment" * 1000])
-def test_an_index_that_is_none_is_a_note(data_dir: Path, image: bytes) -> None:
+def test_an_unusable_index_is_a_note(data_dir: Path, image: bytes) -> None:
     (data_dir / "consumequeue" / "data.mdb").write_bytes(image)
     report = checked(data_dir)
     assert report.is_sound
     assert any("rebuilt" in each for each in findings(report, damage=False))
 
 
-def test_an_index_that_is_condemned_is_a_note(data_dir: Path) -> None:
+def test_an_index_marked_as_damaged_is_a_note(data_dir: Path) -> None:
     (data_dir / "consumequeue" / "condemned").touch()
     assert any("rebuilt" in each for each in findings(checked(data_dir), damage=False))
 
@@ -394,7 +394,7 @@ def test_a_damaged_record_is_damage_and_named(data_dir: Path) -> None:
     assert "offsets/g/1" in found
 
 
-def test_a_state_that_is_none_is_damage(data_dir: Path) -> None:
+def test_an_unusable_state_is_damage(data_dir: Path) -> None:
     (data_dir / "state" / "data.mdb").write_bytes(b"no environment" * 1000)
     found = findings(checked(data_dir), damage=True)
     assert any("read from the log" in each for each in found)
@@ -407,7 +407,7 @@ def test_a_missing_or_unfinished_state_is_a_note(data_dir: Path) -> None:
     assert any("unfinished" in each for each in findings(checked(data_dir), damage=False))
 
 
-def test_a_state_that_a_log_without_its_end_must_tell_may_lack_something(data_dir: Path) -> None:
+def test_a_state_read_from_a_log_without_its_end_is_incomplete(data_dir: Path) -> None:
     shutil.rmtree(data_dir / "state")
     for name in (LAST, segment_name(3 * MIB)):
         (data_dir / "commitlog" / name).unlink()
@@ -419,7 +419,7 @@ def test_a_state_that_a_log_without_its_end_must_tell_may_lack_something(data_di
 
 
 @pytest.mark.parametrize("forgotten", ["consumequeue", "state"])
-async def test_a_broker_mends_what_is_only_a_note(data_dir: Path, forgotten: str) -> None:
+async def test_a_broker_repairs_notes_at_its_start(data_dir: Path, forgotten: str) -> None:
     shutil.rmtree(data_dir / forgotten)
     async with open_storage(small_config(data_dir)) as storage:
         await settled(storage)

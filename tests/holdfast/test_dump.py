@@ -84,7 +84,7 @@ def test_damage_is_a_row_and_the_next_block_is_found(segment: Segment) -> None:
     assert block["base_offset"] == 7
 
 
-def test_a_damaged_file_header_costs_nothing_under_its_own_name(segment: Segment) -> None:
+def test_a_damaged_header_page_is_replaced_by_the_file_name(segment: Segment) -> None:
     content = bytearray(segment.path.read_bytes())
     content[8] ^= 1
     segment.path.write_bytes(content)
@@ -94,7 +94,7 @@ def test_a_damaged_file_header_costs_nothing_under_its_own_name(segment: Segment
         list(dump_segment(renamed))
 
 
-def test_a_file_that_is_no_segment_is_refused(tmp_path: Path) -> None:
+def test_another_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "x"
     file.write_bytes(b"hello")
     with pytest.raises(NotASegment, match="commitlog/ of a data directory"):

@@ -91,7 +91,7 @@ def damage(directory: Path, table: bytes) -> None:
     env.close()
 
 
-async def test_cursors_and_the_receipt_key_are_there_after_a_restart(data_dir: Path) -> None:
+async def test_cursors_and_the_receipt_key_survive_a_restart(data_dir: Path) -> None:
     async with open_storage(small_config(data_dir)) as storage:
         groups = storage.groups
         key = groups.table.receipt_key
@@ -104,13 +104,13 @@ async def test_cursors_and_the_receipt_key_are_there_after_a_restart(data_dir: P
         assert storage.groups.table.next_group_id == 2
 
 
-async def test_a_lost_state_leaves_groups_and_cursors_as_they_were(data_dir: Path) -> None:
+async def test_a_lost_state_keeps_groups_and_cursors(data_dir: Path) -> None:
     before = await cursor_of(data_dir)
     (data_dir / "state" / "data.mdb").unlink()
     assert await cursor_of(data_dir) == before
 
 
-async def test_a_damaged_state_is_set_aside_without_the_cursors(data_dir: Path) -> None:
+async def test_a_damaged_state_is_moved_without_the_cursors(data_dir: Path) -> None:
     before = await cursor_of(data_dir)
     (data_dir / "state" / "data.mdb").write_bytes(b"no environment" * 1000)
     assert await cursor_of(data_dir) == before
@@ -119,7 +119,7 @@ async def test_a_damaged_state_is_set_aside_without_the_cursors(data_dir: Path) 
 
 
 @pytest.mark.parametrize("lost", ["state", "state/groups"])
-async def test_lost_cursors_begin_at_the_stored_offsets(data_dir: Path, lost: str) -> None:
+async def test_lost_cursors_start_at_the_stored_offsets(data_dir: Path, lost: str) -> None:
     async with open_storage(small_config(data_dir)) as storage:
         await storage.store.offsets.store_offsets("g", storage.store.table.get("t"), {0: 1})
     shutil.rmtree(data_dir / lost)
@@ -129,7 +129,7 @@ async def test_lost_cursors_begin_at_the_stored_offsets(data_dir: Path, lost: st
         assert [fault.reason for fault in storage.degraded] == ["damaged-groups"]
 
 
-async def test_a_deleted_topic_takes_its_cursors_with_it_at_the_latest_at_a_start(
+async def test_cursors_of_a_deleted_topic_are_deleted_at_a_start(
     data_dir: Path,
 ) -> None:
     async with open_storage(small_config(data_dir)) as storage:
@@ -142,16 +142,14 @@ async def test_a_deleted_topic_takes_its_cursors_with_it_at_the_latest_at_a_star
 # -- check and repair ----------------------------------------------------------------------
 
 
-def test_a_sound_directory_stays_without_findings(data_dir: Path) -> None:
+def test_a_sound_directory_with_groups_has_no_findings(data_dir: Path) -> None:
     report = check_data_dir(data_dir)
     assert report.findings == []
     assert report.groups == 1
 
 
 @pytest.mark.parametrize("table", [b"\1", b"\2"])
-async def test_damaged_rows_are_found_and_a_repair_forgets_them(
-    data_dir: Path, table: bytes
-) -> None:
+async def test_a_repair_deletes_damaged_rows(data_dir: Path, table: bytes) -> None:
     damage(data_dir / "state" / "groups", table)
     report = check_data_dir(data_dir)
     assert kinds(report) == [("groups-row", True)]
@@ -164,7 +162,7 @@ async def test_damaged_rows_are_found_and_a_repair_forgets_them(
     assert (floor, has_fourth) == ((2, False) if table == b"\2" else (0, False))
 
 
-async def test_an_unusable_environment_is_found_and_a_repair_sets_it_aside(data_dir: Path) -> None:
+async def test_a_repair_moves_an_unusable_environment(data_dir: Path) -> None:
     (data_dir / "state" / "groups" / "data.mdb").write_bytes(b"no environment" * 1000)
     assert kinds(check_data_dir(data_dir)) == [("groups-damaged", True)]
     repaired = repair_data_dir(data_dir, accept_loss=False)
@@ -175,7 +173,7 @@ async def test_an_unusable_environment_is_found_and_a_repair_sets_it_aside(data_
     assert (await cursor_of(data_dir))[0] == 0
 
 
-async def test_a_cursor_beyond_the_log_is_noted_and_set_back_by_the_next_start(
+async def test_a_cursor_beyond_the_log_is_reset_by_the_next_start(
     data_dir: Path,
 ) -> None:
     async with open_storage(small_config(data_dir)) as storage:
@@ -207,7 +205,7 @@ damage(Path(sys.argv[1]), bytes([2]))
 """
 
 
-async def test_cursors_are_checked_beside_a_running_broker(data_dir: Path) -> None:
+async def test_cursors_are_checked_while_a_broker_runs(data_dir: Path) -> None:
     groups = data_dir / "state" / "groups"
     async with open_storage(small_config(data_dir)) as storage:
         assert await asyncio.to_thread(found_beside, data_dir) == []
@@ -226,7 +224,7 @@ async def test_cursors_are_checked_beside_a_running_broker(data_dir: Path) -> No
 # -- backups -------------------------------------------------------------------------------
 
 
-async def test_a_backup_beside_a_broker_has_the_cursors_and_voids_receipts(
+async def test_a_backup_of_a_running_broker_has_cursors_and_voids_receipts(
     data_dir: Path, tmp_path: Path
 ) -> None:
     async with open_storage(small_config(data_dir)) as storage:
@@ -257,7 +255,7 @@ async def test_damaged_rows_of_a_backup_are_found(data_dir: Path, tmp_path: Path
     assert kinds(check_data_dir(tmp_path / "backup")) == [("groups-row", True)]
 
 
-async def test_an_unusable_environment_does_not_hinder_a_backup(
+async def test_a_backup_is_made_without_an_unusable_environment(
     data_dir: Path, tmp_path: Path
 ) -> None:
     (data_dir / "state" / "groups" / "data.mdb").write_bytes(b"no environment" * 1000)
@@ -268,7 +266,7 @@ async def test_an_unusable_environment_does_not_hinder_a_backup(
     assert (await cursor_of(tmp_path / "restored"))[0] == 0
 
 
-async def test_an_incremental_backup_has_the_newest_cursors_alone(
+async def test_an_incremental_backup_has_only_the_newest_cursors(
     data_dir: Path, tmp_path: Path
 ) -> None:
     make_backup(data_dir, tmp_path / "backup")
@@ -289,7 +287,7 @@ async def test_a_backup_without_groups_has_no_file_for_them(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("failures", [2, 1000])
-def test_cursors_are_copied_whole_or_not_at_all_while_the_broker_enlarges_their_map(
+def test_cursors_are_copied_completely_while_their_map_grows(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     def resized(transaction: "lmdb.Transaction[bytes]") -> bool:

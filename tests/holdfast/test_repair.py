@@ -153,7 +153,7 @@ LOSING = [
 
 
 @pytest.mark.parametrize("spoil", LOSING, ids=lambda spoil: spoil.__name__)
-async def test_what_is_let_go_of_is_what_was_said_and_readers_pass_over_it(
+async def test_the_loss_is_as_reported_and_readers_skip_it(
     data_dir: Path, filled: tuple[Path, Messages], spoil: Callable[[Path], None]
 ) -> None:
     spoil(data_dir)
@@ -198,7 +198,7 @@ async def test_what_is_let_go_of_is_what_was_said_and_readers_pass_over_it(
     assert (await asyncio.to_thread(check_data_dir, data_dir)).is_sound
 
 
-def test_what_is_overwritten_is_kept_byte_for_byte(data_dir: Path) -> None:
+def test_overwritten_bytes_are_copied(data_dir: Path) -> None:
     _several(data_dir)
     path = data_dir / "commitlog" / FIRST
     image = path.read_bytes()
@@ -214,7 +214,7 @@ def test_what_is_overwritten_is_kept_byte_for_byte(data_dir: Path) -> None:
     assert after[end:at] == image[end:at]
 
 
-def test_without_room_for_copies_nothing_is_changed(
+def test_a_repair_without_room_for_copies_changes_nothing(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _header(data_dir)
@@ -229,7 +229,7 @@ def test_without_room_for_copies_nothing_is_changed(
     assert fingerprints(data_dir) == before
 
 
-def test_a_second_repair_finds_nothing_to_do(data_dir: Path) -> None:
+def test_a_second_repair_does_nothing(data_dir: Path) -> None:
     _header(data_dir)
     repair_data_dir(data_dir, accept_loss=True)
     before = fingerprints(data_dir)
@@ -239,7 +239,7 @@ def test_a_second_repair_finds_nothing_to_do(data_dir: Path) -> None:
     assert fingerprints(data_dir) == before
 
 
-async def test_what_was_let_go_of_is_known_after_another_damage(
+async def test_an_accepted_loss_is_known_after_further_damage(
     data_dir: Path, filled: tuple[Path, Messages]
 ) -> None:
     _header(data_dir)
@@ -252,7 +252,7 @@ async def test_what_was_let_go_of_is_known_after_another_damage(
     assert len(messages) == len(filled[1]) - 4
 
 
-async def test_what_was_let_go_of_is_known_from_the_log_too(data_dir: Path) -> None:
+async def test_an_accepted_loss_is_also_known_from_the_log(data_dir: Path) -> None:
     _header(data_dir)
     await asyncio.to_thread(repair_data_dir, data_dir, accept_loss=True)
     await _publish(data_dir, "with a snapshot of the state before it", 0)
@@ -322,7 +322,7 @@ FREE = [
 
 
 @pytest.mark.parametrize("spoil", FREE, ids=lambda spoil: spoil.__name__)
-async def test_what_costs_no_message_is_mended_without_leave(
+async def test_damage_without_loss_is_repaired_without_consent(
     data_dir: Path, filled: tuple[Path, Messages], spoil: Callable[[Path], None]
 ) -> None:
     spoil(data_dir)
@@ -335,7 +335,7 @@ async def test_what_costs_no_message_is_mended_without_leave(
     assert await read_all(data_dir) == (filled[1], {}, [])
 
 
-async def test_what_lies_behind_a_hole_at_the_logs_end_is_set_aside(
+async def test_segments_after_a_missing_last_one_are_moved(
     data_dir: Path, filled: tuple[Path, Messages]
 ) -> None:
     """Nothing is left that proves that the missing file was ever durable."""
@@ -355,7 +355,7 @@ async def test_what_lies_behind_a_hole_at_the_logs_end_is_set_aside(
     assert messages.items() < filled[1].items()
 
 
-def test_a_loss_that_shows_after_other_steps_stops_the_repair_which_reports_those_steps(
+def test_a_loss_found_after_other_steps_stops_the_repair(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _segment_header(data_dir)
@@ -367,7 +367,7 @@ def test_a_loss_that_shows_after_other_steps_stops_the_repair_which_reports_thos
     assert check_data_dir(data_dir).is_sound  # the header was mended
 
 
-def test_a_sound_directory_is_not_touched(data_dir: Path) -> None:
+def test_a_sound_directory_is_not_changed(data_dir: Path) -> None:
     before = fingerprints(data_dir)
     assert repair_data_dir(data_dir, accept_loss=True).is_sound
     assert fingerprints(data_dir) == before
@@ -376,13 +376,13 @@ def test_a_sound_directory_is_not_touched(data_dir: Path) -> None:
 # -- refused repairs -----------------------------------------------------------------------
 
 
-async def test_nothing_is_repaired_under_a_running_broker(tmp_path: Path) -> None:
+async def test_a_directory_in_use_is_not_repaired(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)):
         with pytest.raises(DataDirInUse, match="stop that one"):
             repair_data_dir(tmp_path, accept_loss=True)
 
 
-def test_what_no_repair_can_mend_is_said(data_dir: Path, tmp_path: Path) -> None:
+def test_unrepairable_damage_is_reported(data_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(NotADataDir):
         repair_data_dir(tmp_path, accept_loss=True)
     shutil.rmtree(data_dir / "commitlog")
@@ -399,7 +399,7 @@ class _CutShort(Exception):
 
 @pytest.mark.fault
 @pytest.mark.parametrize("spoil", [_header, _middle_missing, _end_lost, _truncated_without_header])
-async def test_a_repair_that_is_cut_short_anywhere_is_done_by_the_next(
+async def test_an_interrupted_repair_is_completed_by_the_next_one(
     filled: tuple[Path, Messages],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

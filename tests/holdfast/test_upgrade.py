@@ -38,7 +38,7 @@ def name_of(archive: Path) -> str:
     return f"{archive.parent.name}-{archive.name.removesuffix('.tar.xz')}"
 
 
-def test_every_release_left_every_kind() -> None:
+def test_every_golden_directory_has_every_kind_of_data() -> None:
     releases = {archive.parent.name for archive in ARCHIVES}
     assert "0.1.0" in releases
     assert {name_of(archive) for archive in ARCHIVES} == {
@@ -48,7 +48,7 @@ def test_every_release_left_every_kind() -> None:
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=name_of)
-def test_an_old_directory_is_served_as_it_was(archive: Path, tmp_path: Path) -> None:
+def test_an_old_directory_is_served_unchanged(archive: Path, tmp_path: Path) -> None:
     data_dir = unpacked(archive, tmp_path)
     assert check_data_dir(data_dir).is_sound
     sealed = {path: _digest(path) for path in (data_dir / "commitlog").iterdir() if _footer(path)}
@@ -110,7 +110,7 @@ def _newer_batch(data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("make_newer", [_newer_layout, _newer_segment, _newer_batch])
-async def test_what_a_later_release_wrote_is_refused_and_not_changed(
+async def test_data_of_a_later_release_is_refused_and_not_changed(
     old: Path, make_newer: object
 ) -> None:
     assert callable(make_newer)
@@ -128,7 +128,7 @@ async def test_what_a_later_release_wrote_is_refused_and_not_changed(
     assert {path: _digest(path) for path in (old / "commitlog").iterdir()} == before
 
 
-def test_a_broker_says_why_it_does_not_start_on_a_newer_directory(old: Path) -> None:
+def test_a_broker_reports_that_a_directory_is_newer(old: Path) -> None:
     _newer_layout(old)
     with pytest.raises(BrokerDidNotStart, match="format version 3; this Holdfast reads 2"):
         RunningBroker(old).start()

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.fault
 
 
 @pytest.mark.parametrize("file_system", FILE_SYSTEMS)
-def test_power_loss_takes_what_was_not_synced_and_nothing_else(file_system: str) -> None:
+def test_a_power_loss_loses_only_unsynced_data(file_system: str) -> None:
     reason = why_not(file_system)
     if reason is not None:
         pytest.skip(reason)
@@ -41,7 +41,7 @@ def test_power_loss_takes_what_was_not_synced_and_nothing_else(file_system: str)
     assert str(volume.path) not in Path("/proc/self/mountinfo").read_text()
 
 
-def test_what_a_killed_test_process_left_is_cleared_away() -> None:
+def test_volumes_of_a_killed_test_process_are_removed() -> None:
     reason = why_not("ext4")
     if reason is not None:
         pytest.skip(reason)

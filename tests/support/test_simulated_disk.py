@@ -38,7 +38,7 @@ def disk(request: pytest.FixtureRequest) -> Disk:
     return made
 
 
-def test_what_is_written_is_read(disk: Disk, tmp_path: Path) -> None:
+def test_written_bytes_are_read(disk: Disk, tmp_path: Path) -> None:
     file = _file(disk, tmp_path / "file")
     file.write([b"one", b"two"], 5)
     assert file.read(10, 3) == b"\0\0onetwo\0\0"
@@ -83,7 +83,7 @@ def test_the_end_of_the_data_is_found_by_pages(disk: Disk, tmp_path: Path) -> No
 # -- power loss --------------------------------------------------------------------------------
 
 
-def test_what_was_synced_survives_every_crash() -> None:
+def test_synced_bytes_survive_every_crash() -> None:
     disk = SimulatedDisk()
     file = _file(disk)
     file.write([b"x" * SIZE], 0)
@@ -92,7 +92,7 @@ def test_what_was_synced_survives_every_crash() -> None:
         assert crashed.open(PATH).read(SIZE, 0) == b"x" * SIZE
 
 
-def test_what_was_not_synced_is_kept_lost_or_torn_by_sectors() -> None:
+def test_unsynced_bytes_are_kept_or_lost_by_sectors() -> None:
     disk = SimulatedDisk()
     file = _file(disk)
     file.write([b"x" * SIZE], 0)
@@ -112,14 +112,14 @@ def test_what_was_not_synced_is_kept_lost_or_torn_by_sectors() -> None:
     assert any(image[: 8 * PAGE_BYTES].count(b"x") == 0 for image in found), "nothing was lost"
 
 
-def test_the_same_seed_loses_the_same() -> None:
+def test_the_same_seed_loses_the_same_bytes() -> None:
     disk = SimulatedDisk()
     _file(disk).write([b"x" * SIZE], 0)
     first, second = (disk.crash(random.Random(7)).open(PATH).read(SIZE, 0) for _ in range(2))
     assert first == second
 
 
-def test_bytes_written_while_a_sync_is_under_way_are_not_covered_by_it() -> None:
+def test_a_sync_does_not_cover_writes_after_its_start() -> None:
     disk = SimulatedDisk()
     file = _file(disk)
     file.write([b"before"], 0)
@@ -139,7 +139,7 @@ def test_bytes_written_while_a_sync_is_under_way_are_not_covered_by_it() -> None
     assert (b"before", bytes(9)) in found
 
 
-def test_a_hole_that_a_crash_leaves_is_no_data() -> None:
+def test_a_hole_left_by_a_crash_is_not_data() -> None:
     disk = SimulatedDisk()
     file = _file(disk)
     file.write([b"x"], 0)
@@ -165,7 +165,7 @@ def test_a_name_is_durable_only_once_its_directory_was_synced() -> None:
         (lambda disk: disk.remove(PATH), {("file",), ()}),
     ],
 )
-def test_a_crash_before_the_directory_sync_may_undo_what_it_covers(
+def test_a_crash_before_the_directory_sync_may_undo_names(
     change: Callable[[SimulatedDisk], None], left: set[tuple[str, ...]]
 ) -> None:
     disk = SimulatedDisk()
@@ -176,7 +176,7 @@ def test_a_crash_before_the_directory_sync_may_undo_what_it_covers(
     assert {tuple(crashed.names(DIRECTORY)) for crashed in _crashes(disk)} == left
 
 
-def test_a_file_never_synced_may_have_no_room_after_a_crash() -> None:
+def test_an_unsynced_file_may_have_no_room_after_a_crash() -> None:
     disk = SimulatedDisk()
     disk.create(PATH, SIZE)
     sizes = {crashed.open(PATH).size() for crashed in _crashes(disk) if crashed.names(DIRECTORY)}
@@ -186,7 +186,7 @@ def test_a_file_never_synced_may_have_no_room_after_a_crash() -> None:
 # -- the end of a process ----------------------------------------------------------------------
 
 
-def test_a_kill_loses_nothing_but_makes_nothing_durable() -> None:
+def test_a_kill_loses_nothing_and_makes_nothing_durable() -> None:
     disk = SimulatedDisk()
     file = _file(disk)
     file.write([b"written"], 0)
@@ -196,7 +196,7 @@ def test_a_kill_loses_nothing_but_makes_nothing_durable() -> None:
     assert found == {b"written", bytes(7)}
 
 
-def test_nothing_changes_on_a_disk_whose_process_is_dead() -> None:
+def test_a_dead_process_changes_nothing() -> None:
     disk = SimulatedDisk()
     file = _file(disk)
     survivor = disk.kill()
@@ -213,7 +213,7 @@ def test_nothing_changes_on_a_disk_whose_process_is_dead() -> None:
     assert file.read(5, 0) == bytes(5)
 
 
-def test_the_power_can_go_in_the_middle_of_a_write() -> None:
+def test_the_power_can_fail_during_a_write() -> None:
     disk = SimulatedDisk()
     file = _file(disk)
     disk.freeze_after(1)
@@ -225,7 +225,7 @@ def test_the_power_can_go_in_the_middle_of_a_write() -> None:
     assert disk.kill().open(PATH).read(16, 0) == b"a" * 8 + b"b" * 4 + bytes(4)
 
 
-def test_a_freeze_lets_no_held_sync_through() -> None:
+def test_a_freeze_blocks_held_syncs() -> None:
     disk = SimulatedDisk()
     file = _file(disk)
     file.write([b"x" * SIZE], 0)
@@ -250,7 +250,7 @@ def test_a_freeze_lets_no_held_sync_through() -> None:
 # -- errors on demand --------------------------------------------------------------------------
 
 
-def test_a_failed_sync_leaves_its_pages_clean_and_lost() -> None:
+def test_a_failed_sync_marks_its_pages_as_clean() -> None:
     disk = SimulatedDisk()
     file = _file(disk)
     file.write([b"gone"], 0)
@@ -263,7 +263,7 @@ def test_a_failed_sync_leaves_its_pages_clean_and_lost() -> None:
     assert {c.open(PATH).read(4, 0) for c in _crashes(disk)} == {bytes(4)}
 
 
-def test_a_failing_write_may_get_through_in_part() -> None:
+def test_a_failing_write_may_write_a_part() -> None:
     disk = SimulatedDisk()
     file = _file(disk)
     disk.fail("write", after=1, share=0.5)
@@ -274,7 +274,7 @@ def test_a_failing_write_may_get_through_in_part() -> None:
     assert file.read(21, 0) == b"whole" + bytes(3) + b"ha" + bytes(6) + b"again"
 
 
-def test_a_full_disk_refuses_another_file_and_leaves_nothing_behind() -> None:
+def test_a_full_disk_refuses_a_file_and_leaves_nothing() -> None:
     disk = SimulatedDisk()
     file = _file(disk)
     disk.full = True

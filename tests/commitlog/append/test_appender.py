@@ -45,7 +45,7 @@ def _run(publishing: Publishing) -> None:
 # -- writes, callbacks and answers -----------------------------------------------------------
 
 
-def test_a_written_publish_is_dispatched_then_answered(publishing: Publishing) -> None:
+def test_a_written_publish_is_dispatched_then_completed(publishing: Publishing) -> None:
     request = publishing.submit()
     _run(publishing)
     assert [event.kind for event in publishing.events.all] == ["dispatch", "written", "complete"]
@@ -73,7 +73,7 @@ def test_a_durable_publish_is_left_to_the_sync_thread(publishing: Publishing) ->
     assert durable.end_physical_offset == publishing.dispatched()[0].end_physical_offset
 
 
-def test_what_waits_is_written_with_one_call(publishing: Publishing) -> None:
+def test_waiting_publishes_are_written_with_one_call(publishing: Publishing) -> None:
     publishing.log.roll()
     requests = [publishing.submit(batch(i), batch(i, queue=1)) for i in range(20)]
     before = publishing.disk.changes
@@ -83,7 +83,7 @@ def test_what_waits_is_written_with_one_call(publishing: Publishing) -> None:
     assert all(request.error is None for request in requests)
 
 
-def test_the_block_is_the_clients_bytes_behind_a_stamped_header(publishing: Publishing) -> None:
+def test_a_block_is_a_stamped_header_and_the_bytes_of_the_client(publishing: Publishing) -> None:
     publishing.idle.durable_offset = 5
     sent = Batch.decode(
         encode_batch(
@@ -153,7 +153,7 @@ def test_store_timestamps_never_go_back() -> None:
     assert times == [NOW_US - 3, NOW_US, NOW_US, NOW_US + 1]
 
 
-def test_a_publish_of_nothing_is_answered(publishing: Publishing) -> None:
+def test_an_empty_publish_completes(publishing: Publishing) -> None:
     request = AppendRequest(1, [], durable=True)
     publishing.appender.submit(request)
     _run(publishing)
@@ -164,7 +164,7 @@ def test_a_publish_of_nothing_is_answered(publishing: Publishing) -> None:
 @pytest.mark.parametrize(
     ("name", "most"), [("MAX_GROUP_BATCHES", 3), ("MAX_GROUP_BYTES", 3 * SIZE)]
 )
-def test_a_group_has_an_end(
+def test_the_size_of_a_round_is_limited(
     publishing: Publishing, monkeypatch: pytest.MonkeyPatch, name: str, most: int
 ) -> None:
     monkeypatch.setattr(appender_module, name, most)
@@ -181,7 +181,7 @@ def test_a_group_has_an_end(
 @pytest.mark.parametrize(
     ("limit", "accepted"), [(3 * SIZE - 1, 2), (3 * SIZE, 3), (3 * SIZE + 1, 3)]
 )
-def test_only_so_many_bytes_may_wait(limit: int, accepted: int) -> None:
+def test_the_waiting_bytes_are_limited(limit: int, accepted: int) -> None:
     publishing = Publishing(max_waiting_bytes=limit)
     for _ in range(accepted):
         publishing.submit()
@@ -194,14 +194,14 @@ def test_only_so_many_bytes_may_wait(limit: int, accepted: int) -> None:
     assert publishing.appender.waiting_bytes == 0
 
 
-def test_one_publish_is_always_let_in() -> None:
+def test_one_publish_of_any_size_is_accepted() -> None:
     publishing = Publishing(max_waiting_bytes=1)
     request = publishing.submit()
     _run(publishing)
     assert request.error is None
 
 
-def test_an_urgent_publish_goes_first_and_is_let_in_whatever_waits() -> None:
+def test_an_urgent_publish_goes_first_and_ignores_the_limit() -> None:
     publishing = Publishing(max_waiting_bytes=SIZE)
     publishing.submit(topic_id=5)
     publishing.submit(topic_id=0, urgent=True)
@@ -209,7 +209,7 @@ def test_an_urgent_publish_goes_first_and_is_let_in_whatever_waits() -> None:
     assert [header.topic_id for header in publishing.dispatched()] == [0, 5]
 
 
-def test_a_batch_is_let_in_up_to_the_largest() -> None:
+def test_a_batch_is_accepted_up_to_the_largest_size() -> None:
     # The second size gives a limit that is exactly the size of a batch.
     publishing = Publishing(segment_bytes=SEGMENT_BYTES + 8)
     largest = publishing.log.largest_batch
@@ -224,7 +224,7 @@ def test_a_batch_is_let_in_up_to_the_largest() -> None:
     assert [h.total_size for h in publishing.dispatched()] == [largest - 8, largest]
 
 
-def test_nothing_is_let_in_after_the_stop(publishing: Publishing) -> None:
+def test_nothing_is_accepted_after_the_stop(publishing: Publishing) -> None:
     requests = [publishing.submit() for _ in range(3)]
     publishing.appender.start()
     publishing.appender.stop()
@@ -234,7 +234,7 @@ def test_nothing_is_let_in_after_the_stop(publishing: Publishing) -> None:
         publishing.submit()
 
 
-def test_stopping_without_a_start_is_nothing(publishing: Publishing) -> None:
+def test_an_appender_can_stop_without_a_start(publishing: Publishing) -> None:
     publishing.appender.stop()
     assert publishing.events.all == []
 
@@ -242,7 +242,7 @@ def test_stopping_without_a_start_is_nothing(publishing: Publishing) -> None:
 # -- rolling ---------------------------------------------------------------------------------
 
 
-def test_what_does_not_fit_goes_to_the_next_segment(publishing: Publishing) -> None:
+def test_a_batch_that_does_not_fit_goes_to_the_next_segment(publishing: Publishing) -> None:
     for size in (400_000, 500_000, 300_000):
         publishing.submit(batch(size))
     _run(publishing)
@@ -253,7 +253,7 @@ def test_what_does_not_fit_goes_to_the_next_segment(publishing: Publishing) -> N
     assert kinds == ["dispatch", "rolled", "dispatch", "written", "complete"]
 
 
-def test_a_segment_prepared_too_small_is_made_anew() -> None:
+def test_a_prepared_segment_that_is_too_small_is_followed_by_another() -> None:
     publishing = Publishing()
     publishing.submit()
     _run(publishing)
@@ -288,7 +288,7 @@ def test_a_mistaken_producer_fails_alone(publishing: Publishing) -> None:
     assert [publishing.events.completions(r) for r in (first, gap, fenced)] == [1, 1, 1]
 
 
-def test_a_full_disk_fails_what_needs_a_segment_and_nothing_else(
+def test_a_full_disk_fails_only_publishes_that_need_a_segment(
     publishing: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_log, "DISK_FULL_RETRY_S", 0.0)
@@ -315,7 +315,7 @@ def test_a_full_disk_fails_what_needs_a_segment_and_nothing_else(
     assert [h.base_offset for h in publishing.dispatched()] == [0, 1, 2, 3]
 
 
-def test_a_publish_cut_in_two_by_a_full_disk_is_completed_by_its_retry(
+def test_a_retry_completes_a_publish_that_a_full_disk_split(
     publishing: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_log, "DISK_FULL_RETRY_S", 0.0)
@@ -334,7 +334,7 @@ def test_a_publish_cut_in_two_by_a_full_disk_is_completed_by_its_retry(
     assert [h.queue_id for h in publishing.dispatched()] == [0, 1, 2]
 
 
-def test_a_failed_write_poisons_and_answers_everything_once(publishing: Publishing) -> None:
+def test_a_failed_write_fails_every_publish_once(publishing: Publishing) -> None:
     publishing.log.roll()
     wrong = publishing.submit(batch(producer_id=1, sequence=1), batch(producer_id=1, sequence=5))
     group = [publishing.submit(durable=bool(i % 2)) for i in range(4)]
@@ -351,7 +351,7 @@ def test_a_failed_write_poisons_and_answers_everything_once(publishing: Publishi
         publishing.submit()
 
 
-def test_what_comes_after_a_failed_write_is_refused(publishing: Publishing) -> None:
+def test_publishes_after_a_failed_write_are_refused(publishing: Publishing) -> None:
     publishing.log.roll()
     publishing.disk.fail("write", errno.EIO, after=1)
     publishing.appender.start()
@@ -368,7 +368,7 @@ def test_what_comes_after_a_failed_write_is_refused(publishing: Publishing) -> N
     assert [h.base_offset for h in publishing.dispatched()] == [0]
 
 
-def test_a_segment_that_cannot_be_made_now_harms_only_who_needed_it(
+def test_a_segment_that_cannot_be_created_fails_only_its_publish(
     publishing: Publishing,
 ) -> None:
     request = publishing.submit()
@@ -380,7 +380,7 @@ def test_a_segment_that_cannot_be_made_now_harms_only_who_needed_it(
     assert publishing.appender.poisoned is None
 
 
-def test_poisoning_answers_what_waits(publishing: Publishing) -> None:
+def test_poisoning_fails_the_waiting_publishes(publishing: Publishing) -> None:
     requests = [publishing.submit() for _ in range(3)]
     publishing.appender.poison("a sync failed")
     assert [str(error_of(r)).count("a sync failed") for r in requests] == [1, 1, 1]
@@ -395,7 +395,7 @@ def test_poisoning_answers_what_waits(publishing: Publishing) -> None:
 # -- duplicates ------------------------------------------------------------------------------
 
 
-def test_a_duplicate_is_answered_with_the_original_offsets(publishing: Publishing) -> None:
+def test_a_duplicate_gets_the_original_offsets(publishing: Publishing) -> None:
     sent = batch(producer_id=1, sequence=0)
     publishing.submit(batch())
     original = publishing.submit(sent)
@@ -417,7 +417,7 @@ def test_a_durable_duplicate_waits_for_its_originals_sync(publishing: Publishing
     assert retried.end_physical_offset == original.end_physical_offset
 
 
-def test_of_a_publish_that_is_refused_only_what_was_stored_before_is_answered(
+def test_a_refused_publish_succeeds_if_it_was_stored_before(
     publishing: Publishing,
 ) -> None:
     full = RuntimeError("the topic is full")
@@ -438,7 +438,7 @@ def test_of_a_publish_that_is_refused_only_what_was_stored_before_is_answered(
     assert len(publishing.dispatched()) == 2
 
 
-def test_rows_that_were_stored_before_are_answered_though_they_are_refused(
+def test_refused_rows_succeed_if_they_were_stored_before(
     publishing: Publishing,
 ) -> None:
     def rows(sequence: int) -> Rows:
@@ -456,7 +456,7 @@ def test_rows_that_were_stored_before_are_answered_though_they_are_refused(
     assert sum(header.message_count for header in publishing.dispatched()) == 2
 
 
-def test_a_durable_duplicate_of_what_is_synced_is_answered_at_once(
+def test_a_durable_duplicate_of_a_synced_publish_completes_at_once(
     publishing: Publishing,
 ) -> None:
     sent = batch(producer_id=1, sequence=0)
@@ -514,7 +514,7 @@ def test_a_batch_between_rows_keeps_its_turn(publishing: Publishing) -> None:
     assert between.results[0].base_offset == 1
 
 
-def test_results_are_in_the_order_of_the_request_whatever_is_written_first(
+def test_results_are_in_the_order_of_the_request(
     publishing: Publishing,
 ) -> None:
     publishing.submit(rows(queue=1))
@@ -539,7 +539,7 @@ def test_a_shared_batch_stays_small(
     assert [request.results[0].base_offset for request in requests] == list(range(5))
 
 
-def test_a_retry_among_those_that_share_is_known(publishing: Publishing) -> None:
+def test_a_retry_in_the_same_round_is_found(publishing: Publishing) -> None:
     """The retry came while the first request was still waiting, between requests of other
     producers."""
     publishing.submit(rows(b"a"))
@@ -556,7 +556,7 @@ def test_a_retry_among_those_that_share_is_known(publishing: Publishing) -> None
     assert last.error is None
 
 
-def test_a_full_disk_fails_all_who_share_and_nobody_else(publishing: Publishing) -> None:
+def test_a_full_disk_fails_all_publishes_of_a_shared_batch(publishing: Publishing) -> None:
     publishing.disk.full = True
     requests = [publishing.submit(rows()), publishing.submit(rows()), publishing.submit(rows())]
     publishing.appender.start()

@@ -53,7 +53,7 @@ def outcome(request: AppendRequest) -> list[tuple[int, bool]]:
 @pytest.mark.parametrize("failing_part", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["rows", "batches"])
 @pytest.mark.parametrize("fault", ["full", "create"])
-def test_a_publish_whose_segment_cannot_be_made_is_not_stored_in_any_queue(
+def test_a_publish_without_a_segment_is_stored_in_no_queue(
     publishing: Publishing,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
@@ -81,7 +81,7 @@ def test_a_publish_whose_segment_cannot_be_made_is_not_stored_in_any_queue(
     assert outcome(answered(publishing, *sent)) == [(0, True)] * 3
 
 
-def test_a_publish_that_was_stored_needs_no_room_to_be_answered_again(
+def test_a_stored_publish_needs_no_room_for_its_retry(
     publishing: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_log, "DISK_FULL_RETRY_S", 0.0)
@@ -94,7 +94,7 @@ def test_a_publish_that_was_stored_needs_no_room_to_be_answered_again(
 
 
 @pytest.mark.parametrize("stored", [1, 2])
-def test_nothing_comes_behind_a_publish_that_only_several_segments_take_and_that_was_cut_in_two(
+def test_no_later_publish_follows_a_split_one(
     publishing: Publishing, monkeypatch: pytest.MonkeyPatch, stored: int
 ) -> None:
     """Otherwise its retry would be too old in the queues that have a later publish."""
@@ -116,7 +116,7 @@ def test_nothing_comes_behind_a_publish_that_only_several_segments_take_and_that
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 2])
-def test_a_publish_with_a_wrong_sequence_in_one_queue_is_not_stored_in_any(
+def test_a_wrong_sequence_in_one_queue_refuses_the_whole_publish(
     publishing: Publishing, wrong: int
 ) -> None:
     publishing.appender.start()
@@ -137,7 +137,7 @@ def test_several_batches_of_a_producer_to_one_queue_follow_each_other(
     assert outcome(answered(publishing, *sent)) == [(0, True), (1, True), (1, True), (2, True)]
 
 
-def test_publishes_of_a_producer_that_wait_together_follow_each_other_whatever_their_queue(
+def test_waiting_publishes_of_a_producer_keep_their_order(
     publishing: Publishing,
 ) -> None:
     publishing.submit(rows(b"a", queue=0, producer_id=7, sequence=3))
@@ -152,7 +152,7 @@ def test_publishes_of_a_producer_that_wait_together_follow_each_other_whatever_t
 
 
 @pytest.mark.parametrize("kind", ["rows", "batches"])
-def test_a_small_publish_does_not_overtake_the_first_of_its_producer_on_a_full_disk(
+def test_a_small_publish_does_not_overtake_a_failed_larger_one(
     publishing: Publishing, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """The producer is unknown, so its first sequence may be any number, also one after the failed

@@ -93,7 +93,7 @@ def test_a_batch_without_a_producer_is_always_new() -> None:
 
 @pytest.mark.parametrize("sequence", [0, 1, 2**62])
 @pytest.mark.parametrize("epoch", [0, 5])
-def test_an_unknown_producer_starts_where_it_likes(sequence: int, epoch: int) -> None:
+def test_an_unknown_producer_may_start_at_any_sequence(sequence: int, epoch: int) -> None:
     assert find(sequences(), header(sequence, epoch=epoch)) is None
     assert find(_stored(3), header(sequence, epoch=1, queue=9)) is None
     assert find(_stored(3), header(sequence, epoch=epoch, topic=2)) is None
@@ -114,7 +114,7 @@ def test_an_unknown_producer_starts_where_it_likes(sequence: int, epoch: int) ->
         (header(7, epoch=0), ProducerFenced(0, 1)),
     ],
 )
-def test_what_comes_after_the_eighth_batch(
+def test_results_after_the_eighth_batch(
     asked: BatchHeader, expected: int | LogError | None
 ) -> None:
     found = find(_stored(*range(8)), asked)
@@ -124,7 +124,7 @@ def test_what_comes_after_the_eighth_batch(
         assert repr(found) == repr(expected)
 
 
-def test_a_stored_batch_is_answered_with_where_it_is() -> None:
+def test_find_returns_where_a_batch_is_stored() -> None:
     original = header(4, offset=40, at=123)
     assert find(recorded(original), header(4)) == StoredSequence(
         sequence=4,
@@ -143,7 +143,7 @@ def test_the_last_five_are_remembered() -> None:
     assert remembered == list(range(20))[-REMEMBERED_BATCHES:] == [15, 16, 17, 18, 19]
 
 
-def test_queues_count_each_for_itself() -> None:
+def test_each_queue_has_its_own_sequence() -> None:
     known = recorded(header(0), header(1), header(0, queue=1))
     assert find(known, header(2)) is None
     assert find(known, header(1, queue=1)) is None
@@ -199,7 +199,7 @@ def test_requests_count_over_the_topic(
     assert repr(found) == repr(expected)
 
 
-def test_nothing_comes_behind_a_request_that_is_open_until_its_retry_is_stored() -> None:
+def test_later_requests_are_gaps_until_a_reopened_one_is_stored() -> None:
     known = recorded(
         header(6, queue=0, flags=REQUEST),
         header(6, queue=1, flags=REQUEST),
@@ -224,14 +224,14 @@ def test_nothing_comes_behind_a_request_that_is_open_until_its_retry_is_stored()
         header(7),
     ],
 )
-def test_only_the_last_request_of_its_producer_is_opened_again(other: BatchHeader) -> None:
+def test_only_the_last_request_of_a_producer_is_reopened(other: BatchHeader) -> None:
     known = recorded(header(6, flags=REQUEST), header(7, flags=REQUEST))
     known.reopen(other, 1, 0, 0)
     assert find(known, header(8, flags=REQUEST)) is None
 
 
 @pytest.mark.parametrize("flags", [REQUEST, 0])
-def test_nothing_comes_behind_the_first_of_an_unknown_producer_that_was_refused(flags: int) -> None:
+def test_later_sequences_are_gaps_after_a_refused_first_one(flags: int) -> None:
     known = recorded()
     known.reopen(header(4, flags=flags), 1, 0, 0)
     known.reopen(header(5, flags=flags), 1, 0, 0)
@@ -245,13 +245,13 @@ def test_nothing_comes_behind_the_first_of_an_unknown_producer_that_was_refused(
 # -- forgetting ------------------------------------------------------------------------------
 
 
-def test_a_producer_unheard_of_is_forgotten_at_its_expiry_and_not_before() -> None:
+def test_an_inactive_producer_is_forgotten_at_its_expiry() -> None:
     known = recorded(header(0, at=100), header(1, at=200))
     assert isinstance(find(known, header(1, at=199 + EXPIRY_US)), StoredSequence)
     assert find(known, header(1, at=200 + EXPIRY_US)) is None
 
 
-def test_expiring_gives_back_who_was_forgotten() -> None:
+def test_expire_returns_the_forgotten_producers() -> None:
     # S4: producers beyond max_producers were forgotten too early
     known = sequences(max_producers=3)
     for producer in range(1, 6):
@@ -296,7 +296,7 @@ def publish(known: ProducerSequences, batch: BatchHeader, client: str = "") -> s
         ("max_producers_per_client", 50, "token spark"),
     ],
 )
-def test_new_producers_are_refused_beyond_each_budget(
+def test_new_producers_above_each_limit_are_refused(
     name: str, topics: int, client: str, count: int
 ) -> None:
     # S4: they made the broker forget other producers, whose retries were stored twice
@@ -312,7 +312,7 @@ def test_new_producers_are_refused_beyond_each_budget(
         assert publish(known, header(1, producer=number, topic=1 + number % topics), client) is None
 
 
-def test_a_full_topic_or_client_leaves_the_others_their_room() -> None:
+def test_the_limit_of_a_topic_or_client_does_not_affect_others() -> None:
     known = budgeted(max_producers_per_topic=3, max_producers_per_client=5)
     for number in range(1, 4):
         assert publish(known, header(0, producer=number, topic=1), "greedy") is None
@@ -333,7 +333,7 @@ def test_a_producer_counts_once_for_each_of_its_queues() -> None:
     assert publish(known, header(1, queue=2)) is None
 
 
-def test_room_comes_back_with_the_expiry_and_with_a_new_epoch() -> None:
+def test_expiry_and_a_new_epoch_free_room() -> None:
     known = budgeted(max_producers=2)
     assert publish(known, header(0, queue=0, at=1)) is None
     assert publish(known, header(0, queue=1, at=1)) is None
@@ -345,7 +345,7 @@ def test_room_comes_back_with_the_expiry_and_with_a_new_epoch() -> None:
     assert publish(known, header(0, producer=3, at=3 + EXPIRY_US)) is None
 
 
-def test_a_reservation_that_is_not_recorded_is_given_up() -> None:
+def test_a_reservation_that_is_not_recorded_is_released() -> None:
     known = budgeted(max_producers=1)
     known.reserve(header(0, producer=1), 1, 0, "a", 0)
     known.reserve(header(0, producer=1), 1, 0, "a", 0)  # the same queue again: no further room
@@ -357,7 +357,7 @@ def test_a_reservation_that_is_not_recorded_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("flags", [0, REQUEST])
-def test_who_was_refused_for_want_of_room_takes_none(flags: int) -> None:
+def test_a_producer_refused_by_a_limit_takes_no_room(flags: int) -> None:
     known = budgeted(max_producers=1)
     refused = header(0, producer=1, flags=flags)
     known.reopen(refused, 1, 0, 0, only_known=True)
@@ -368,7 +368,7 @@ def test_who_was_refused_for_want_of_room_takes_none(flags: int) -> None:
     assert (len(known), known.weight) == (1, 1)
 
 
-def test_those_of_the_broker_take_no_room_of_others_and_are_forgotten_oldest_first() -> None:
+def test_producers_of_the_broker_have_their_own_limit() -> None:
     # S4: a hundred thousand dead letters made the broker forget every producer
     known = budgeted(max_producers=1, max_broker_producers=3)
     assert publish(known, header(0, producer=1)) is None
@@ -381,7 +381,7 @@ def test_those_of_the_broker_take_no_room_of_others_and_are_forgotten_oldest_fir
     assert find(known, header(0, producer=10, epoch=BROKER_EPOCH)) is None
 
 
-def test_what_is_restored_counts_and_nobody_owns_it() -> None:
+def test_restored_producers_count_and_have_no_client() -> None:
     known = budgeted(max_producers=2, max_producers_per_client=1)
     publish(known, header(0, producer=1), "a")
     publish(known, header(0, producer=2, epoch=BROKER_EPOCH), "a")
@@ -407,7 +407,9 @@ def test_what_is_restored_counts_and_nobody_owns_it() -> None:
         max_size=40,
     )
 )
-def test_what_is_counted_is_what_is_known(steps: list[tuple[int, int, int, int, str]]) -> None:
+def test_the_counts_match_the_remembered_producers(
+    steps: list[tuple[int, int, int, int, str]],
+) -> None:
     known, now = budgeted(), 0
     for producer, queue, epoch, later, what in steps:
         now += later
@@ -425,7 +427,7 @@ def test_what_is_counted_is_what_is_known(steps: list[tuple[int, int, int, int, 
         assert known._of_topic.total() == known._of_client.total() == known.weight
 
 
-def test_what_was_kept_is_restored() -> None:
+def test_a_restored_state_has_the_same_results() -> None:
     known = _stored(0, 1, 2)
     state = known.state((PRODUCER, 1))
     assert state is not None
@@ -440,20 +442,20 @@ def test_what_was_kept_is_restored() -> None:
 # -- rebuilding from headers -----------------------------------------------------------------
 
 
-def test_recording_twice_is_recording_once() -> None:
+def test_recording_a_batch_twice_changes_nothing() -> None:
     batches = [header(n, offset=n) for n in range(3)]
     assert recorded(*batches, *batches).state((PRODUCER, 1)) == recorded(*batches).state(
         (PRODUCER, 1)
     )
 
 
-def test_recording_a_group_again_ends_where_it_ended_before() -> None:
+def test_recording_a_group_again_changes_nothing() -> None:
     # The index records a group of batches again if LMDB could not commit it at first.
     group = [header(5), header(0, epoch=1), header(1, epoch=1)]
     assert recorded(*group, *group).state((PRODUCER, 1)) == recorded(*group).state((PRODUCER, 1))
 
 
-def test_a_producer_that_started_over_after_its_expiry_does_so_when_rebuilt() -> None:
+def test_a_restart_after_the_expiry_is_rebuilt() -> None:
     # A job that publishes two batches a day under one name, at intervals longer than the expiry.
     known = recorded(
         header(0, offset=0, at=0),
@@ -466,7 +468,7 @@ def test_a_producer_that_started_over_after_its_expiry_does_so_when_rebuilt() ->
     assert found.base_offset == 4
 
 
-def test_an_epoch_that_was_accepted_later_holds_though_it_is_lower() -> None:
+def test_a_lower_epoch_accepted_after_the_expiry_is_kept() -> None:
     known = recorded(header(0, epoch=9, at=0), header(0, epoch=1, at=EXPIRY_US))
     assert isinstance(find(known, header(0, epoch=1, at=EXPIRY_US)), StoredSequence)
     assert find(known, header(1, epoch=1, at=EXPIRY_US)) is None
@@ -559,7 +561,7 @@ def test_live_rebuilt_and_restored_agree_with_the_model(
             )
 
 
-def test_a_clock_that_jumped_ahead_forgets_nobody() -> None:
+def test_a_jump_of_the_clock_forgets_no_producer() -> None:
     """By the timestamps of the batches a year has passed, by the given clock no time has passed."""
     really_us = 10
     known = ProducerSequences(
@@ -589,7 +591,7 @@ BATCHES = st.tuples(
 
 @given(batches=st.lists(BATCHES, max_size=60), expiry_us=st.sampled_from([900, 3000, 10**9]))
 @settings(deadline=None)
-def test_many_are_recorded_as_each_is(
+def test_record_all_equals_single_records(
     batches: list[tuple[int, int, int, int, int]], expiry_us: int
 ) -> None:
     headers = []
@@ -636,7 +638,7 @@ def test_many_are_recorded_as_each_is(
         ({2: 2}, False),
     ],
 )
-def test_a_request_that_is_sent_again_goes_to_the_queues_of_before(
+def test_a_retry_must_have_the_queues_of_the_first_attempt(
     counts: dict[int, int], is_as_before: bool
 ) -> None:
     known = sequences()
@@ -657,7 +659,7 @@ def test_a_request_that_is_sent_again_goes_to_the_queues_of_before(
     known.check_routing(header(0), 1, {9: 1}, 0)  # its sequences count by queue
 
 
-def test_a_request_of_which_nothing_is_remembered_is_too_old_in_every_queue() -> None:
+def test_a_forgotten_request_is_too_old_in_every_queue() -> None:
     known = sequences()
     for sequence in range(REMEMBERED_BATCHES + 1):
         known.record(header(sequence, flags=REQUEST))
@@ -665,7 +667,7 @@ def test_a_request_of_which_nothing_is_remembered_is_too_old_in_every_queue() ->
         known.check_routing(header(0, flags=REQUEST), 1, {1: 2}, 0)
 
 
-def test_what_the_broker_stored_once_is_found_in_whichever_queue_it_is() -> None:
+def test_a_dead_letter_is_found_in_any_queue() -> None:
     known = sequences()
     known.record(header(0, queue=3, offset=8, epoch=BROKER_EPOCH, flags=REQUEST))
     letter = header(0, epoch=BROKER_EPOCH, flags=REQUEST)

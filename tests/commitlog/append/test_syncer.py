@@ -53,7 +53,7 @@ def test_a_request_completes_after_the_sync_that_covers_it(publishing: Publishin
     assert _syncer(publishing).durable_offset == mark
 
 
-def test_all_that_waits_shares_one_sync(publishing: Publishing) -> None:
+def test_waiting_requests_share_one_sync(publishing: Publishing) -> None:
     publishing.disk.hold_syncs()
     first = _written(publishing)
     publishing.disk.wait_for_held_sync()
@@ -67,7 +67,7 @@ def test_all_that_waits_shares_one_sync(publishing: Publishing) -> None:
     assert publishing.disk.changes == before + 1
 
 
-def test_what_comes_during_a_sync_waits_for_the_next(publishing: Publishing) -> None:
+def test_requests_during_a_sync_wait_for_the_next_one(publishing: Publishing) -> None:
     publishing.disk.hold_syncs()
     first = _written(publishing)
     covered = publishing.log.written_offset
@@ -79,7 +79,7 @@ def test_what_comes_during_a_sync_waits_for_the_next(publishing: Publishing) -> 
     assert publishing.events.of("advanced") == [covered, publishing.log.written_offset]
 
 
-def test_what_nobody_waits_for_is_synced_within_the_flush_interval() -> None:
+def test_writes_without_requests_are_synced_within_the_flush_interval() -> None:
     publishing = Publishing().with_syncer(flush_interval_s=0.02)
     publishing.log.roll()
     publishing.small.append(raw_batch())
@@ -124,7 +124,7 @@ def test_stopping_syncs_what_is_written(publishing: Publishing) -> None:
     assert publishing.events.of("advanced") == [publishing.log.written_offset]
 
 
-def test_stopping_completes_who_waits(publishing: Publishing) -> None:
+def test_stopping_completes_waiting_requests(publishing: Publishing) -> None:
     publishing.disk.hold_syncs()
     first = _written(publishing)
     publishing.disk.wait_for_held_sync()
@@ -145,7 +145,7 @@ def test_stopping_without_work_syncs_nothing(publishing: Publishing) -> None:
 # -- a sync that fails -----------------------------------------------------------------------
 
 
-def test_a_failed_sync_fails_all_that_waits_and_is_the_last(publishing: Publishing) -> None:
+def test_a_failed_sync_fails_all_requests_and_is_the_last_one(publishing: Publishing) -> None:
     publishing.disk.hold_syncs()
     publishing.disk.fail("sync", errno.EIO)
     first = _written(publishing)
@@ -170,7 +170,7 @@ def test_a_failed_sync_fails_all_that_waits_and_is_the_last(publishing: Publishi
     assert publishing.events.of("advanced") == []
 
 
-def test_a_sync_that_failed_elsewhere_is_not_believed_here(publishing: Publishing) -> None:
+def test_a_segment_whose_sync_failed_earlier_fails_again(publishing: Publishing) -> None:
     """The kernel reports a failure once: here to the segment thread, which writes a footer."""
     publishing.small.append(raw_batch())
     publishing.disk.fail("sync", errno.EIO)
@@ -181,7 +181,7 @@ def test_a_sync_that_failed_elsewhere_is_not_believed_here(publishing: Publishin
     assert isinstance(error_of(request), LogPoisoned)
 
 
-def test_a_callback_that_fails_is_not_silent() -> None:
+def test_a_failing_callback_is_reported() -> None:
     class Broken(Events):
         def put_durable_offset(self, durable_offset: int) -> None:
             raise RuntimeError("the loop is gone")
@@ -210,7 +210,7 @@ def test_a_callback_that_fails_is_not_silent() -> None:
 # -- with the appender -----------------------------------------------------------------------
 
 
-def test_a_written_publish_never_waits_behind_a_sync(publishing: Publishing) -> None:
+def test_a_written_publish_never_waits_for_a_sync(publishing: Publishing) -> None:
     publishing.appender.start()
     publishing.disk.hold_syncs()
     durable = publishing.submit(durable=True)
@@ -224,7 +224,7 @@ def test_a_written_publish_never_waits_behind_a_sync(publishing: Publishing) -> 
     assert publishing.events.next_completed() is durable
 
 
-def test_a_duplicate_is_answered_once_its_original_is_durable(publishing: Publishing) -> None:
+def test_a_duplicate_completes_when_its_original_is_durable(publishing: Publishing) -> None:
     publishing.appender.start()
     publishing.disk.hold_syncs()
     sent = batch(producer_id=1, sequence=0)
@@ -245,7 +245,7 @@ def test_a_duplicate_is_answered_once_its_original_is_durable(publishing: Publis
     assert publishing.disk.changes == before
 
 
-def test_blocks_say_how_far_the_log_was_durable_when_they_were_appended(
+def test_blocks_record_the_durable_offset_at_their_append(
     publishing: Publishing,
 ) -> None:
     publishing.appender.start()

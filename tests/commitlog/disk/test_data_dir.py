@@ -42,14 +42,14 @@ def test_a_new_directory_is_made_with_lock_version_and_reserve(path: Path) -> No
     opened.close()
 
 
-def test_it_opens_again_and_again(path: Path) -> None:
+def test_a_directory_can_be_opened_repeatedly(path: Path) -> None:
     for _ in range(3):
         DataDir(path, RESERVE).close()
     assert sorted(_contents(path)) == ["VERSION", "lock", "reserve"]
 
 
 @pytest.mark.parametrize("left", ["VERSION.new", "lock", "lost+found", "reserve.new"])
-def test_what_a_start_that_was_cut_short_left_is_no_hindrance(path: Path, left: str) -> None:
+def test_files_of_an_interrupted_start_do_no_harm(path: Path, left: str) -> None:
     if left == "reserve.new":
         DataDir(path, 0).close()
     path.mkdir(exist_ok=True)
@@ -101,7 +101,7 @@ def test_another_process_is_refused_until_the_holder_dies(path: Path) -> None:
 
 
 @pytest.mark.parametrize("found", ["3", "", "one", "1.0", "\x00\xff", "9" * 200])
-def test_another_version_is_refused_and_left_alone(path: Path, found: str) -> None:
+def test_another_version_is_refused_and_nothing_is_changed(path: Path, found: str) -> None:
     DataDir(path, 0).close()
     (path / "VERSION").write_bytes(found.encode("latin-1"))
     (path / "lock").write_bytes(b"")
@@ -115,7 +115,7 @@ def test_another_version_is_refused_and_left_alone(path: Path, found: str) -> No
     DataDir(path, 0).close()  # the refused start has released the lock
 
 
-def test_an_older_layout_is_opened_and_becomes_the_present_one_when_that_is_asked_for(
+def test_an_older_layout_is_opened_and_upgraded_by_renew(
     path: Path,
 ) -> None:
     DataDir(path, 0).close()
@@ -130,7 +130,7 @@ def test_an_older_layout_is_opened_and_becomes_the_present_one_when_that_is_aske
 
 
 @pytest.mark.parametrize("found", ["", "one", "q\n", "\x00", "1.0"])
-def test_a_damaged_version_names_the_mend(path: Path, found: str) -> None:
+def test_the_error_of_a_damaged_version_states_the_remedy(path: Path, found: str) -> None:
     DataDir(path, 0).close()
     (path / "VERSION").write_text(found)
     with pytest.raises(DamagedVersion, match="write that again"):
@@ -139,7 +139,7 @@ def test_a_damaged_version_names_the_mend(path: Path, found: str) -> None:
 
 @pytest.mark.parametrize("name", ["lock", "reserve"])
 @pytest.mark.parametrize("left", [b"", b"\xff" * 64, None])
-def test_what_the_lock_and_the_reserve_hold_does_not_matter(
+def test_the_content_of_lock_and_reserve_does_not_matter(
     path: Path, name: str, left: bytes | None
 ) -> None:
     DataDir(path, RESERVE).close()
@@ -152,7 +152,7 @@ def test_what_the_lock_and_the_reserve_hold_does_not_matter(
     opened.close()
 
 
-def test_a_foreign_folder_is_refused_and_nothing_is_put_there(path: Path) -> None:
+def test_a_foreign_folder_is_refused_and_not_changed(path: Path) -> None:
     path.mkdir()
     (path / "thesis.tex").write_text("years of work")
     with pytest.raises(NotADataDir, match=r"thesis\.tex"):
@@ -166,7 +166,7 @@ def test_a_log_without_its_version_is_refused(path: Path) -> None:
         DataDir(path, RESERVE)
 
 
-def test_a_file_is_no_directory(path: Path) -> None:
+def test_a_file_instead_of_a_directory_is_refused(path: Path) -> None:
     path.write_text("not a folder")
     with pytest.raises(FileExistsError):
         DataDir(path, 0)
@@ -175,7 +175,7 @@ def test_a_file_is_no_directory(path: Path) -> None:
 # -- the reserve -----------------------------------------------------------------------------
 
 
-def test_the_reserve_is_given_up_and_taken_again(path: Path) -> None:
+def test_the_reserve_is_released_and_allocated_again(path: Path) -> None:
     opened = DataDir(path, RESERVE)
     assert opened.has_reserve()
     opened.release_reserve()
@@ -186,7 +186,7 @@ def test_the_reserve_is_given_up_and_taken_again(path: Path) -> None:
     opened.close()
 
 
-def test_no_reserve_is_kept_when_none_is_wanted(path: Path) -> None:
+def test_no_reserve_is_created_if_none_is_configured(path: Path) -> None:
     opened = DataDir(path, 0)
     opened.release_reserve()
     assert opened.has_reserve()
@@ -199,7 +199,7 @@ def test_no_reserve_is_kept_when_none_is_wanted(path: Path) -> None:
     ("free_blocks", "expected"),
     [(2 * RESERVE // 4096 - 1, False), (2 * RESERVE // 4096, True), (10**6, True)],
 )
-def test_the_reserve_leaves_as_much_room_again(
+def test_the_reserve_needs_twice_its_size_of_free_room(
     path: Path, monkeypatch: pytest.MonkeyPatch, free_blocks: int, expected: bool
 ) -> None:
     opened = DataDir(path, RESERVE)
@@ -233,7 +233,7 @@ def test_a_reserve_that_does_not_fit_leaves_nothing(
     opened.close()
 
 
-def test_a_reserve_that_cannot_be_given_up_is_said_once_and_harms_nothing(
+def test_a_reserve_that_cannot_be_deleted_is_logged_once(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     opened = DataDir(path, RESERVE)
@@ -246,7 +246,7 @@ def test_a_reserve_that_cannot_be_given_up_is_said_once_and_harms_nothing(
     opened.close()
 
 
-def test_a_reserve_that_was_given_up_before_the_start_is_taken_when_there_is_room(
+def test_a_reserve_released_before_the_start_is_allocated_later(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = DataDir(path, RESERVE)
@@ -262,7 +262,7 @@ def test_a_reserve_that_was_given_up_before_the_start_is_taken_when_there_is_roo
     opened.close()
 
 
-def test_a_reserve_that_cannot_be_made_frees_the_lock(
+def test_an_error_while_the_reserve_is_allocated_releases_the_lock(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object) -> None:

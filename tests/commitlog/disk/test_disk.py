@@ -36,7 +36,7 @@ def _is_open(descriptor: int) -> bool:
     return True
 
 
-def test_a_file_has_all_its_room_at_once(file: File, tmp_path: Path) -> None:
+def test_the_room_of_a_new_file_is_allocated(file: File, tmp_path: Path) -> None:
     stat = (tmp_path / "file").stat()
     assert stat.st_size == file.size() == SIZE
     assert stat.st_blocks * 512 >= SIZE
@@ -99,7 +99,7 @@ def test_a_short_read_is_finished(file: File, monkeypatch: pytest.MonkeyPatch, m
 
 
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.EOPNOTSUPP])
-def test_a_read_that_would_wait_gives_nothing(
+def test_a_read_that_would_wait_returns_none(
     file: File, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def refuse(*arguments: object) -> int:
@@ -109,7 +109,7 @@ def test_a_read_that_would_wait_gives_nothing(
     assert file.read_nowait(10, 0) is None
 
 
-def test_another_failure_of_a_read_is_told(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_error_of_a_read_propagates(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> int:
         raise OSError(errno.EIO, "unreadable")
 
@@ -129,7 +129,7 @@ def test_data_ends_after_the_last_page_written(file: File) -> None:
     assert file.data_end(SIZE) == SIZE
 
 
-def test_a_descriptor_closes_once_and_with_its_last_holder(tmp_path: Path) -> None:
+def test_a_descriptor_closes_once_with_its_last_reference(tmp_path: Path) -> None:
     disk = LinuxDisk()
     disk.create(tmp_path / "file", SIZE).close()
     descriptor = os.open(tmp_path / "file", os.O_RDWR)
@@ -146,7 +146,7 @@ def test_a_descriptor_closes_once_and_with_its_last_holder(tmp_path: Path) -> No
         closed.read(1, 0)
 
 
-def test_an_open_file_outlives_its_name(file: File, tmp_path: Path) -> None:
+def test_an_open_file_is_readable_after_its_removal(file: File, tmp_path: Path) -> None:
     file.write([b"still here"], 0)
     LinuxDisk().remove(tmp_path / "file")
     LinuxDisk().remove(tmp_path / "file")
@@ -192,7 +192,7 @@ def _descriptors() -> int:
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 8, 9])
-def test_only_so_many_are_open_and_all_can_be_read(tmp_path: Path, most: int) -> None:
+def test_the_number_of_open_files_is_limited(tmp_path: Path, most: int) -> None:
     before = _descriptors()
     disk, files = _disk(tmp_path, most)
     for _ in range(2):
@@ -207,14 +207,14 @@ def test_only_so_many_are_open_and_all_can_be_read(tmp_path: Path, most: int) ->
     assert _descriptors() == before
 
 
-def test_a_look_that_must_not_wait_opens_nothing(tmp_path: Path) -> None:
+def test_read_nowait_opens_no_file(tmp_path: Path) -> None:
     _, files = _disk(tmp_path, 1)
     assert files[0].read_nowait(10, 0) is None
     assert files[0].read(10, 0) == b"0" * 10
     assert files[0].read_nowait(10, 0) == b"0" * 10
 
 
-def test_what_is_not_synced_stays_open(tmp_path: Path) -> None:
+def test_files_with_unsynced_writes_stay_open(tmp_path: Path) -> None:
     disk, files = _disk(tmp_path, 1)
     for number in (2, 5):
         files[number].write([b"new"], 0)
@@ -231,7 +231,7 @@ def test_what_is_not_synced_stays_open(tmp_path: Path) -> None:
     assert files[2].read(3, 0) == b"new"
 
 
-def test_what_is_removed_is_read_on_by_those_who_have_it(tmp_path: Path) -> None:
+def test_a_removed_file_stays_readable_for_its_holders(tmp_path: Path) -> None:
     before = _descriptors()
     disk, files = _disk(tmp_path, 1)
     disk.remove(tmp_path / "0")
@@ -244,7 +244,7 @@ def test_what_is_removed_is_read_on_by_those_who_have_it(tmp_path: Path) -> None
     assert _descriptors() <= before + 1, "its descriptor outlives it"
 
 
-def test_one_that_is_renamed_is_found_again(tmp_path: Path) -> None:
+def test_a_renamed_file_is_opened_by_its_new_name(tmp_path: Path) -> None:
     disk = PooledDisk(LinuxDisk(), 1)
     file = disk.create(tmp_path / "a.new", 100)
     file.write([b"hello"], 0)
@@ -256,14 +256,14 @@ def test_one_that_is_renamed_is_found_again(tmp_path: Path) -> None:
     assert file.read(5, 0) == b"hello"
 
 
-def test_one_that_was_closed_is_not_opened_again(tmp_path: Path) -> None:
+def test_a_closed_file_is_not_opened_again(tmp_path: Path) -> None:
     _, files = _disk(tmp_path, 8)
     files[0].close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         files[0].read(1, 0)
 
 
-def test_many_threads_read_through_one_open_file(tmp_path: Path) -> None:
+def test_many_threads_share_one_open_file(tmp_path: Path) -> None:
     _, files = _disk(tmp_path, 1)
     failures: list[BaseException] = []
 
@@ -286,7 +286,7 @@ def test_many_threads_read_through_one_open_file(tmp_path: Path) -> None:
     assert not failures
 
 
-def test_no_more_than_a_quarter_of_what_the_process_may_open(
+def test_a_quarter_of_the_descriptors_at_most_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda which: (100, 4096))

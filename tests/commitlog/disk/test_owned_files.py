@@ -54,7 +54,7 @@ def other(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_RDWR | os.O_CREAT])
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
-def test_what_is_no_own_regular_file_is_not_opened(
+def test_only_regular_files_of_the_owner_are_opened(
     plant: Plant, flags: int, folder: Path, other: Path
 ) -> None:
     plant(folder / "name", other)
@@ -72,7 +72,7 @@ def test_what_is_no_own_regular_file_is_not_opened(
     ("plant", "kind"),
     [(PLANTS["FIFO"], "a FIFO"), (PLANTS["socket"], "a socket"), (Path.mkdir, "a folder")],
 )
-def test_what_stands_in_the_place_of_a_file_is_named(
+def test_the_error_names_the_kind_of_the_file(
     plant: Callable[..., object], kind: str, flags: int, folder: Path, other: Path
 ) -> None:
     path = folder / "name"
@@ -82,9 +82,7 @@ def test_what_stands_in_the_place_of_a_file_is_named(
 
 
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
-def test_what_is_created_takes_the_place_of_what_was_planted(
-    plant: Plant, folder: Path, other: Path
-) -> None:
+def test_a_created_file_replaces_a_planted_one(plant: Plant, folder: Path, other: Path) -> None:
     plant(folder / "name", other)
     with os.fdopen(create_file(folder / "name"), "wb") as file:
         file.write(b"ours")
@@ -104,9 +102,7 @@ def test_a_folder_that_is_a_link_is_not_followed(folder: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("names", [1, 2])
-def test_a_file_may_have_one_name_and_more_only_where_that_is_asked(
-    names: int, folder: Path
-) -> None:
+def test_a_second_hard_link_is_refused_unless_allowed(names: int, folder: Path) -> None:
     (folder / "name").write_bytes(b"ours")
     for number in range(1, names):
         (folder / f"name-{number}").hardlink_to(folder / "name")
@@ -130,7 +126,7 @@ def test_a_file_of_another_user_is_not_opened(folder: Path) -> None:
 
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
 @pytest.mark.parametrize("name", [*sorted(FILES | FOLDERS), "state/data.mdb", "state/groups/x"])
-def test_a_start_refuses_what_is_planted_under_any_name(
+def test_a_start_refuses_planted_files_of_any_name(
     name: str, plant: Plant, folder: Path, other: Path
 ) -> None:
     (folder / "VERSION").write_text("1\n")
@@ -158,16 +154,14 @@ def test_a_file_where_a_folder_is_expected_is_refused(name: str, folder: Path) -
         refuse_planted(folder)
 
 
-def test_names_that_are_none_of_a_data_directory_are_not_looked_at(
-    folder: Path, other: Path
-) -> None:
+def test_unknown_names_are_not_checked(folder: Path, other: Path) -> None:
     (folder / "VERSION").write_text("1\n")
     (folder / "notes").symlink_to(other)
     DataDir(folder, 0).close()
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_files_are_the_owners_alone_whatever_the_umask(umask: int, folder: Path) -> None:
+def test_files_are_only_for_the_owner_with_any_umask(umask: int, folder: Path) -> None:
     before = os.umask(umask)
     try:
         DataDir(folder / "data", 4096).close()
@@ -178,7 +172,7 @@ def test_files_are_the_owners_alone_whatever_the_umask(umask: int, folder: Path)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
 
 
-def test_a_start_takes_away_what_others_may_do_with_an_old_directory(folder: Path) -> None:
+def test_a_start_removes_excess_permissions(folder: Path) -> None:
     for name in ("state", "state/groups", "commitlog", "state.corrupt-1"):
         (folder / name).mkdir(0o755)
         (folder / name / "file").touch(0o666)
@@ -191,7 +185,7 @@ def test_a_start_takes_away_what_others_may_do_with_an_old_directory(folder: Pat
         assert stat.S_IMODE(path.stat().st_mode) == (0o750 if path.is_dir() else 0o600), path
 
 
-def test_what_cannot_be_tightened_is_said_and_harms_nothing(
+def test_permissions_that_cannot_be_removed_are_logged(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refused(descriptor: int, mode: int) -> None:

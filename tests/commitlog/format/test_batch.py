@@ -41,7 +41,7 @@ def test_the_golden_messages_are_read() -> None:
     assert lone.expires_at_ms(0) == 0
 
 
-def test_a_message_is_too_old_from_the_first_whole_millisecond_on() -> None:  # T32
+def test_a_message_expires_at_the_first_whole_millisecond() -> None:  # T32
     times_us = [0, 1, 999, 1000, 1001, BORN_US + 1]
     batch = Batch.decode(encode_batch([b""] * 6, expires_timestamps_us=times_us))
     assert [batch.expires_at_ms(row) for row in range(6)] == [0, 1, 1, 1, 2, BORN_US // 1000 + 1]
@@ -60,7 +60,7 @@ def test_hashes_codes_and_routing_are_pinned() -> None:
 
 
 @given(columns())
-def test_what_was_encoded_is_read(sent: Columns) -> None:
+def test_decoding_returns_the_encoded_messages(sent: Columns) -> None:
     batch = Batch.decode(sent.encode())
     n = len(sent.bodies)
     rows = range(n)
@@ -88,7 +88,7 @@ def test_hashes_and_summary_fit_the_texts(sent: Columns) -> None:
 
 
 @given(st.lists(columns(max_messages=3), min_size=1, max_size=4))
-def test_batches_one_after_another_are_read_one_by_one(sent: list[Columns]) -> None:
+def test_adjacent_batches_are_iterated(sent: list[Columns]) -> None:
     blocks = [each.encode() for each in sent]
     assert [bytes(batch.block) for batch in iter_batches(b"".join(blocks))] == blocks
 
@@ -117,7 +117,7 @@ def test_every_truncation_is_refused(name: str) -> None:
         assert raised.value.reason == expected, size
 
 
-def test_what_follows_a_cut_batch_does_not_complete_it() -> None:
+def test_a_truncated_batch_is_not_completed_by_the_next_one() -> None:
     raw = golden("batch_full.bin")
     for size in range(HEADER_SIZE, len(raw), 8):
         with pytest.raises(CorruptBatch):
@@ -136,7 +136,7 @@ def test_every_flipped_bit_is_refused(name: str) -> None:
             assert raised.value.reason == "payload-crc", bit
 
 
-def test_the_payload_is_believed_only_when_told_to() -> None:
+def test_the_payload_is_verified_unless_disabled() -> None:
     damaged = bytearray(golden("batch_lone.bin"))
     damaged[-8] ^= 1
     assert Batch.decode(damaged, verify_payload=False).body(0) == b"iello"
@@ -156,7 +156,7 @@ def test_the_payload_is_believed_only_when_told_to() -> None:
     ],
 )
 @pytest.mark.parametrize("lie", [lambda n: n + 16, lambda n: 2**32 - 1])
-def test_a_size_that_lies_is_refused_before_anything_is_laid_out(field: str, lie: Any) -> None:
+def test_a_wrong_size_is_refused_before_the_layout(field: str, lie: Any) -> None:
     header = BatchHeader.decode(golden("batch_full.bin"))
     raw = _with_header(golden("batch_full.bin"), **{field: lie(getattr(header, field))})
     with pytest.raises(CorruptBatch) as raised:
@@ -171,7 +171,7 @@ def test_a_flag_without_its_column_is_refused(flag: BatchFlag) -> None:
     assert raised.value.reason == "bad-size"
 
 
-def test_rest_after_the_last_batch_is_refused() -> None:
+def test_bytes_after_the_last_batch_are_refused() -> None:
     raw = golden("batch_lone.bin")
     batches = iter_batches(raw + raw[:100])
     assert len(next(batches)) == 1

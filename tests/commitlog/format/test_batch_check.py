@@ -74,7 +74,7 @@ def lying_offsets() -> Iterator[tuple[str, int, Wrong]]:
 
 
 @pytest.mark.parametrize(("name", "at", "wrong"), list(lying_offsets()))
-def test_offsets_that_lie_are_refused(name: str, at: int, wrong: Wrong) -> None:
+def test_wrong_offsets_are_refused(name: str, at: int, wrong: Wrong) -> None:
     batch = forged(golden("batch_full.bin"), {at: ints(*wrong)})
     assert refusal(batch) == f"{name}-offsets"
 
@@ -111,7 +111,7 @@ def test_offsets_that_lie_are_refused(name: str, at: int, wrong: Wrong) -> None:
         ({352: struct.pack("<q", -1)}, "expires-timestamp"),
     ],
 )
-def test_columns_that_lie_are_refused(written: dict[int, bytes], reason: str) -> None:
+def test_wrong_columns_are_refused(written: dict[int, bytes], reason: str) -> None:
     assert refusal(forged(golden("batch_full.bin"), written)) == reason
 
 
@@ -129,11 +129,11 @@ def test_columns_that_lie_are_refused(written: dict[int, bytes], reason: str) ->
         ({"body_bytes": 8}, "body-offsets"),
     ],
 )
-def test_a_header_that_lies_is_refused(fields: dict[str, int], reason: str) -> None:
+def test_a_wrong_header_is_refused(fields: dict[str, int], reason: str) -> None:
     assert refusal(forged(golden("batch_lone.bin"), **fields)) == reason
 
 
-def test_every_byte_of_a_gap_is_looked_at() -> None:
+def test_every_byte_of_a_gap_is_checked() -> None:
     raw = golden("batch_full.bin")
     layout = layout_of(BatchHeader.decode(raw))
     covered: set[int] = set()
@@ -147,18 +147,18 @@ def test_every_byte_of_a_gap_is_looked_at() -> None:
         assert refusal(forged(raw, {at: b"\x01"})) == "padding", at
 
 
-def test_the_same_name_in_two_messages_is_no_lie() -> None:
+def test_two_messages_may_have_the_same_property_name() -> None:
     raw = encode_batch([b"1", b"2"], properties=[{"a": "1"}, {"a": "2"}])
     check_batch(Batch.decode(raw), LIMITS)
 
 
-def test_hashes_and_codes_are_taken_as_they_are() -> None:
+def test_hashes_and_codes_are_not_verified() -> None:
     wrong = {160: b"\xff" * 12, 208: b"\xff" * 12}
     check_batch(forged(golden("batch_full.bin"), wrong, tag_summary=1), LIMITS)
 
 
 @given(columns())
-def test_whatever_the_encoder_makes_passes(sent: Columns) -> None:
+def test_every_encoded_batch_passes(sent: Columns) -> None:
     check_batch(Batch.decode(sent.encode()), LIMITS)
 
 
@@ -181,7 +181,7 @@ def columns_with(name: str, size: int) -> Columns:
     "name", ["max_message_bytes", "max_key_bytes", "max_tag_bytes", "max_properties_bytes"]
 )
 @pytest.mark.parametrize("limit", [100, 1000])
-def test_a_limit_lets_in_what_meets_it_and_no_more(name: str, limit: int) -> None:
+def test_a_value_at_the_limit_passes_and_a_larger_one_does_not(name: str, limit: int) -> None:
     limits = replace(MessageLimits(*[2**31] * 4), **{name: limit})
     for size in (limit - 1, limit):
         check_batch(Batch.decode(columns_with(name, size).encode()), limits)
@@ -191,7 +191,7 @@ def test_a_limit_lets_in_what_meets_it_and_no_more(name: str, limit: int) -> Non
     assert (error.limit_name, error.limit, error.found, error.row) == (name, limit, limit + 1, 1)
 
 
-def test_a_message_is_as_large_as_its_body() -> None:
+def test_only_the_body_counts_as_the_size_of_a_message() -> None:
     """H5: key, tag and properties have their own limits, as in RocketMQ."""
     batch = Batch.decode(golden("batch_full.bin"))
     sizes = [len(batch.body(row)) for row in range(len(batch))]
@@ -202,7 +202,7 @@ def test_a_message_is_as_large_as_its_body() -> None:
     assert (raised.value.found, raised.value.row) == (largest, sizes.index(largest))
 
 
-def test_the_flags_of_the_examples_are_all_there_are() -> None:
+def test_the_examples_have_all_flags() -> None:
     # A new column must be added to the tests above.
     columns_of = BatchHeader.decode(golden("batch_full.bin")).flags
     assert columns_of == sum(f for f in BatchFlag if f < BatchFlag.REQUEST_SEQUENCE)

@@ -24,7 +24,7 @@ BORN = 1_700_000_000_000_000
 
 
 @pytest.mark.parametrize("name", sorted(examples()))
-def test_the_examples_are_encoded_as_they_were_pinned(name: str) -> None:
+def test_the_encoder_writes_the_golden_examples(name: str) -> None:
     assert examples()[name] == golden(name)
 
 
@@ -44,7 +44,7 @@ def test_the_examples_are_encoded_as_they_were_pinned(name: str) -> None:
         ({"bodies": [b"a"], "keys": ["\ud800"]}, "surrogates not allowed"),
     ],
 )
-def test_what_cannot_be_encoded_is_refused(arguments: dict[str, Any], what: str) -> None:
+def test_invalid_messages_are_refused(arguments: dict[str, Any], what: str) -> None:
     with pytest.raises(ValueError, match=what):
         encode_batch(**arguments)
 
@@ -92,7 +92,7 @@ def shared(run: list[Rows]) -> Batch:
 
 @settings(deadline=None)
 @given(runs())
-def test_a_shared_batch_has_every_message_as_it_came(run: list[Rows]) -> None:
+def test_a_shared_batch_has_every_message_unchanged(run: list[Rows]) -> None:
     batch = shared(run)
     check_batch(batch, MessageLimits())
     row = 0
@@ -112,14 +112,16 @@ def test_a_shared_batch_has_every_message_as_it_came(run: list[Rows]) -> None:
 
 @settings(deadline=None)
 @given(runs())
-def test_a_shared_batch_takes_no_more_room_than_is_kept_for_its_publishes(run: list[Rows]) -> None:
+def test_a_shared_batch_fits_the_room_reserved_for_its_publishes(run: list[Rows]) -> None:
     kept = sum(rows.total_size + most_shared_bytes(rows) for rows in run)
     assert shared(run).header.total_size <= kept
 
 
 @settings(deadline=None)
 @given(runs(), st.integers(0, 2**40))
-def test_each_publish_can_be_found_again(run: list[Rows], base: int) -> None:
+def test_the_publishes_of_a_shared_batch_are_read_from_its_columns(
+    run: list[Rows], base: int
+) -> None:
     """The appender's data about a shared batch, and the data that recovery reads, are the same.
 
     Both are the headers that the publishes would have separately.
@@ -145,7 +147,7 @@ def test_each_publish_can_be_found_again(run: list[Rows], base: int) -> None:
             assert each.end_physical_offset == stamped.end_physical_offset
 
 
-def test_a_lone_publish_is_as_it_always_was() -> None:
+def test_a_single_publish_has_its_producer_in_the_header() -> None:
     batch = as_batch(Rows(1, [b"a", b"b"], BORN, producer_id=7, producer_epoch=2, sequence=5))
     header = batch.header
     assert header.flags == BatchFlag.REQUEST_SEQUENCE
@@ -154,7 +156,7 @@ def test_a_lone_publish_is_as_it_always_was() -> None:
     assert header.idempotent == (header,)
 
 
-def test_without_producers_there_is_no_column_of_them() -> None:
+def test_without_producers_there_is_no_producer_column() -> None:
     batch = shared([Rows(1, [b"a"], BORN), Rows(1, [b"b"], BORN)])
     assert batch.header.flags == 0
     assert batch.header.idempotent == ()

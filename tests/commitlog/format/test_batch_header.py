@@ -93,7 +93,7 @@ def test_the_golden_headers_are_read_from_their_places(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_golden_headers_are_written_again(name: str) -> None:
+def test_the_golden_headers_are_encoded_identically(name: str) -> None:
     raw = golden(name)
     assert BatchHeader.decode(raw).encode() == raw[:HEADER_SIZE]
 
@@ -137,16 +137,14 @@ def test_every_flipped_bit_is_refused() -> None:
         (0, "<4s", bytes(4), "bad-magic"),
     ],
 )
-def test_a_field_that_cannot_be_is_refused(
-    at: int, field: str, value: int | bytes, reason: str
-) -> None:
+def test_an_invalid_field_is_refused(at: int, field: str, value: int | bytes, reason: str) -> None:
     with pytest.raises(CorruptBatch) as raised:
         BatchHeader.decode(resealed(golden("batch_lone.bin"), at, field, value))
     assert raised.value.reason == reason
 
 
 @pytest.mark.parametrize("version", [0, 2, 0xFFFF])
-def test_another_version_is_told_from_damage_by_the_checksum(version: int) -> None:
+def test_another_version_differs_from_damage_by_its_checksum(version: int) -> None:
     raw = golden("batch_lone.bin")
     with pytest.raises(UnknownFormatVersion) as raised:
         BatchHeader.decode(resealed(raw, 4, "<H", version))
@@ -158,7 +156,7 @@ def test_another_version_is_told_from_damage_by_the_checksum(version: int) -> No
 
 
 @pytest.mark.parametrize("flag", [1 << bit for bit in range(16) if not KNOWN_FLAGS & 1 << bit])
-def test_a_flag_of_a_newer_version_is_told_from_damage(flag: int) -> None:
+def test_a_flag_of_a_newer_version_differs_from_damage_by_its_checksum(flag: int) -> None:
     raw = golden("batch_full.bin")
     flags = BatchHeader.decode(raw).flags | flag
     with pytest.raises(UnknownFormatVersion, match="newer"):
@@ -183,7 +181,7 @@ def test_the_flags_have_their_bits() -> None:
     assert KNOWN_FLAGS == 0xBF
 
 
-def test_stamping_changes_what_the_broker_knows_and_nothing_else() -> None:
+def test_stamping_changes_only_the_fields_of_the_broker() -> None:
     header = BatchHeader.decode(golden("batch_full.bin"))
     given_values = {
         "physical_offset": 1,
@@ -243,7 +241,7 @@ def test_every_golden_section_is_where_it_is_drawn(
     assert (section.start, section.end) == (at, at + struct.calcsize(kind))
 
 
-def test_the_golden_gaps_are_zero_and_the_end_is_the_end() -> None:
+def test_the_golden_gaps_are_zero() -> None:
     raw = golden("batch_full.bin")
     ends = [at + struct.calcsize(kind) for _, kind, at, _ in SECTIONS]
     starts = [at for _, _, at, _ in SECTIONS[1:]] + [len(raw)]
@@ -255,7 +253,7 @@ def test_the_golden_gaps_are_zero_and_the_end_is_the_end() -> None:
 
 
 @given(columns())
-def test_sections_are_aligned_in_order_and_free_when_absent(sent: Columns) -> None:
+def test_sections_are_aligned_and_absent_ones_take_no_room(sent: Columns) -> None:
     raw = sent.encode()
     batch = Batch.decode(raw)
     at = HEADER_SIZE

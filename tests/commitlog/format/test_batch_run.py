@@ -42,18 +42,18 @@ def test_headers_and_sections_are_those_of_the_format(batches: list[Sent], base:
                 assert starts[index] - blocks.positions[index] == section.start, name
 
 
-def test_every_section_is_laid_out() -> None:
+def test_every_section_has_its_position() -> None:
     names = {
         field.name for field in dataclasses.fields(Batch.decode(join_batches(store([FULL]))).layout)
     }
     assert set(BatchRun(b"").starts) == names - {"total_size"}
 
 
-def test_no_blocks_at_all() -> None:
+def test_a_run_may_be_empty() -> None:
     assert len(BatchRun(b"")) == 0
 
 
-def test_a_flag_tells_which_blocks_have_a_column() -> None:
+def test_a_run_reports_which_blocks_have_a_column() -> None:
     blocks = BatchRun(join_batches(store([FULL, Sent([b"x"])])))
     assert blocks.has(BatchFlag.KEYS).tolist() == [True, False]
 
@@ -67,7 +67,7 @@ def refusal(read: Callable[[], object]) -> str | None:
 
 
 @pytest.mark.parametrize("kept", range(0, len(join_batches(store([FULL, FULL]))), 4))
-def test_every_truncation_is_refused_as_the_format_refuses_it(kept: int) -> None:
+def test_every_truncation_is_refused_like_a_single_batch(kept: int) -> None:
     data = join_batches(store([FULL, FULL]))[:kept]
     expected = refusal(lambda: list(iter_batches(data)))
     assert refusal(lambda: BatchRun(data)) == expected
@@ -75,7 +75,7 @@ def test_every_truncation_is_refused_as_the_format_refuses_it(kept: int) -> None
 
 
 @pytest.mark.parametrize("position", range(len(join_batches(store([FULL])))))
-def test_every_flipped_bit_is_refused_as_the_format_refuses_it(position: int) -> None:
+def test_every_flipped_bit_is_refused_like_a_single_batch(position: int) -> None:
     first = join_batches(store([FULL]))
     data = bytearray(first + join_batches(store([FULL], 2)))
     data[len(first) + position] ^= 1 << (position % 8)
@@ -84,7 +84,7 @@ def test_every_flipped_bit_is_refused_as_the_format_refuses_it(position: int) ->
     assert refusal(lambda: BatchRun(bytes(data))) == expected
 
 
-def test_a_header_that_lies_about_its_columns_is_refused() -> None:
+def test_a_header_with_wrong_column_sizes_is_refused() -> None:
     (batch,) = store([FULL])
     header = dataclasses.replace(batch.header, body_bytes=batch.header.body_bytes + 8)
     data = bytes(header.encode()) + bytes(batch.block[128:])
@@ -93,7 +93,7 @@ def test_a_header_that_lies_about_its_columns_is_refused() -> None:
     assert refusal(lambda: BatchRun(data)) == expected
 
 
-def test_a_newer_format_is_named_as_such() -> None:
+def test_a_newer_format_has_its_own_error() -> None:
     data = bytearray(join_batches(store([FULL])))
     offset = HEADER_DTYPE.fields["version"][1]  # type: ignore[index]
     struct.pack_into("<H", data, offset, 2)
@@ -101,7 +101,7 @@ def test_a_newer_format_is_named_as_such() -> None:
     assert refusal(lambda: BatchRun(bytes(data))) == expected
 
 
-def test_a_magic_inside_a_message_is_no_block() -> None:
+def test_a_magic_inside_a_message_is_ignored() -> None:
     # The blocks are so small that they are found by their magic, at any position and before any
     # bytes.
     for before in range(8):

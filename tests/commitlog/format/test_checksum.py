@@ -27,7 +27,7 @@ def test_published_vectors(data: bytes, expected: int) -> None:
 
 # From 4096 bytes on, a view is used instead of a copy.
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 100_000])
-def test_every_kind_of_buffer_gives_the_same(size: int) -> None:
+def test_every_kind_of_buffer_has_the_same_checksum(size: int) -> None:
     data = bytes(i * 7 & 0xFF for i in range(size))
     expected = crc32c(data)
     within = memoryview(b"xx" + data + b"x")[2 : 2 + size]
@@ -44,7 +44,7 @@ def test_a_buffer_can_be_changed_afterwards() -> None:
     assert len(data) == 10_001
 
 
-def test_many_texts_have_the_checksums_that_each_has_alone() -> None:
+def test_checksums_of_many_texts_are_those_of_each_text() -> None:
     texts = [b"", b"a", "schlüssel".encode(), b"x" * 10_000]
     assert crc32c_each(texts) == [crc32c(text) for text in texts]
     assert crc32c_each([]) == []

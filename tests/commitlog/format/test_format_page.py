@@ -25,7 +25,7 @@ def table(section: str, number: int = 0) -> list[list[str]]:
     return [[cell.strip().strip("`") for cell in row.strip("|").split("|")] for row in rows]
 
 
-def test_the_header_is_drawn_as_it_is() -> None:
+def test_the_page_draws_the_header() -> None:
     rows = table("### 1.1 ")
     drawn = {field: (KINDS[kind], int(at)) for at, _, kind, field, *_ in rows if kind in KINDS}
     beside = {"version": ("<H", 4), "header_crc": ("<I", 12), "reserved": ("<I", 124)}
@@ -45,7 +45,7 @@ def test_the_header_is_drawn_as_it_is() -> None:
         ("## 6. ", 1, 36),
     ],
 )
-def test_every_table_covers_all_its_bytes(section: str, number: int, size: int) -> None:
+def test_every_table_of_the_page_covers_all_bytes(section: str, number: int, size: int) -> None:
     end = 0
     for at, length, kind, *_ in table(section, number):
         assert int(at) == end
@@ -54,18 +54,18 @@ def test_every_table_covers_all_its_bytes(section: str, number: int, size: int) 
     assert end == size
 
 
-def test_the_flags_are_drawn_as_they_are() -> None:
+def test_the_page_lists_the_flags() -> None:
     drawn = {name: int(bit) for bit, name, _ in table("### 1.2 ") if name}
     assert drawn == {flag.name: int(flag).bit_length() - 1 for flag in BatchFlag}
 
 
-def test_the_sections_are_drawn_in_their_order() -> None:
+def test_the_page_lists_the_sections_in_order() -> None:
     sections = [name for name in Layout.__slots__ if name != "total_size"]
     assert [name for name, *_ in table("### 1.3 ")] == sections
 
 
 @pytest.mark.parametrize(("number", "dtype"), [(0, BLOCK_DTYPE), (1, KEY_DTYPE)])
-def test_the_footers_rows_are_drawn_as_they_are(number: int, dtype: np.dtype[np.void]) -> None:
+def test_the_page_draws_the_rows_of_footers(number: int, dtype: np.dtype[np.void]) -> None:
     rows = table("### 2.3 ", number)
     drawn = [(field, f"<{kind[0]}{int(kind[1:]) // 8}") for _, _, kind, field in rows]
     assert drawn == list(dtype.descr)
@@ -79,7 +79,7 @@ def test_the_footers_rows_are_drawn_as_they_are(number: int, dtype: np.dtype[np.
         ("footer.bin", "### 2.3 ", 2, {"block_count": 1, "key_count": 2}),
     ],
 )
-def test_the_examples_have_the_fields_where_they_are_drawn(
+def test_the_examples_have_the_fields_at_the_drawn_positions(
     name: str, section: str, number: int, known: dict[str, int]
 ) -> None:
     raw = golden(name)[-64:]
@@ -91,7 +91,7 @@ def test_the_examples_have_the_fields_where_they_are_drawn(
     assert raw[:4].decode() == rows[0][4]
 
 
-def test_the_drawn_example_is_the_golden_one() -> None:
+def test_the_example_of_the_page_is_the_golden_one() -> None:
     drawn = PAGE.split("```\n    at", 1)[1].split("```", 1)[0]
     data = b""
     for line in drawn.splitlines()[1:]:
@@ -105,10 +105,10 @@ def test_the_drawn_example_is_the_golden_one() -> None:
     ("words", "at"),
     [("body offsets 0 3 3 11", 128), ("key offsets 0 2 2 10", 176), ("expires", 336)],
 )
-def test_the_example_says_where_its_sections_are(words: str, at: int) -> None:
+def test_the_example_lists_the_positions_of_its_sections(words: str, at: int) -> None:
     assert re.search(rf"^ +{at}  .*{words}$", PAGE, re.MULTILINE)
 
 
-def test_the_largest_batch_is_as_it_says() -> None:
+def test_the_page_states_the_largest_batch() -> None:
     assert "(S - 4096 - 32 - 56 - 64) / 2" in PAGE
     assert largest_batch(1024 * 1024) == (1024 * 1024 - 4096 - 32 - 56 - 64) // 2

@@ -99,7 +99,7 @@ def _headers(data: bytes) -> list[bytes]:
     return [each.tobytes() for each in apart]
 
 
-def test_the_table_is_the_header() -> None:
+def test_the_table_has_the_fields_of_the_header() -> None:
     header = BatchHeader(*range(1, 22))
     table = run_of(header).headers
     assert table.itemsize == HEADER_SIZE
@@ -126,11 +126,11 @@ def test_a_run_has_every_block_from_its_position_on() -> None:
     assert _run(b"") == []
 
 
-def test_a_run_at_another_place_has_nothing() -> None:
+def test_a_run_at_another_offset_is_empty() -> None:
     assert len(intact_run(DATA, 0, AT + 8, MOST).headers) == 0
 
 
-def test_every_truncation_ends_a_run_where_it_cuts() -> None:
+def test_every_truncation_ends_a_run() -> None:
     for size in range(len(DATA)):
         assert _run(DATA[:size]) == _one_by_one(DATA[:size]), size
 
@@ -143,7 +143,7 @@ def test_every_flipped_byte_ends_a_run_before_it() -> None:
         assert _run(bytes(changed)) == _one_by_one(bytes(changed)), at
 
 
-def test_headers_alone_are_found_whatever_became_of_payloads() -> None:
+def test_headers_are_found_without_intact_payloads() -> None:
     assert len(_headers(DATA)) == 7
     rng = random.Random(2)
     for size in range(len(DATA)):
@@ -153,7 +153,7 @@ def test_headers_alone_are_found_whatever_became_of_payloads() -> None:
         assert _headers(bytes(changed)) == _headers_one_by_one(bytes(changed)), size
 
 
-def test_headers_apart_are_as_many_as_asked_for_and_begin_before_the_end() -> None:
+def test_split_headers_end_at_the_given_count_or_offset() -> None:
     ends = [each.end_physical_offset for each in _one_by_one(DATA)]
 
     def found(end: int, most: int) -> int:
@@ -180,7 +180,7 @@ def test_headers_apart_are_as_many_as_asked_for_and_begin_before_the_end() -> No
         (124, "<I", 1),
     ],
 )
-def test_a_header_that_lies_ends_a_run(offset: int, form: str, value: int) -> None:
+def test_a_wrong_header_ends_a_run(offset: int, form: str, value: int) -> None:
     first = _one_by_one(DATA)[0]
     at = first.total_size
     lying = DATA[:at] + resealed(DATA[at : at + HEADER_SIZE], offset, form, value)
@@ -189,7 +189,7 @@ def test_a_header_that_lies_ends_a_run(offset: int, form: str, value: int) -> No
     assert len(_headers(data)) == 1
 
 
-def test_sums_of_a_table() -> None:
+def test_ends_and_keyed_messages_of_a_table() -> None:
     run = intact_run(DATA, 0, AT, MOST)
     table = run.headers
     assert block_ends(table).tolist() == [h.end_physical_offset for h in headers_in(run)]

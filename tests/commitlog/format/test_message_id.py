@@ -18,7 +18,7 @@ def test_round_trip(topic_id: int, queue: int, offset: int) -> None:
 
 
 @given(st.tuples(*[st.integers(0, 2**32 - 1)] * 3), st.tuples(*[st.integers(0, 2**32 - 1)] * 3))
-def test_ids_sort_like_what_they_say(
+def test_ids_sort_by_topic_queue_and_offset(
     one: tuple[int, int, int], other: tuple[int, int, int]
 ) -> None:
     assert (format_message_id(*one) < format_message_id(*other)) == (one < other)
@@ -40,12 +40,12 @@ def test_ids_sort_like_what_they_say(
         "../" * 10 + "..",
     ],
 )
-def test_what_is_no_id_is_refused(text: str) -> None:
+def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="32 hexadecimal digits"):
         parse_message_id(text)
 
 
-def test_a_long_text_is_not_repeated_whole() -> None:
+def test_an_error_quotes_only_the_start_of_a_long_text() -> None:
     with pytest.raises(ValueError, match="not 'x") as raised:
         parse_message_id("x" * 10_000)
     assert len(str(raised.value)) < 200

@@ -31,7 +31,7 @@ def test_priorities_become_levels(levels: int, expected: str) -> None:  # Q20
 
 
 @pytest.mark.parametrize("levels", range(1, MAX_LEVELS + 1))
-def test_a_queue_tells_its_level(levels: int) -> None:
+def test_a_queue_has_the_level_of_its_messages(levels: int) -> None:
     assert DEFAULT_PRIORITY == 4
     for priority in range(HIGHEST_PRIORITY + 1):
         assert level_of_queue(queue_of(7, priority, levels), levels) == level_of(priority, levels)

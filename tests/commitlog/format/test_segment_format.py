@@ -70,7 +70,7 @@ def test_a_segment_is_named_by_its_start() -> None:
         "lock",
     ],
 )
-def test_other_names_name_no_segment(name: str) -> None:
+def test_other_names_are_not_segments(name: str) -> None:
     assert parse_segment_name(name) is None
 
 
@@ -116,7 +116,7 @@ def test_a_damaged_header_is_refused() -> None:
         SegmentHeader.decode(bytes(4096))
 
 
-def test_a_newer_header_is_told_from_a_damaged_one() -> None:
+def test_a_newer_header_is_not_damage() -> None:
     with pytest.raises(UnknownFormatVersion) as raised:
         SegmentHeader.decode(resealed(golden("segment_header.bin"), 4, b"\x02\0", 32))
     assert raised.value.found == 2
@@ -133,7 +133,7 @@ def test_the_golden_end_mark_is_read_from_its_places() -> None:
     assert is_end_mark(raw, MARK_AT)
 
 
-def test_an_end_mark_holds_in_its_place_and_whole() -> None:
+def test_only_an_intact_end_mark_at_its_offset_counts() -> None:
     raw = golden("end_mark.bin")
     assert not is_end_mark(raw, MARK_AT + 8)
     assert is_end_mark(raw + b"what follows", MARK_AT)
@@ -146,7 +146,7 @@ def test_an_end_mark_holds_in_its_place_and_whole() -> None:
 
 
 @given(U64)
-def test_every_place_has_an_end_mark(offset: int) -> None:
+def test_an_end_mark_can_have_any_offset(offset: int) -> None:
     assert is_end_mark(encode_end_mark(offset), offset)
     assert not is_end_mark(bytes(END_MARK_SIZE), offset)
 
@@ -218,7 +218,7 @@ def test_footer_round_trip(start: int, blocks: list[object], keys: list[object])
     assert np.array_equal(found_keys, key_table)
 
 
-def test_no_footer_is_told_from_a_damaged_one() -> None:
+def test_a_missing_footer_is_not_damage() -> None:
     assert FooterTrailer.decode(bytes(TRAILER_SIZE)) is None
     with pytest.raises(CorruptBatch):
         FooterTrailer.decode(bytes(TRAILER_SIZE - 1))
@@ -226,7 +226,7 @@ def test_no_footer_is_told_from_a_damaged_one() -> None:
         FooterTrailer.decode(bytes(TRAILER_SIZE - 1) + b"\x01")
 
 
-def test_a_newer_footer_is_told_from_a_damaged_one() -> None:
+def test_a_newer_footer_is_not_damage() -> None:
     with pytest.raises(UnknownFormatVersion):
         FooterTrailer.decode(resealed(golden("footer.bin")[72:], 4, b"\x02\0", 36))
 

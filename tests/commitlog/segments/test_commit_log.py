@@ -98,7 +98,7 @@ def test_opening_finds_the_segments_and_removes_unfinished_ones(small: SmallLog)
     reopened.close()
 
 
-def test_a_damaged_header_costs_nothing(small: SmallLog) -> None:
+def test_a_damaged_header_page_loses_no_block(small: SmallLog) -> None:
     _fill_segments(small, 2)
     places = walk(small.log)
     flip_bit(segment_path(small.log, 0), 8)
@@ -112,7 +112,7 @@ def test_a_damaged_header_costs_nothing(small: SmallLog) -> None:
 
 
 @pytest.mark.parametrize("what", ["short", "wrong start"])
-def test_a_header_that_does_not_fit_its_file_is_noted(small: SmallLog, what: str) -> None:
+def test_a_header_that_does_not_match_its_file_is_reported(small: SmallLog, what: str) -> None:
     _fill_segments(small, 2)
     path = segment_path(small.log, 0)
     if what == "short":
@@ -129,7 +129,7 @@ def test_a_header_that_does_not_fit_its_file_is_noted(small: SmallLog, what: str
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095])
-def test_a_file_too_short_for_its_header_is_noted_and_left_alone(
+def test_a_file_too_short_for_its_header_is_reported_and_not_changed(
     small: SmallLog, size: int
 ) -> None:
     _fill_segments(small, 3)
@@ -156,7 +156,7 @@ def test_a_newer_segment_is_refused(small: SmallLog) -> None:
     assert {path: path.read_bytes() for path in small.directory.iterdir()} == before
 
 
-def test_a_file_over_another_segment_hides_nothing(small: SmallLog) -> None:
+def test_an_overlapping_file_hides_no_segment(small: SmallLog) -> None:
     _fill_segments(small, 2)
     places = walk(small.log)
     extra = small.directory / f"{5:020d}"
@@ -172,7 +172,7 @@ def test_a_file_over_another_segment_hides_nothing(small: SmallLog) -> None:
 # -- rolling ---------------------------------------------------------------------------------
 
 
-def test_the_first_roll_makes_the_first_segment(small: SmallLog) -> None:
+def test_the_first_roll_creates_the_first_segment(small: SmallLog) -> None:
     assert small.log.roll() is None
     assert small.log.written_offset == FIRST
     assert small.log.has_room(100, 0, 1)
@@ -205,7 +205,7 @@ def test_the_prepared_segment_is_the_next(simulated: SmallLog) -> None:
     assert log.segments[-1].start_offset == SEGMENT_BYTES
 
 
-def test_a_full_disk_is_told_and_asked_again_after_a_while(
+def test_a_full_disk_is_reported_and_tried_again_later(
     simulated: SmallLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
@@ -240,7 +240,7 @@ def test_a_full_disk_is_told_and_asked_again_after_a_while(
     assert len(log.segments) == 2
 
 
-def test_no_segment_is_made_of_the_reserve(simulated: SmallLog) -> None:
+def test_no_segment_is_created_without_the_reserve(simulated: SmallLog) -> None:
     has_reserve = False
     log = CommitLog(
         LOG,
@@ -256,7 +256,7 @@ def test_no_segment_is_made_of_the_reserve(simulated: SmallLog) -> None:
 
 
 @pytest.mark.parametrize("call", ["create", "write", "sync", "rename"])
-def test_a_segment_that_cannot_be_made_now_changes_nothing(
+def test_a_segment_that_cannot_be_created_now_changes_nothing(
     simulated: SmallLog, call: Literal["create", "write", "sync", "rename"]
 ) -> None:
     """File descriptors run out and become free again; no other code knows the segment yet."""
@@ -270,7 +270,7 @@ def test_a_segment_that_cannot_be_made_now_changes_nothing(
 
 
 @pytest.mark.parametrize(("spare", "is_refused"), [(-1, True), (0, False), (1, False)])
-def test_no_segment_is_made_of_the_last_room(
+def test_no_segment_is_created_from_the_last_free_bytes(
     simulated: SmallLog, spare: int, is_refused: bool
 ) -> None:
     least = 10_000
@@ -289,7 +289,7 @@ def test_no_segment_is_made_of_the_last_room(
     assert len(log.segments) == (0 if is_refused else 1)
 
 
-def test_a_block_on_a_part_of_the_disk_that_fails_is_unreadable(
+def test_a_block_that_the_disk_fails_to_read_is_unreadable(
     simulated: SmallLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     simulated.log.roll()
@@ -306,7 +306,7 @@ def test_a_block_on_a_part_of_the_disk_that_fails_is_unreadable(
     assert simulated.log.read_batch_nowait(place, 100) is None
 
 
-def test_a_footer_on_a_part_of_the_disk_that_fails_is_none(
+def test_a_footer_that_the_disk_fails_to_read_is_none(
     small: SmallLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _fill_segments(small, 2)
@@ -321,7 +321,7 @@ def test_a_footer_on_a_part_of_the_disk_that_fails_is_none(
     assert read_footer(ended) is None
 
 
-def test_segments_of_another_size_go_on_where_the_last_ends(tmp_path: Path) -> None:
+def test_a_segment_of_another_size_starts_where_the_last_one_ends(tmp_path: Path) -> None:
     small = SmallLog(tmp_path)
     small.open()
     _fill_segments(small, 1)
@@ -336,7 +336,7 @@ def test_segments_of_another_size_go_on_where_the_last_ends(tmp_path: Path) -> N
     larger.close()
 
 
-def test_a_segment_is_made_once_whoever_asks(simulated: SmallLog) -> None:
+def test_two_threads_create_a_segment_only_once(simulated: SmallLog) -> None:
     """The appender rolls while the segment thread prepares; a slow create forces the overlap."""
     log, disk = simulated.log, _disk(simulated)
     _fill_segments(simulated, 1)
@@ -377,7 +377,7 @@ def test_a_batch_is_checked_against_the_largest(small: SmallLog) -> None:
         max_size=12,
     )
 )
-def test_whatever_was_accepted_the_footer_fits(
+def test_the_footer_of_accepted_batches_fits(
     batches: list[tuple[int, bool, int]],
 ) -> None:
     small = SmallLog(LOG, SimulatedDisk())
@@ -433,7 +433,7 @@ def test_a_footer_lists_blocks_by_queue_and_keys_by_hash(small: SmallLog) -> Non
 
 @given(st.lists(st.tuples(columns(max_messages=4), st.integers(0, 2)), max_size=6))
 @settings(max_examples=30, deadline=None)
-def test_a_footer_says_what_a_walk_finds(sent: list[tuple[Columns, int]]) -> None:
+def test_a_footer_lists_the_blocks_of_a_scan(sent: list[tuple[Columns, int]]) -> None:
     small = SmallLog(LOG, SimulatedDisk())
     small.open()
     small.log.roll()
@@ -455,7 +455,7 @@ def test_a_footer_says_what_a_walk_finds(sent: list[tuple[Columns, int]]) -> Non
     assert [row.item() for row in found[0]] == rows
 
 
-def test_sealing_asks_for_an_ended_segment(small: SmallLog) -> None:
+def test_an_active_segment_is_not_sealed(small: SmallLog) -> None:
     _fill_segments(small, 1)
     active = small.log.segments[0]
     seal_segment(active)
@@ -471,7 +471,7 @@ def test_sealing_again_changes_nothing(small: SmallLog) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_segment_that_recovery_did_not_walk_is_sealed_all_the_same(small: SmallLog) -> None:
+def test_a_segment_before_the_recovered_part_can_be_sealed(small: SmallLog) -> None:
     _fill_segments(small, 2)
     small.log.segments[0].sealed = False
     start = small.headers[1].physical_offset
@@ -487,7 +487,7 @@ def test_a_segment_that_recovery_did_not_walk_is_sealed_all_the_same(small: Smal
     reopened.close()
 
 
-def test_a_damaged_end_mark_means_no_footer_over_what_it_hid(small: SmallLog) -> None:
+def test_a_segment_with_a_damaged_end_mark_gets_no_footer(small: SmallLog) -> None:
     _fill_segments(small, 2)
     ended = small.log.segments[0]
     flip_bit(ended.path, ended.written)
@@ -497,7 +497,7 @@ def test_a_damaged_end_mark_means_no_footer_over_what_it_hid(small: SmallLog) ->
     assert ended.path.read_bytes() == before
 
 
-def test_a_damaged_block_keeps_its_row_while_its_header_is_intact(small: SmallLog) -> None:
+def test_a_damaged_payload_keeps_the_row_of_its_block(small: SmallLog) -> None:
     for key in "abcd":
         small.append(encode_batch([b"x"], keys=[key]))
     places = [header.physical_offset for header in small.headers]
@@ -514,7 +514,7 @@ def test_a_damaged_block_keeps_its_row_while_its_header_is_intact(small: SmallLo
     assert ended.sealed
 
 
-def test_a_seal_takes_from_headers_and_keys_what_a_walk_over_all_does(small: SmallLog) -> None:
+def test_sealing_finds_the_same_tables_as_a_full_scan(small: SmallLog) -> None:
     for number in range(24):
         keys = ["k"] if number % 3 == 0 else None
         small.append(encode_batch([b"x" * number * 7], keys=keys))
@@ -530,7 +530,7 @@ def test_a_seal_takes_from_headers_and_keys_what_a_walk_over_all_does(small: Sma
     assert sealed[1].tobytes() == keys_found.tobytes()
 
 
-def test_a_seal_leaves_payloads_without_keys_to_the_scrub(small: SmallLog) -> None:
+def test_sealing_does_not_verify_payloads_without_keys(small: SmallLog) -> None:
     for keys in (None, ["k"]):
         small.append(encode_batch([b"x"], keys=keys))
     places = [header.physical_offset for header in small.headers]
@@ -547,7 +547,7 @@ def test_a_seal_leaves_payloads_without_keys_to_the_scrub(small: SmallLog) -> No
 
 
 @pytest.mark.parametrize("at", [0, 57, -40, -64, -1 - 24])
-def test_a_damaged_footer_is_no_footer(small: SmallLog, at: int) -> None:
+def test_a_damaged_footer_is_not_read(small: SmallLog, at: int) -> None:
     _sealed(small)
     segment = small.log.segments[0]
     tables = read_footer(segment)
@@ -557,7 +557,7 @@ def test_a_damaged_footer_is_no_footer(small: SmallLog, at: int) -> None:
     assert read_footer(segment) is None
 
 
-def test_a_footer_of_another_segment_is_none(small: SmallLog) -> None:
+def test_a_footer_of_another_segment_is_not_read(small: SmallLog) -> None:
     _sealed(small)
     small.append(raw_batch())
     second = small.log.segments[1]
@@ -570,7 +570,7 @@ def test_a_footer_of_another_segment_is_none(small: SmallLog) -> None:
 # -- reading and deleting --------------------------------------------------------------------
 
 
-def test_blocks_are_read_where_they_are(small: SmallLog) -> None:
+def test_blocks_are_read_by_offset_and_size(small: SmallLog) -> None:
     sent = [small.append(raw_batch(size)) for size in (5, 300_000, 400_000, 500_000)]
     assert len(small.log.segments) == 2
     for batch in sent:
@@ -582,7 +582,7 @@ def test_blocks_are_read_where_they_are(small: SmallLog) -> None:
 
 
 @pytest.mark.parametrize("read", ["read_batch", "read_batch_nowait"])
-def test_a_read_of_anything_else_is_a_corrupt_record(small: SmallLog, read: str) -> None:
+def test_a_read_of_another_range_is_a_corrupt_record(small: SmallLog, read: str) -> None:
     first, second = (small.append(raw_batch()).header for _ in range(2))
     reading = getattr(small.log, read)
     path = segment_path(small.log, 0)
@@ -602,7 +602,7 @@ def test_a_read_of_anything_else_is_a_corrupt_record(small: SmallLog, read: str)
     assert reason(first.physical_offset, first.total_size) == "payload-crc"
 
 
-def test_segment_at_finds_the_one_that_holds_an_offset(small: SmallLog) -> None:
+def test_segment_at_finds_the_segment_of_an_offset(small: SmallLog) -> None:
     _fill_segments(small, 3)
     log = small.log
     for index, segment in enumerate(log.segments):
@@ -627,7 +627,7 @@ def test_whole_segments_are_deleted_oldest_first_and_never_the_last(small: Small
     assert log.segments == (row[3],)
 
 
-def test_a_segment_that_cannot_be_deleted_stays_with_all_after_it(simulated: SmallLog) -> None:
+def test_a_segment_that_cannot_be_deleted_stays_with_all_later_ones(simulated: SmallLog) -> None:
     """Otherwise the next pass would delete later segments: a hole, which the next start would
     find."""
     _fill_segments(simulated, 4)
@@ -640,7 +640,7 @@ def test_a_segment_that_cannot_be_deleted_stays_with_all_after_it(simulated: Sma
     assert log.delete_before(3 * SEGMENT_BYTES) == list(row[1:3])
 
 
-def test_a_read_under_way_outlives_its_segment(small: SmallLog) -> None:
+def test_a_read_in_progress_survives_the_deletion_of_its_segment(small: SmallLog) -> None:
     _fill_segments(small, 2)
     header = small.headers[0]
     held = small.log.segment_at(header.physical_offset)
@@ -651,7 +651,7 @@ def test_a_read_under_way_outlives_its_segment(small: SmallLog) -> None:
         small.log.read_batch(header.physical_offset, header.total_size)
 
 
-def test_closing_twice_is_closing(small: SmallLog) -> None:
+def test_a_log_may_be_closed_twice(small: SmallLog) -> None:
     _fill_segments(small, 2)
     small.log.prepare_next()
     small.log.close()
@@ -659,7 +659,7 @@ def test_closing_twice_is_closing(small: SmallLog) -> None:
     assert small.log.segments == ()
 
 
-def test_a_failed_write_says_so_and_counts_nothing(simulated: SmallLog) -> None:
+def test_a_failed_write_counts_no_block(simulated: SmallLog) -> None:
     simulated.append(raw_batch())
     written = simulated.log.written_offset
     _disk(simulated).fail("write", share=0.5)

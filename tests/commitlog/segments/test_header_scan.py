@@ -83,7 +83,7 @@ def _harm(small: SmallLog, harm: tuple[str, int, int, bytes]) -> None:
     start=st.one_of(st.just(0), st.integers(0, 14)),
 )
 @settings(deadline=None, max_examples=75)
-def test_both_walks_find_the_same(
+def test_both_scans_find_the_same(
     window: int | None,
     sizes: list[int],
     rolls: set[int],
@@ -111,7 +111,7 @@ def test_both_walks_find_the_same(
         again.close()
 
 
-def test_damage_upon_damage_is_no_work_upon_work(
+def test_many_damaged_blocks_cost_linear_time(
     small: SmallLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each run that damage interrupts checks only a few headers in vain."""

@@ -42,7 +42,7 @@ def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 # -- a sound log -----------------------------------------------------------------------------
 
 
-def test_an_empty_log_has_nothing(small: SmallLog) -> None:
+def test_an_empty_log_has_no_blocks(small: SmallLog) -> None:
     assert walk(small.log) == []
 
 
@@ -54,7 +54,7 @@ def test_blocks_are_found_in_order_and_then_the_unwritten_rest(
     assert walk(small.log) == [*places, Damage(FIRST + 5 * BLOCK, SEGMENT_BYTES, UNWRITTEN)]
 
 
-def test_a_walk_begins_where_it_is_told(small: SmallLog) -> None:
+def test_a_scan_starts_at_the_given_offset(small: SmallLog) -> None:
     places = _blocks(small, 3)
     rest = Damage(FIRST + 3 * BLOCK, SEGMENT_BYTES, UNWRITTEN)
     assert walk(small.log, places[1]) == [*places[1:], rest]
@@ -62,7 +62,7 @@ def test_a_walk_begins_where_it_is_told(small: SmallLog) -> None:
     assert walk(small.log, SEGMENT_BYTES) == []
 
 
-def test_an_end_mark_ends_a_segment_in_silence(small: SmallLog) -> None:
+def test_an_end_mark_ends_a_segment_without_damage(small: SmallLog) -> None:
     places = _blocks(small, 2)
     small.log.roll()
     places += _blocks(small, 1)
@@ -70,7 +70,7 @@ def test_an_end_mark_ends_a_segment_in_silence(small: SmallLog) -> None:
     assert walk(small.log) == [*places, Damage(places[-1] + BLOCK, 2 * SEGMENT_BYTES, UNWRITTEN)]
 
 
-def test_a_footer_is_not_walked_into(small: SmallLog) -> None:
+def test_a_footer_is_not_scanned(small: SmallLog) -> None:
     places = _blocks(small, 2)
     ended = small.log.segments[0]
     small.log.roll()
@@ -89,7 +89,7 @@ def test_blocks_larger_than_a_window_are_found(small: SmallLog, window: None) ->
 
 
 @pytest.mark.parametrize("bit", range(0, 8 * HEADER_SIZE, 13))
-def test_a_block_with_a_damaged_header_is_passed_over(small: SmallLog, bit: int) -> None:
+def test_a_block_with_a_damaged_header_is_damage(small: SmallLog, bit: int) -> None:
     places = _blocks(small, 3)
     flip_bit(segment_path(small.log, 0), places[1] + bit // 8, bit % 8)
     reason = "bad-magic" if bit < 32 else "header-crc"
@@ -97,7 +97,7 @@ def test_a_block_with_a_damaged_header_is_passed_over(small: SmallLog, bit: int)
 
 
 @pytest.mark.parametrize("at", [HEADER_SIZE, HEADER_SIZE + 100, BLOCK - 1])
-def test_a_damaged_payload_is_passed_over_and_its_header_kept(small: SmallLog, at: int) -> None:
+def test_a_damaged_payload_is_damage_with_its_header(small: SmallLog, at: int) -> None:
     places = _blocks(small, 3)
     header = small.headers[1]
     flip_bit(segment_path(small.log, 0), places[1] + at)
@@ -143,13 +143,13 @@ def test_a_missing_end_mark_is_a_hole_to_the_end_of_the_segment(small: SmallLog)
     assert walk(small.log)[:4] == [*places[:2], hole, places[2]]
 
 
-def test_what_lies_behind_a_torn_block_is_not_called_unwritten(small: SmallLog) -> None:
+def test_the_rest_after_a_torn_block_is_not_unwritten(small: SmallLog) -> None:
     places = _blocks(small, 2)
     overwrite(segment_path(small.log, 0), places[1], bytes(HEADER_SIZE))
     assert walk(small.log) == [places[0], Damage(places[1], SEGMENT_BYTES, "bad-magic")]
 
 
-def test_an_end_mark_of_another_place_is_none(small: SmallLog) -> None:
+def test_an_end_mark_with_another_offset_is_ignored(small: SmallLog) -> None:
     places = _blocks(small, 1)
     end = places[0] + BLOCK
     overwrite(segment_path(small.log, 0), end, encode_end_mark(end + 8))
@@ -159,7 +159,7 @@ def test_an_end_mark_of_another_place_is_none(small: SmallLog) -> None:
 # -- misplaced blocks ------------------------------------------------------------------------
 
 
-def test_a_block_of_another_place_is_refused(small: SmallLog) -> None:
+def test_a_block_with_another_offset_is_damage(small: SmallLog) -> None:
     places = _blocks(small, 3)
     path = segment_path(small.log, 0)
     first = path.read_bytes()[places[0] : places[1]]
@@ -207,7 +207,7 @@ def _append_hostile(small: SmallLog) -> tuple[int, int, bytes]:
     return at, batch.header.end_physical_offset, body
 
 
-def test_blocks_in_a_body_are_a_body(small: SmallLog, window: None) -> None:
+def test_blocks_inside_a_body_are_ignored(small: SmallLog, window: None) -> None:
     at, end, body = _append_hostile(small)
     assert len(body) % 8 == 0
     places = [at, *_blocks(small, 1)]
@@ -217,7 +217,7 @@ def test_blocks_in_a_body_are_a_body(small: SmallLog, window: None) -> None:
     assert walk(small.log)[:2] == [Damage(at, end, "payload-crc", small.headers[0]), end]
 
 
-def test_a_body_full_of_magics_is_no_work_and_no_block(small: SmallLog, window: None) -> None:
+def test_a_body_full_of_magics_is_scanned_fast(small: SmallLog, window: None) -> None:
     at = small.append(encode_batch([(MAGIC + b"HFND") * 20_000])).header.physical_offset
     places = _blocks(small, 1)
     flip_bit(segment_path(small.log, 0), at)
@@ -232,7 +232,7 @@ def _newer(block: memoryview) -> bytes:
 
 
 @pytest.mark.parametrize("is_after_damage", [False, True])
-def test_a_newer_block_stops_the_walk(small: SmallLog, is_after_damage: bool) -> None:
+def test_a_newer_block_stops_the_scan(small: SmallLog, is_after_damage: bool) -> None:
     places = _blocks(small, 1)
     newer = small.append(raw_batch())
     overwrite(segment_path(small.log, 0), newer.header.physical_offset, _newer(newer.block))
@@ -242,7 +242,7 @@ def test_a_newer_block_stops_the_walk(small: SmallLog, is_after_damage: bool) ->
         walk(small.log)
 
 
-def test_a_newer_block_in_a_body_is_noise(small: SmallLog) -> None:
+def test_a_newer_block_inside_a_body_is_ignored(small: SmallLog) -> None:
     newer = _newer(stamped(raw_batch(), physical_offset=FIRST).block)
     at = small.append(encode_batch([newer * 4])).header.physical_offset
     places = _blocks(small, 1)
@@ -250,7 +250,7 @@ def test_a_newer_block_in_a_body_is_noise(small: SmallLog) -> None:
     assert walk(small.log)[:2] == [Damage(at, places[0], "bad-magic"), places[0]]
 
 
-def test_a_newer_block_of_another_place_is_damage(small: SmallLog) -> None:
+def test_a_newer_block_with_another_offset_is_damage(small: SmallLog) -> None:
     places = _blocks(small, 2)
     newer = _newer(stamped(raw_batch(), physical_offset=FIRST + 8).block)
     overwrite(segment_path(small.log, 0), places[0], newer)
@@ -280,7 +280,7 @@ def test_a_missing_segment_is_a_hole(small: SmallLog, start: int) -> None:
     reopened.close()
 
 
-def test_what_retention_deleted_is_no_hole(small: SmallLog) -> None:
+def test_deleted_segments_are_not_a_hole(small: SmallLog) -> None:
     places = _three_segments(small)
     small.log.delete_before(SEGMENT_BYTES)
     assert walk(small.log)[:2] == places[1:]

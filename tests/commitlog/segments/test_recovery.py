@@ -65,7 +65,7 @@ def test_nothing_is_recovered_from_an_empty_log(tmp_path: Path) -> None:
     small.close()
 
 
-def test_a_sound_log_is_walked_and_left_as_it_is(small: SmallLog) -> None:
+def test_an_intact_log_is_scanned_and_not_changed(small: SmallLog) -> None:
     for size in (10, 400_000, 300_000, 500_000):
         small.append(raw_batch(size))
     small.log.prepare_next()
@@ -85,7 +85,7 @@ def test_a_sound_log_is_walked_and_left_as_it_is(small: SmallLog) -> None:
     reopened.close()
 
 
-def test_the_log_goes_on_where_it_ended(small: SmallLog) -> None:
+def test_appends_continue_at_the_end_of_the_log(small: SmallLog) -> None:
     _blocks(small, 3)
     reopened = small.reopened()
     reopened.open()
@@ -95,7 +95,7 @@ def test_the_log_goes_on_where_it_ended(small: SmallLog) -> None:
     reopened.close()
 
 
-def test_the_prepared_segment_is_found_again(small: SmallLog) -> None:
+def test_the_prepared_segment_is_used_after_a_restart(small: SmallLog) -> None:
     _blocks(small, 1)
     small.log.prepare_next()
     reopened = small.reopened()
@@ -108,7 +108,7 @@ def test_the_prepared_segment_is_found_again(small: SmallLog) -> None:
 
 
 @pytest.mark.parametrize("header", [b"", b"\xff"], ids=["intact", "damaged"])
-def test_a_prepared_segment_that_was_cut_short_is_made_anew(small: SmallLog, header: bytes) -> None:
+def test_a_truncated_prepared_segment_is_created_again(small: SmallLog, header: bytes) -> None:
     _blocks(small, 1)
     small.log.prepare_next()
     prepared = small.directory / f"{SEGMENT_BYTES:020d}"
@@ -123,7 +123,7 @@ def test_a_prepared_segment_that_was_cut_short_is_made_anew(small: SmallLog, hea
     reopened.close()
 
 
-def test_a_walk_from_a_position_takes_its_counts_along(small: SmallLog) -> None:
+def test_a_recovery_from_a_position_starts_with_its_counts(small: SmallLog) -> None:
     for _ in range(3):
         small.append(raw_batch(keys=10))
     position = small.headers[1].end_physical_offset
@@ -136,7 +136,7 @@ def test_a_walk_from_a_position_takes_its_counts_along(small: SmallLog) -> None:
     reopened.close()
 
 
-def test_a_walk_from_the_very_end_finds_nothing_and_goes_on_there(small: SmallLog) -> None:
+def test_a_recovery_from_the_end_finds_no_blocks(small: SmallLog) -> None:
     _blocks(small, 2)
     end = small.log.written_offset
     reopened = small.reopened()
@@ -193,7 +193,7 @@ def test_a_torn_tail_of_any_length_is_cut_and_nothing_else(
         assert path.read_bytes() == _zeroed(whole, start), torn
 
 
-def test_a_flipped_bit_in_what_was_never_durable_is_a_torn_tail(small: SmallLog) -> None:
+def test_a_flipped_bit_above_the_durable_offset_is_a_torn_tail(small: SmallLog) -> None:
     places = _blocks(small, 3)
     path = small.log.segments[0].path
     whole = path.read_bytes()
@@ -205,7 +205,7 @@ def test_a_flipped_bit_in_what_was_never_durable_is_a_torn_tail(small: SmallLog)
     reopened.close()
 
 
-def test_all_that_follows_a_hole_that_was_never_durable_is_cut(small: SmallLog) -> None:
+def test_everything_after_a_hole_that_was_never_durable_is_cut(small: SmallLog) -> None:
     places = _blocks(small, 6)
     path = small.log.segments[0].path
     whole = path.read_bytes()
@@ -218,7 +218,7 @@ def test_all_that_follows_a_hole_that_was_never_durable_is_cut(small: SmallLog) 
     assert path.read_bytes() == _zeroed(whole, places[2])
 
 
-def test_what_was_cut_does_not_come_back_behind_a_new_block(small: SmallLog) -> None:
+def test_cut_blocks_do_not_reappear_after_a_new_block(small: SmallLog) -> None:
     places = _blocks(small, 4)
     flip_bit(small.log.segments[0].path, places[1])
     second = small.reopened()
@@ -252,7 +252,7 @@ def test_a_cut_reaches_over_later_segments(small: SmallLog) -> None:
     reopened.close()
 
 
-def test_a_torn_end_mark_cuts_what_is_in_the_next_segment(small: SmallLog) -> None:
+def test_a_torn_end_mark_cuts_the_next_segment(small: SmallLog) -> None:
     places = _blocks(small, 2)
     small.log.roll()
     _blocks(small, 1)
@@ -265,7 +265,7 @@ def test_a_torn_end_mark_cuts_what_is_in_the_next_segment(small: SmallLog) -> No
     reopened.close()
 
 
-def test_what_was_cut_from_the_prepared_segment_is_cut_for_good() -> None:
+def test_blocks_cut_from_the_prepared_segment_do_not_reappear() -> None:
     """A power loss right after recovery must not bring back what recovery zeroed."""
     disk = SimulatedDisk()
     small = SmallLog(LOG, disk)
@@ -311,7 +311,7 @@ def test_damage_below_the_durable_offset_is_kept_and_reported(small: SmallLog, a
     reopened.close()
 
 
-def test_the_index_proves_what_is_below_its_position(small: SmallLog) -> None:
+def test_the_position_of_the_index_proves_durability(small: SmallLog) -> None:
     places = _blocks(small, 3)  # no block records durability
     flip_bit(small.log.segments[0].path, places[0])
     reopened = small.reopened()
@@ -321,7 +321,7 @@ def test_the_index_proves_what_is_below_its_position(small: SmallLog) -> None:
     reopened.close()
 
 
-def test_one_intact_block_later_proves_a_hole_before_it(small: SmallLog) -> None:
+def test_a_later_intact_block_proves_an_earlier_hole(small: SmallLog) -> None:
     places = _blocks(small, 3)
     small.sync()
     small.log.roll()
@@ -373,7 +373,7 @@ def test_a_missing_segment_is_reported_and_nothing_is_cut(small: SmallLog) -> No
     reopened.close()
 
 
-def test_what_lies_behind_a_hole_at_the_end_is_left_as_it_is(small: SmallLog) -> None:
+def test_segments_after_a_missing_last_segment_are_not_changed(small: SmallLog) -> None:
     """A misplaced file, or the rest of a log: no crash leaves such a hole."""
     places = _blocks(small, 3)
     path = small.log.segments[0].path
@@ -404,7 +404,7 @@ def test_a_lost_end_mark_below_the_durable_offset_is_damage(small: SmallLog) -> 
 
 
 @pytest.mark.timeout(20)
-def test_damage_to_the_very_end_of_a_segment_that_is_only_partly_proven_ends(
+def test_partly_proven_damage_up_to_the_end_of_a_segment_ends_there(
     small: SmallLog,
 ) -> None:
     first, damaged = _synced_blocks(small, 2)
@@ -420,7 +420,7 @@ def test_damage_to_the_very_end_of_a_segment_that_is_only_partly_proven_ends(
 
 
 @pytest.mark.parametrize("where", ["header page", "footer"])
-def test_a_damaged_header_page_or_footer_costs_no_message(small: SmallLog, where: str) -> None:
+def test_a_damaged_header_page_or_footer_loses_no_message(small: SmallLog, where: str) -> None:
     places = _synced_blocks(small, 2)
     ended = small.log.segments[0]
     small.log.roll()
@@ -440,7 +440,7 @@ def test_a_damaged_header_page_or_footer_costs_no_message(small: SmallLog, where
 # -- crashes at the seams --------------------------------------------------------------------
 
 
-def test_a_damaged_header_of_a_file_that_has_grown_hides_no_other_segment(small: SmallLog) -> None:
+def test_a_grown_file_with_a_damaged_header_hides_no_segment(small: SmallLog) -> None:
     places = _synced_blocks(small, 2)
     ended = small.log.segments[0]
     small.log.roll()
@@ -454,7 +454,7 @@ def test_a_damaged_header_of_a_file_that_has_grown_hides_no_other_segment(small:
     reopened.close()
 
 
-def test_an_ended_segment_without_a_next_one_gets_one(small: SmallLog) -> None:
+def test_a_next_segment_is_created_after_an_ended_one(small: SmallLog) -> None:
     places = _synced_blocks(small, 2)
     small.log.roll()
     small.log.segments[1].path.unlink()
@@ -466,7 +466,7 @@ def test_an_ended_segment_without_a_next_one_gets_one(small: SmallLog) -> None:
     reopened.close()
 
 
-def test_a_segment_half_made_is_made_anew(small: SmallLog) -> None:
+def test_an_unfinished_segment_is_created_again(small: SmallLog) -> None:
     _synced_blocks(small, 1)
     (small.directory / f"{SEGMENT_BYTES:020d}.new").write_bytes(b"HFSG")
     reopened = small.reopened()
@@ -495,7 +495,7 @@ def test_recovering_again_changes_nothing(small: SmallLog) -> None:
     third.close()
 
 
-def test_a_crash_in_the_middle_of_recovery_is_recovered_from() -> None:
+def test_a_crash_during_recovery_loses_nothing() -> None:
     disk = SimulatedDisk()
     small = SmallLog(LOG, disk)
     small.open()
@@ -531,7 +531,7 @@ def test_a_crash_in_the_middle_of_recovery_is_recovered_from() -> None:
 
 
 @pytest.mark.parametrize("changes", range(1, 12))
-def test_a_crash_while_a_start_deletes_segments_leaves_no_hole_before_the_others(
+def test_a_crash_while_segments_are_deleted_leaves_no_hole(
     changes: int,
 ) -> None:
     """So much of the log is cut that several files become empty."""
@@ -554,7 +554,7 @@ def test_a_crash_while_a_start_deletes_segments_leaves_no_hole_before_the_others
             assert again.open().left_out == []
 
 
-def test_a_name_that_a_killed_process_did_not_sync_outlives_what_is_built_on_it() -> None:
+def test_the_names_of_segments_are_synced_at_a_start() -> None:
     for seed in range(20):
         disk = SimulatedDisk()
         small = SmallLog(LOG, disk)
@@ -578,7 +578,7 @@ def test_a_name_that_a_killed_process_did_not_sync_outlives_what_is_built_on_it(
 
 
 @pytest.mark.parametrize("fault", ["sync", "write"])
-def test_a_disk_that_fails_is_told(fault: str) -> None:
+def test_an_error_of_the_disk_propagates(fault: str) -> None:
     disk = SimulatedDisk()
     small = SmallLog(LOG, disk)
     small.open()
@@ -601,7 +601,7 @@ def test_a_disk_that_fails_is_told(fault: str) -> None:
     ],
     ids=["version", "flag"],
 )
-def test_a_newer_block_is_refused_and_nothing_is_touched(
+def test_a_newer_block_is_refused_and_nothing_is_changed(
     small: SmallLog, edit: Callable[[bytes], bytes]
 ) -> None:
     places = _blocks(small, 3)

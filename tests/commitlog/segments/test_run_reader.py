@@ -52,14 +52,14 @@ def calls(small: SmallLog, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_blocks_that_lie_together_are_read_by_one_call(small: SmallLog, calls: list[int]) -> None:
+def test_adjacent_blocks_are_read_by_one_call(small: SmallLog, calls: list[int]) -> None:
     batches = [small.append(raw_batch(size)) for size in range(FEW)]
     found = read(small, batches)
     assert joined(found) == wanted(batches)
     assert calls == [len(wanted(batches))]
 
 
-def test_what_lies_between_is_left_out(small: SmallLog, calls: list[int]) -> None:
+def test_blocks_of_other_queues_are_dropped(small: SmallLog, calls: list[int]) -> None:
     batches = []
     for _ in range(FEW):
         batches.append(small.append(raw_batch(100)))
@@ -68,9 +68,7 @@ def test_what_lies_between_is_left_out(small: SmallLog, calls: list[int]) -> Non
     assert len(calls) == 1
 
 
-def test_blocks_far_apart_are_read_one_by_one_into_one_run(
-    small: SmallLog, calls: list[int]
-) -> None:
+def test_distant_blocks_are_read_separately_into_one_run(small: SmallLog, calls: list[int]) -> None:
     batches = []
     for _ in range(FEW):
         batches.append(small.append(raw_batch(100)))
@@ -80,18 +78,18 @@ def test_blocks_far_apart_are_read_one_by_one_into_one_run(
     assert calls == [batch.header.total_size for batch in batches]
 
 
-def test_a_few_blocks_come_as_batches(small: SmallLog) -> None:
+def test_a_few_blocks_are_decoded_as_batches(small: SmallLog) -> None:
     batches = [small.append(raw_batch(100)) for _ in range(FEW - 1)]
     found = read(small, batches)
     assert [type(each) for each in found] == [Batch] * (FEW - 1)
     assert joined(found) == wanted(batches)
 
 
-def test_nothing_is_no_run(small: SmallLog) -> None:
+def test_no_blocks_are_no_run(small: SmallLog) -> None:
     assert read(small, []) == []
 
 
-def test_no_call_and_no_run_is_larger_than_its_bound(
+def test_reads_and_runs_stay_within_their_limits(
     small: SmallLog, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_reader, "MAX_RUN_BYTES", 20_000)
@@ -109,7 +107,7 @@ def test_no_call_and_no_run_is_larger_than_its_bound(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_blocks_of_any_log_are_what_reads_one_by_one_give(tmp_path: Path, seed: int) -> None:
+def test_runs_have_the_same_blocks_as_single_reads(tmp_path: Path, seed: int) -> None:
     drawn = random.Random(seed)
     small = SmallLog(tmp_path / "log", segment_bytes=64 * 1024)
     small.open()
@@ -126,7 +124,7 @@ def test_any_blocks_of_any_log_are_what_reads_one_by_one_give(tmp_path: Path, se
 
 
 @pytest.mark.parametrize("position", [40, HEADER_SIZE + 12])
-def test_it_ends_before_the_run_that_has_damage(
+def test_reading_ends_before_a_damaged_run(
     small: SmallLog, position: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_reader, "MAX_RUN_BYTES", 240 * FEW)
@@ -137,7 +135,7 @@ def test_it_ends_before_the_run_that_has_damage(
 
 
 @pytest.mark.parametrize("count", [1, FEW])
-def test_a_block_that_belongs_elsewhere_ends_it(small: SmallLog, count: int) -> None:
+def test_reading_ends_before_a_misplaced_block(small: SmallLog, count: int) -> None:
     batches = [small.append(raw_batch(100)) for _ in range(2 * FEW)]
     places = np.array([batch.header.physical_offset for batch in batches[:count]], np.int64)
     sizes = np.array([batch.header.total_size for batch in batches[:count]], np.int64)
@@ -149,7 +147,7 @@ def test_a_block_that_belongs_elsewhere_ends_it(small: SmallLog, count: int) -> 
     assert list(read_runs(small.log, places, sizes)) == []
 
 
-def test_a_segment_that_is_gone_ends_it(tmp_path: Path) -> None:
+def test_reading_ends_at_a_deleted_segment(tmp_path: Path) -> None:
     small = SmallLog(tmp_path / "log", segment_bytes=64 * 1024)
     small.open()
     small.log.roll()

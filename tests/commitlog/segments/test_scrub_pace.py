@@ -10,7 +10,7 @@ from holdfast.commitlog.segments.scrub_pace import (
 )
 
 
-def test_the_rate_is_kept_however_the_reads_are_cut() -> None:
+def test_the_rate_does_not_depend_on_the_size_of_reads() -> None:
     pace, now = ScrubPace(1000), 50.0
     for size in (100, 2000, 1, 0, 899):
         while pause_s := pace.pause_s(now, is_busy=False):
@@ -21,7 +21,7 @@ def test_the_rate_is_kept_however_the_reads_are_cut() -> None:
     assert now == pytest.approx(53.0)
 
 
-def test_time_that_was_not_used_is_not_saved_up() -> None:
+def test_unused_time_is_not_saved() -> None:
     pace = ScrubPace(1000)
     pace.has_read(0.0, 1000)
     assert pace.pause_s(500.0, is_busy=False) == 0
@@ -29,7 +29,7 @@ def test_time_that_was_not_used_is_not_saved_up() -> None:
     assert pace.pause_s(500.0, is_busy=False) == pytest.approx(1.0)
 
 
-def test_other_work_goes_first_but_not_for_ever() -> None:
+def test_other_work_goes_first_for_a_limited_time() -> None:
     pace = ScrubPace(1000)
     for _ in range(2):
         pauses = [pace.pause_s(1.0, is_busy=True) for _ in range(MAX_BUSY_PAUSES + 1)]
@@ -47,7 +47,7 @@ def test_other_work_goes_first_but_not_for_ever() -> None:
         ([0, 10], 10, None),
     ],
 )
-def test_segments_are_taken_in_order_whatever_was_deleted(
+def test_segments_are_chosen_in_order_after_deletions(
     starts: list[int], after: int | None, expected: int | None
 ) -> None:
     assert next_start(starts, after) == expected

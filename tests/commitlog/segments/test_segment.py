@@ -31,7 +31,7 @@ def _segment(tmp_path: Path, start: int = 0) -> Segment:
     return create_segment(LinuxDisk(), tmp_path, start, SEGMENT_BYTES, NOW_US)
 
 
-def test_a_new_segment_has_a_header_and_nothing_else(tmp_path: Path) -> None:
+def test_a_new_segment_has_only_a_header(tmp_path: Path) -> None:
     segment = _segment(tmp_path, 3 * MIB)
     assert [path.name for path in tmp_path.iterdir()] == ["00000000000003145728"]
     assert segment.path.stat().st_size == SEGMENT_BYTES
@@ -45,14 +45,14 @@ def test_a_new_segment_has_a_header_and_nothing_else(tmp_path: Path) -> None:
     assert read_trailer(segment) is None
 
 
-def test_what_a_start_that_was_cut_short_left_is_made_anew(tmp_path: Path) -> None:
+def test_an_unfinished_file_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "00000000000000000000.new").write_bytes(b"half a segment")
     _segment(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["0" * 20]
 
 
 @pytest.mark.parametrize("left", [b"", b"no segment", bytes(4096)])
-def test_a_file_that_has_the_name_is_kept_under_another(tmp_path: Path, left: bytes) -> None:
+def test_an_existing_file_is_renamed(tmp_path: Path, left: bytes) -> None:
     (tmp_path / ("0" * 20)).write_bytes(left)
     segment = _segment(tmp_path)
     kept = tmp_path / f"{'0' * 20}.damaged-{NOW_US}"
@@ -71,7 +71,7 @@ def test_a_file_that_has_the_name_is_kept_under_another(tmp_path: Path, left: by
         ("sync_directory", 1),  # the rename is done, but may not be durable
     ],
 )
-def test_a_segment_that_cannot_be_made_leaves_nothing(step: str, after: int) -> None:
+def test_a_failed_creation_leaves_no_file(step: str, after: int) -> None:
     disk = SimulatedDisk()
     disk.fail(step, errno.EIO, after=after)  # type: ignore[arg-type]
     with pytest.raises(OSError, match="error"):
@@ -100,7 +100,7 @@ def test_a_failed_sync_is_final_for_the_segment() -> None:
 # -- room ------------------------------------------------------------------------------------
 
 
-def test_room_is_kept_for_the_end_mark_and_the_footer(tmp_path: Path) -> None:
+def test_room_for_the_end_mark_and_the_footer_is_reserved(tmp_path: Path) -> None:
     segment = _segment(tmp_path)
     for keys, blocks in [(0, 1), (5, 1), (1000, 3)]:
         room = SEGMENT_BYTES - SEGMENT_HEADER_SIZE - END_MARK_SIZE - footer_size(blocks, keys)
@@ -111,7 +111,7 @@ def test_room_is_kept_for_the_end_mark_and_the_footer(tmp_path: Path) -> None:
         assert not segment.has_room(room, keys, blocks + 1)
 
 
-def test_what_is_in_the_segment_takes_its_room_too(tmp_path: Path) -> None:
+def test_stored_blocks_reduce_the_room(tmp_path: Path) -> None:
     small = SmallLog(tmp_path)
     small.open()
     header = small.append(raw_batch(keys=10)).header
@@ -130,7 +130,7 @@ def test_an_ended_segment_has_no_room(tmp_path: Path) -> None:
     assert not segment.has_room(0, 0, 0)
 
 
-def test_keyed_messages_counts_what_may_be_in_the_key_table() -> None:
+def test_keyed_messages_counts_possible_rows_of_the_key_table() -> None:
     assert keyed_messages(Batch.decode(encode_batch([b"a", b"b"])).header) == 0
     assert keyed_messages(Batch.decode(encode_batch([b""] * 3, keys=["a", None, "b"])).header) == 3
 
@@ -154,7 +154,7 @@ def test_every_batch_up_to_the_largest_fits_an_empty_segment(
     assert segment.has_room(header.total_size, keyed_messages(header), 1)
 
 
-def test_the_largest_batch_fits_whatever_it_holds() -> None:
+def test_the_largest_batch_fits_with_any_number_of_keys() -> None:
     # A keyed message takes 12 bytes of offsets and hash, and 8 of the footer.
     for segment_bytes in (MIB, 4 * MIB, 1024 * MIB):
         size = largest_batch(segment_bytes)

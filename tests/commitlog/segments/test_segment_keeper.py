@@ -34,7 +34,7 @@ def _worked_off(keeper: SegmentKeeper) -> None:
     assert done.wait(DEADLINE_S)
 
 
-def test_starting_prepares_a_segment_and_seals_what_a_crash_left(small: SmallLog) -> None:
+def test_starting_prepares_a_segment_and_seals_unsealed_ones(small: SmallLog) -> None:
     for _ in range(3):
         small.log.roll()
         small.append(raw_batch())
@@ -48,7 +48,7 @@ def test_starting_prepares_a_segment_and_seals_what_a_crash_left(small: SmallLog
     keeper.stop()
 
 
-def test_a_roll_has_the_next_prepared_and_the_last_sealed(small: SmallLog) -> None:
+def test_after_a_roll_the_next_is_prepared_and_the_last_is_sealed(small: SmallLog) -> None:
     small.append(raw_batch())
     keeper = SegmentKeeper(small.log)
     keeper.start()
@@ -62,7 +62,7 @@ def test_a_roll_has_the_next_prepared_and_the_last_sealed(small: SmallLog) -> No
     keeper.stop()
 
 
-def test_one_job_comes_after_another_in_a_thread_of_its_own(small: SmallLog) -> None:
+def test_jobs_run_one_after_another_in_the_segment_thread(small: SmallLog) -> None:
     keeper = SegmentKeeper(small.log)
     done: list[tuple[int, str]] = []
     for number in range(5):
@@ -72,7 +72,7 @@ def test_one_job_comes_after_another_in_a_thread_of_its_own(small: SmallLog) -> 
     assert done == [(number, "holdfast-segments") for number in range(5)]
 
 
-def test_a_job_that_fails_is_logged_and_harms_no_other(
+def test_a_failed_job_is_logged_and_the_next_ones_run(
     small: SmallLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     keeper = SegmentKeeper(small.log)
@@ -95,7 +95,7 @@ def test_a_full_disk_is_a_warning(small: SmallLog, caplog: pytest.LogCaptureFixt
     assert _starts(small) == [0]
 
 
-def test_stopping_finishes_what_was_given_and_may_be_repeated(small: SmallLog) -> None:
+def test_stopping_finishes_the_submitted_jobs(small: SmallLog) -> None:
     keeper = SegmentKeeper(small.log)
     done: list[int] = []
     keeper.start()

@@ -35,7 +35,7 @@ def test_a_first_segment_is_never_larger_than_the_others() -> None:
     assert _sizes(log) == [5]
 
 
-def test_a_batch_that_needs_more_gets_a_segment_that_takes_it() -> None:
+def test_a_large_batch_gets_a_segment_that_is_large_enough() -> None:
     log = _log(SimulatedDisk())
     for size in (3 * MIB // 2, 3 * MIB):
         log.roll(size, 0, 1)
@@ -45,7 +45,7 @@ def test_a_batch_that_needs_more_gets_a_segment_that_takes_it() -> None:
     assert _sizes(log) == [2, 4, 5]
 
 
-def test_sizes_go_on_after_a_start_with_the_segment_that_was_prepared() -> None:
+def test_after_a_restart_sizes_continue_from_the_prepared_segment() -> None:
     disk = SimulatedDisk()
     log = _log(disk)
     log.roll()
@@ -61,7 +61,7 @@ def test_sizes_go_on_after_a_start_with_the_segment_that_was_prepared() -> None:
     assert len(disk.names(LOG)) == 3
 
 
-def test_a_smaller_size_in_the_configuration_counts_from_the_next_segment_on() -> None:
+def test_a_smaller_configured_size_applies_to_the_next_segment() -> None:
     disk = SimulatedDisk()
     log = _log(disk)
     for _ in range(4):
