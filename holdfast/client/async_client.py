@@ -21,7 +21,6 @@ from holdfast.client.consume.group_requests import (
     ResetTo,
     SeekTo,
     Topics,
-    drop_none,
     encode_topics,
 )
 from holdfast.client.consume.join import ConsumeOptions, SerialBy, make_member_name
@@ -51,8 +50,7 @@ from holdfast.client.produce.accumulator import ProducerOptions
 from holdfast.client.produce.coalescing import PublishCoalescer
 from holdfast.client.produce.new_message import Body, NewMessage, encode_body
 from holdfast.client.produce.producers import AsyncProducer, ProducerTarget
-from holdfast.client.produce.publish_request import publish_single
-from holdfast.client.produce.sender import IdentityPool
+from holdfast.client.produce.sender import IdentityPool, publish_single
 from holdfast.client.read.group_offsets import (
     OffsetConsumeOptions,
     read_offsets,
@@ -62,11 +60,11 @@ from holdfast.client.read.message import (
     LoneMessage,
     Message,
     MessageBatch,
+    MessageRun,
     PublishResult,
     PullResult,
     StoredOffsets,
 )
-from holdfast.client.read.message_run import MessageRun
 from holdfast.client.read.pull import (
     PullOptions,
     Start,
@@ -77,7 +75,7 @@ from holdfast.client.read.readers import AsyncOffsetConsumer, AsyncReader
 from holdfast.client.read.sources import QueueSource, Range, Source, TopicSource
 from holdfast.client.timestamps import Time, as_timestamp_ms
 from holdfast.client.transport.async_transport import AsyncTransport
-from holdfast.client.transport.requests import JSON, MSGPACK, Transport, check_name
+from holdfast.client.transport.requests import JSON, MSGPACK, Transport, check_name, drop_none
 from holdfast.client.transport.retry import ONCE, RetryPolicy
 from holdfast.client.transport.target import File, Target, TlsFiles
 
@@ -396,8 +394,8 @@ class AsyncClient:
         follow: bool,
     ) -> Source:
         if queue is None:
-            return TopicSource(self._transport, topic, start, options, follow=follow)
-        return QueueSource(self._transport, topic, queue, start, options, follow=follow)
+            return TopicSource(self._transport, topic, start, options, follow)
+        return QueueSource(self._transport, topic, start, options, follow, queue=queue)
 
     async def pull_once(
         self,

@@ -76,9 +76,6 @@ def _convert_value(
     return of.from_reply(value)
 
 
-# -- topics --------------------------------------------------------------------------------
-
-
 class QueueDescription(Description):
     """A queue with its first offset and the offset that the next message gets (`max_offset`).
     `bytes` is the size of all its messages."""
@@ -125,9 +122,6 @@ class Split(Description):
     start_offset: int
     end_offset: int
     bytes: int
-
-
-# -- groups --------------------------------------------------------------------------------
 
 
 class Served(Description):
@@ -251,9 +245,6 @@ class OffsetsReset(Description):
     dry_run: bool
     before: Mapping[str, int]
     after: Mapping[str, int]
-
-
-# -- the broker ----------------------------------------------------------------------------
 
 
 class BrokerInfo(Description):

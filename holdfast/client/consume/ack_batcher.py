@@ -9,7 +9,7 @@ retried.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from holdfast.client.consume.delivery import Settling, Status, Verb
@@ -39,9 +39,7 @@ class PendingAck:
     used_ms: float
 
 
-Send = Callable[[AckKind, Sequence[PendingAck]], Awaitable[Sequence[Status]]]
-
-
+@dataclass(eq=False, kw_only=True)
 class AckBatcher:
     """Sends acknowledgements and other settle requests. Belongs to one event loop.
 
@@ -51,23 +49,14 @@ class AckBatcher:
     pending deliveries raise the error.
     """
 
-    def __init__(
-        self,
-        send: Send,
-        *,
-        batch: int,
-        interval_s: float,
-        on_confirmed: Callable[[int], None],
-        on_failed: Callable[[Exception], None],
-    ) -> None:
-        self._send = send
-        self._batch = batch
-        self._interval_s = interval_s
-        self._on_confirmed = on_confirmed
-        self._on_failed = on_failed
-        self._pending: dict[AckKind, list[PendingAck]] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._pump: asyncio.Task[None] | None = None
+    send: Callable[[AckKind, Sequence[PendingAck]], Awaitable[Sequence[Status]]]
+    batch: int
+    interval_s: float
+    on_confirmed: Callable[[int], None]
+    on_failed: Callable[[Exception], None]
+    _pending: dict[AckKind, list[PendingAck]] = field(default_factory=dict)
+    _timer: asyncio.TimerHandle | None = None
+    _pump: asyncio.Task[None] | None = None
 
     @property
     def pending(self) -> int:
@@ -76,10 +65,10 @@ class AckBatcher:
     def add(self, kind: AckKind, ack: PendingAck) -> None:
         """Add a settled delivery and send it, at once or with its batch."""
         self._pending.setdefault(kind, []).append(ack)
-        if kind.verb != "ack" or self.pending >= self._batch:
+        if kind.verb != "ack" or self.pending >= self.batch:
             self.flush_soon()
         elif self._timer is None and self._pump is None:
-            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self.flush_soon)
+            self._timer = asyncio.get_running_loop().call_later(self.interval_s, self.flush_soon)
 
     def flush_soon(self) -> None:
         """Begin to send the pending deliveries now."""
@@ -105,14 +94,14 @@ class AckBatcher:
                 if rest:
                     self._pending[kind] = rest
                 try:
-                    statuses = await self._send(kind, acks)
+                    statuses = await self.send(kind, acks)
                 except Exception as error:
                     self._fail_pending(acks, error)
                     return
                 for each, status in zip(acks, statuses, strict=True):
                     each.settling.settled(status)
                 self._warn_of_stale(kind.verb, statuses.count("stale"))
-                self._on_confirmed(len(acks))
+                self.on_confirmed(len(acks))
         finally:
             self._pump = None
 
@@ -131,4 +120,4 @@ class AckBatcher:
         self._pending.clear()
         for each in waiting:
             each.settling.failed(error)
-        self._on_failed(error)
+        self.on_failed(error)

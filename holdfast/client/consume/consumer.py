@@ -67,8 +67,6 @@ class AsyncConsumer:
         members wait until that member leaves or expires."""
         return self._member.is_active
 
-    # -- iterating ---------------------------------------------------------------------------
-
     def __aiter__(self) -> AsyncIterator[Delivery]:
         return self._iterate()
 
@@ -116,8 +114,6 @@ class AsyncConsumer:
             delivery.ack()
         self._current = None
         await self._member.flush()
-
-    # -- handlers ----------------------------------------------------------------------------
 
     async def run(self, handler: Handler) -> None:
         """Call `handler` with each delivery, up to `concurrency` at a time, until the consumer is
@@ -190,8 +186,6 @@ class AsyncConsumer:
             )
         finally:
             self._member.finish_handling(delivery)
-
-    # -- closing -----------------------------------------------------------------------------
 
     def stop(self) -> None:
         """Begin to close, and return at once. `run` returns when closing is done."""

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -11,7 +11,14 @@ from holdfast.client.consume.delivery import DeliveredMessage, Status, Verb
 from holdfast.client.descriptions import End
 from holdfast.client.errors import ApiError, HoldfastError
 from holdfast.client.timestamps import Time
-from holdfast.client.transport.requests import JSON, MSGPACK, Reply, Transport, check_name
+from holdfast.client.transport.requests import (
+    JSON,
+    MSGPACK,
+    Reply,
+    Transport,
+    check_name,
+    drop_none,
+)
 from holdfast.client.transport.retry import RetryPolicy
 
 WeightedTopics = Mapping[str, int | Mapping[str, Any]]
@@ -26,8 +33,6 @@ _REDRIVE_WAIT_S = 20.0
 #: One redrive requests at most this many dead letters. The broker's own limit is higher, unless an
 #: operator has lowered it.
 _REDRIVE_LIMIT = 1_000
-
-T = TypeVar("T")
 
 
 @dataclass(eq=False, repr=False)
@@ -188,11 +193,6 @@ def encode_topics(topics: Topics) -> dict[str, Mapping[str, Any]]:
         check_name("topic", topic): {"weight": terms} if isinstance(terms, int) else terms
         for topic, terms in topics.items()
     }
-
-
-def drop_none(**fields: T | None) -> dict[str, T]:
-    """Return the fields that are not None."""
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def redrive_group(group: str) -> str:

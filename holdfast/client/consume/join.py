@@ -9,8 +9,9 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.client.consume.group_requests import GroupRequests, drop_none, encode_topics
+from holdfast.client.consume.group_requests import GroupRequests, encode_topics
 from holdfast.client.errors import UnknownGroup
+from holdfast.client.transport.requests import drop_none
 
 SerialBy = Literal["key", "queue", "nothing"]
 

@@ -24,14 +24,13 @@ from holdfast.client.consume.delivery import (
     Verb,
 )
 from holdfast.client.consume.dispatcher import Dispatcher
-from holdfast.client.consume.group_requests import GroupRequests, ReceiveReply, drop_none
+from holdfast.client.consume.group_requests import GroupRequests, ReceiveReply
 from holdfast.client.consume.join import ConsumeOptions, GroupFacts, join
-from holdfast.client.consume.lease_renewer import LeaseRenewer
+from holdfast.client.consume.leases import LeaseRenewer, RedeliveredKeys
 from holdfast.client.consume.prefetch import FEW, Credit, ProcessingTimes
-from holdfast.client.consume.redelivered_keys import RedeliveredKeys
 from holdfast.client.errors import ClientClosed, HoldfastError
 from holdfast.client.read.sources import EMPTY_PULL_S
-from holdfast.client.transport.requests import Transport
+from holdfast.client.transport.requests import Transport, drop_none
 from holdfast.client.transport.retry import RetryPolicy
 
 _log = logging.getLogger("holdfast.client")
@@ -75,7 +74,7 @@ class Membership:
         #: The number of settled or extended messages without a reply.
         self._unconfirmed = 0
         self._acks = AckBatcher(
-            self._send,
+            send=self._send,
             batch=max(1, min(options.ack_batch, options.max_in_flight // 2)),
             interval_s=options.ack_interval_ms / 1000,
             on_confirmed=self._on_confirmed,

@@ -180,8 +180,6 @@ class Accumulator:
         self._index_by_key: dict[str, int] = {}
         self._known_tags: set[str] = set()
 
-    # -- adding ------------------------------------------------------------------------------
-
     def add(
         self,
         body: Body,
@@ -302,8 +300,6 @@ class Accumulator:
             self._on_opened(batch)
         return batch
 
-    # -- checking ----------------------------------------------------------------------------
-
     def _learn_key(self, key: str) -> None:
         check_text("key", key, self._limits.max_key_bytes)
         if len(self._index_by_key) >= _MAX_CACHED_TEXTS:
@@ -334,8 +330,6 @@ class Accumulator:
 
     def _level_of(self, priority: int | None) -> int:
         return level_of(DEFAULT_PRIORITY if priority is None else priority, self._levels)
-
-    # -- sending -----------------------------------------------------------------------------
 
     def close(self, batch: PendingBatch) -> None:
         """Make an open batch ready to be sent; do nothing if it is closed already."""

@@ -14,8 +14,12 @@ from collections.abc import Iterable, Sequence
 from holdfast.client.errors import ApiError, ClientClosed, HoldfastError, UnknownQueue
 from holdfast.client.produce.new_message import NewMessage, can_share_request
 from holdfast.client.produce.publish_queue import PendingPublish, PublishQueue
-from holdfast.client.produce.publish_request import PublishRequest, publish_single
-from holdfast.client.produce.sender import IdentityPool, ProducerIdentity
+from holdfast.client.produce.sender import (
+    IdentityPool,
+    ProducerIdentity,
+    PublishRequest,
+    publish_single,
+)
 from holdfast.client.read.message import PublishResult
 from holdfast.client.transport.requests import Transport
 from holdfast.client.transport.retry import ONCE, RetryPolicy

@@ -318,11 +318,8 @@ class Producer(_BaseProducer):
             return BlockingSendHandle(batch, len(batch.bodies) - 1)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Send all batches now, and wait until each message sent so far is stored or has failed.
-
-        Does not raise for failed messages: their handles do, or close() does. Raises TimeoutError
-        if messages are still in flight after `timeout_s`.
-        """
+        """Send all batches now and wait, as AsyncProducer.flush does. Raises TimeoutError if
+        messages are still in flight after `timeout_s`."""
         if self._parts is None:
             return
         accumulator, sender = self._parts

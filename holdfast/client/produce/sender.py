@@ -1,10 +1,4 @@
-"""Sends batches from an accumulator to the broker: several requests at a time, in order per queue.
-
-Runs on one event loop. After a transient failure the same bytes are sent again, until the delivery
-timeout. If the broker has already stored a batch, it does not store the batch again, and replies
-with the offsets of the stored batch. After a final failure the affected queues continue with a new
-producer id, because the sequence number that the broker expects is unknown.
-"""
+"""Publish requests: of the batches of a producer, and of messages without a producer."""
 
 import asyncio
 import logging
@@ -22,11 +16,14 @@ from holdfast.client.produce.accumulator import (
     ProducerOptions,
     Stored,
 )
-from holdfast.client.transport.requests import BATCH, Transport
+from holdfast.client.read.message import PublishResult
+from holdfast.client.transport.requests import BATCH, MSGPACK, Transport, check_name
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.commitlog.format.message_id import parse_message_id
 
 _BATCHES = {"Content-Type": BATCH}
+#: The beginning of {"messages": [...]} in msgpack. The length of the array follows, in two bytes.
+_BODY_HEAD = b"\x81\xa8messages\xdc"
 
 _log = logging.getLogger("holdfast.client")
 
@@ -78,8 +75,77 @@ class IdentityPool:
         self._idle.setdefault(topic, []).append(identity)
 
 
+class PublishRequest:
+    """Up to 65,535 encoded messages to one topic, published without a producer.
+
+    If `durability` is None, the topic's setting applies. The request has a producer id and a
+    sequence number, and every attempt sends the same bytes, so the messages are stored at most
+    once. The broker checks all messages before it stores any of them. It stores the messages that
+    have no queue and no key in one queue, and uses the next queue for the next request.
+    """
+
+    def __init__(self, topic: str, durability: str | None, encoded: Sequence[bytes]) -> None:
+        self.topic = check_name("topic", topic)
+        self._count = len(encoded)
+        self._params = None if durability is None else {"durability": durability}
+        self._body = b"".join((_BODY_HEAD, self._count.to_bytes(2, "big"), *encoded))
+
+    async def send(
+        self, transport: Transport, identity: ProducerIdentity, retry: RetryPolicy | None = None
+    ) -> list[PublishResult]:
+        """Send the request and return the messages' results, in order.
+
+        Raises the errors of Transport.request. If the broker refused the request, no message is
+        stored. After any other error, all, some or none of the messages may be stored.
+        """
+        reply = await transport.request(
+            "POST",
+            f"/v1/topics/{self.topic}/messages",
+            params=self._params,
+            headers={
+                "Content-Type": MSGPACK,
+                "Holdfast-Producer-Id": str(identity.producer_id),
+                "Holdfast-Producer-Epoch": "0",
+                "Holdfast-Producer-Sequence": str(identity.next_sequence),
+            },
+            body=self._body,
+            retry=retry,
+        )
+        published = reply.json(PublishReply)
+        if len(published.results) != self._count:
+            raise BadReply(
+                reply.url, f"{len(published.results)} results for {self._count} messages"
+            )
+        durable = published.durable
+        return [
+            PublishResult(entry.queue, entry.offset, entry.message_id, durable)
+            for entry in published.results
+        ]
+
+
+async def publish_single(
+    transport: Transport,
+    identities: IdentityPool,
+    topic: str,
+    durability: str | None,
+    encoded: bytes,
+) -> PublishResult:
+    """Publish one message in its own request. Raises the errors of PublishRequest.send."""
+    request = PublishRequest(topic, durability, (encoded,))
+    identity = identities.acquire(topic)
+    (result,) = await request.send(transport, identity)
+    identities.release(topic, identity)
+    return result
+
+
 class Sender:
-    """The requests of one producer. Belongs to one event loop.
+    """Sends the batches of one producer: several requests at a time, in order per queue. Belongs to
+    one event loop.
+
+    After a transient failure the same bytes are sent again, until the delivery timeout. If the
+    broker has already stored a batch, it does not store the batch again, and replies with the
+    offsets of the stored batch. After a final failure the affected queues continue with a new
+    producer id, because the sequence number that the broker expects is unknown.
 
     The sender holds `lock` whenever it uses the accumulator. When the outcomes of batches are set,
     it calls `on_resolved(batches)` on the loop, with the lock held.

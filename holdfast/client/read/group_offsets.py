@@ -69,7 +69,7 @@ class OffsetCommitter:
             options.topic,
             Start(start=options.start),
             options.pull,
-            follow=options.follow,
+            options.follow,
             load_offsets=partial(self._offsets.load, transport),
         )
         return source if self.interval_s else SingleMessageSource(source)

@@ -13,9 +13,23 @@ from typing import Any
 import msgspec
 
 from holdfast.client.errors import BadReply, api_error
-from holdfast.client.read.message import LoneMessage, Message, MessageBatch, MessageList, Skipped
-from holdfast.client.read.message_run import MessageRun, RunColumns
-from holdfast.client.transport.requests import BATCH, MSGPACK, Reply, Transport, check_name
+from holdfast.client.read.message import (
+    LoneMessage,
+    Message,
+    MessageBatch,
+    MessageList,
+    MessageRun,
+    RunColumns,
+    Skipped,
+)
+from holdfast.client.transport.requests import (
+    BATCH,
+    MSGPACK,
+    Reply,
+    Transport,
+    check_name,
+    drop_none,
+)
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.commitlog.format.batch import iter_batches
 from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader
@@ -82,18 +96,14 @@ class PullOptions:
 
     def params(self, wait_ms: int) -> dict[str, str | int]:
         """Return the options as a pull's query parameters."""
-        params: dict[str, str | int] = {
-            "max_messages": self.max_messages,
-            "max_bytes": self.max_bytes,
-            "wait_ms": wait_ms,
-        }
-        if self.tag is not None:
-            params["tag"] = self.tag
-        if self.filter is not None:
-            params["filter"] = self.filter
-        if self.skip_corrupt:
-            params["skip_corrupt"] = "true"
-        return params
+        return drop_none(
+            max_messages=self.max_messages,
+            max_bytes=self.max_bytes,
+            wait_ms=wait_ms,
+            tag=self.tag,
+            filter=self.filter,
+            skip_corrupt="true" if self.skip_corrupt else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ the end of the queues it long-polls: the broker holds the request until messages
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
@@ -59,20 +59,22 @@ class Source(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class _PollingSource:
     """The common part of the two sources: how they handle a reply."""
 
-    def __init__(
-        self, transport: Transport, topic: str, options: PullOptions, *, follow: bool
-    ) -> None:
-        self._transport = transport
-        self._topic = topic
-        self._options = options
-        self._follow = follow
-        self._requests = TopicRequests(transport, topic, FOREVER if follow else None)
-        self._topic_id: int | None = None
-        #: Without `follow`: where the reading of each queue ends.
-        self._end_offsets: dict[int, int] = {}
+    transport: Transport
+    topic: str
+    start: Start
+    options: PullOptions
+    follow: bool
+    _topic_id: int | None = field(default=None, init=False)
+    #: Without `follow`: where the reading of each queue ends.
+    _end_offsets: dict[int, int] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        policy = FOREVER if self.follow else None
+        self._requests = TopicRequests(self.transport, self.topic, policy)
 
     async def _await_reply(
         self, request: Awaitable[Fetched], asked: Mapping[int, int], *, may_pause: bool
@@ -80,13 +82,11 @@ class _PollingSource:
         """Return the reply to a request for the messages from the offsets `asked` on. With
         `may_pause`, return a reply without messages EMPTY_PULL_S after the request at the
         earliest."""
-        asked_at_s = self._transport.now_s()
+        asked_at_s = self.transport.now_s()
         fetched = await request
         self._check_topic_id(fetched.topic_id)
         if may_pause and fetched.next_offsets == asked:
-            await self._transport.pause(
-                max(0.0, asked_at_s + EMPTY_PULL_S - self._transport.now_s())
-            )
+            await self.transport.pause(max(0.0, asked_at_s + EMPTY_PULL_S - self.transport.now_s()))
         return fetched
 
     def _check_topic_id(self, topic_id: int | None) -> None:
@@ -98,7 +98,7 @@ class _PollingSource:
                 409,
                 "topic-recreated",
                 "Topic recreated",
-                f"{self._topic} was deleted and created again meanwhile; start a new reader",
+                f"{self.topic} was deleted and created again meanwhile; start a new reader",
             )
         self._topic_id = topic_id
 
@@ -113,46 +113,36 @@ class _PollingSource:
         )
 
 
+@dataclass(eq=False)
 class QueueSource(_PollingSource):
     """Fetches ranges of one queue. Without `follow`, reading ends at the max_offset of the first
     reply."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        topic: str,
-        queue: int,
-        start: Start,
-        options: PullOptions,
-        *,
-        follow: bool,
-    ) -> None:
-        super().__init__(transport, topic, options, follow=follow)
-        self._queue = queue
-        self._start = start
-        #: None until the first reply.
-        self._next_offset: int | None = None
+    queue: int = field(kw_only=True)
+    #: None until the first reply.
+    _next_offset: int | None = field(default=None, init=False)
 
     async def fetch(self) -> Range | None:
         """Return the next range, which may be empty; None at the end."""
-        queue, offset = self._queue, self._next_offset
+        queue, offset = self.queue, self._next_offset
         if offset is not None and offset == self._end_offsets.get(queue):
             return None
         # The first pull does not wait, so that its reply gives the offset for "latest" or for a
         # time at once. Otherwise, if the connection were lost during the wait, the messages that
         # arrive before the next pull would be missed.
-        wait_ms = 0 if offset is None or not self._follow else self._options.wait_ms
-        start = self._start if offset is None else Start(offset=offset)
-        request = self._requests.pull(queue, start, self._options, wait_ms)
+        wait_ms = 0 if offset is None or not self.follow else self.options.wait_ms
+        start = self.start if offset is None else Start(offset=offset)
+        request = self._requests.pull(queue, start, self.options, wait_ms)
         asked = {} if offset is None else {queue: offset}
         fetched = await self._await_reply(request, asked, may_pause=True)
-        if offset is None and not self._follow:
+        if offset is None and not self.follow:
             self._end_offsets = fetched.max_offsets
         found = self._truncate(fetched)
         self._next_offset = found.next_offsets[queue]
         return found
 
 
+@dataclass(eq=False)
 class TopicSource(_PollingSource):
     """Fetches ranges of all queues of a topic, including queues that are added later.
 
@@ -165,21 +155,14 @@ class TopicSource(_PollingSource):
     had at the start.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        topic: str,
-        start: Start,
-        options: PullOptions,
-        *,
-        follow: bool,
-        load_offsets: Callable[[], Awaitable[Mapping[int, int]]] | None = None,
-    ) -> None:
-        if start.offset is not None:
+    load_offsets: Callable[[], Awaitable[Mapping[int, int]]] | None = field(
+        default=None, kw_only=True
+    )
+
+    def __post_init__(self) -> None:
+        if self.start.offset is not None:
             raise ValueError("offset= belongs to one queue: give queue= too, or start=")
-        super().__init__(transport, topic, options, follow=follow)
-        self._start = start
-        self._load_offsets = load_offsets
+        super().__post_init__()
         self._given_offsets: Mapping[int, int] = {}
         #: The next offset of each queue that has unread messages, in polling order.
         self._unread: dict[int, int] = {}
@@ -194,7 +177,7 @@ class TopicSource(_PollingSource):
     async def fetch(self) -> Range | None:
         """Return the next range, which may be empty; None at the end of every queue."""
         if self._discover_at_s is None or (
-            self._follow and self._discover_at_s <= self._transport.now_s()
+            self.follow and self._discover_at_s <= self.transport.now_s()
         ):
             await self._discover_queues()
         if not self._unread and not self._at_end:
@@ -202,8 +185,8 @@ class TopicSource(_PollingSource):
             return None
         self._has_asked = True
         asked, wait_ms = self._next_poll()
-        request = self._requests.poll(asked, self._options, wait_ms)
-        fetched = await self._await_reply(request, asked, may_pause=self._follow)
+        request = self._requests.poll(asked, self.options, wait_ms)
+        fetched = await self._await_reply(request, asked, may_pause=self.follow)
         found = self._truncate(fetched)
         self._max_offsets.update(fetched.max_offsets)
         # The polled queues move to the end of the polling order.
@@ -213,11 +196,11 @@ class TopicSource(_PollingSource):
 
     async def _check_filter(self) -> None:
         """Let the broker validate the filter even if there is nothing to read."""
-        if self._has_asked or not self._options.is_filtered:
+        if self._has_asked or not self.options.is_filtered:
             return
         self._has_asked = True
         queue, offset = next(iter(self._max_offsets.items()))
-        await self._requests.poll({queue: offset}, self._options, 0)
+        await self._requests.poll({queue: offset}, self.options, 0)
 
     def _next_poll(self) -> tuple[dict[int, int], int]:
         """Return the next offsets of the queues to poll, and how long to wait in ms."""
@@ -226,20 +209,20 @@ class TopicSource(_PollingSource):
         for queue, offset in self._unread.items():
             asked[queue] = offset
             messages += self._max_offsets[queue] - offset
-            if messages >= self._options.max_messages or len(asked) == UNREAD_PER_POLL:
+            if messages >= self.options.max_messages or len(asked) == UNREAD_PER_POLL:
                 break
         limit = AT_END_PER_POLL if asked else MAX_QUEUES_PER_POLL
         asked.update(islice(self._at_end.items(), limit))
-        if self._follow and len(asked) == len(self._unread) + len(self._at_end):
-            return asked, self._options.wait_ms
-        return asked, 0 if self._unread else min(self._options.wait_ms, SHORT_WAIT_MS)
+        if self.follow and len(asked) == len(self._unread) + len(self._at_end):
+            return asked, self.options.wait_ms
+        return asked, 0 if self._unread else min(self.options.wait_ms, SHORT_WAIT_MS)
 
     async def _discover_queues(self) -> None:
         """Find the topic's queues. Later calls find the queues that were added since."""
         is_first = self._discover_at_s is None
-        discover_at_s = self._transport.now_s() + NEW_QUEUES_S
-        if is_first and self._load_offsets is not None:
-            self._given_offsets = await self._load_offsets()
+        discover_at_s = self.transport.now_s() + NEW_QUEUES_S
+        if is_first and self.load_offsets is not None:
+            self._given_offsets = await self.load_offsets()
         facts = await self._requests.fetch_facts()
         self._check_topic_id(facts.topic_id)
         for state in facts.queues:
@@ -247,7 +230,7 @@ class TopicSource(_PollingSource):
                 continue
             offset = await self._find_start_offset(state) if is_first else state.min_offset
             self._max_offsets[state.queue] = state.max_offset
-            if not self._follow:
+            if not self.follow:
                 self._end_offsets[state.queue] = state.max_offset
                 offset = min(offset, state.max_offset)
             self._record_offset(state.queue, offset)
@@ -257,9 +240,9 @@ class TopicSource(_PollingSource):
         given = self._given_offsets.get(state.queue)
         if given is not None:
             return given
-        if self._start.timestamp_ms is not None:
-            return (await self._requests.find_offset(state.queue, self._start.timestamp_ms))[0]
-        return state.min_offset if self._start.start == "earliest" else state.max_offset
+        if self.start.timestamp_ms is not None:
+            return (await self._requests.find_offset(state.queue, self.start.timestamp_ms))[0]
+        return state.min_offset if self.start.start == "earliest" else state.max_offset
 
     def _record_offset(self, queue: int, offset: int) -> None:
         """Record a queue's next offset, and whether the queue has unread messages. Forget a queue

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import cast
 
 from holdfast.client.errors import (
-    BadReply,
     CertificateNotTrusted,
     ClientClosed,
     ConnectionFailed,
@@ -40,26 +39,18 @@ class AsyncTransport(Transport):
     async def _send_once(
         self, head: bytes, blocks: Sequence[bytes], quiet_timeout_s: float, *, safe: bool
     ) -> ReplyParser:
-        if self._is_closed:
-            raise ClientClosed
+        self.check_open()
         kept = self._take_idle_connection()
         connection = kept or await self._connect()
         try:
-            try:
-                reply = await self._exchange(connection, head, blocks, quiet_timeout_s)
-            except ConnectionLost as lost:
-                # The broker may close an idle connection at any time. Send the request again on a
-                # new connection.
-                if kept is None or lost.has_begun or not safe or self._is_closed:
-                    raise
-                connection = await self._connect()
-                reply = await self._exchange(connection, head, blocks, quiet_timeout_s)
-        except MalformedReply as error:
-            raise BadReply(self.url, str(error)) from error
-        except (ConnectionLost, OSError) as error:
-            if self._is_closed:
-                raise ClientClosed from error
-            raise ConnectionFailed(self.url, str(error), maybe_executed=True) from error
+            reply = await self._exchange(connection, head, blocks, quiet_timeout_s)
+        except ConnectionLost as lost:
+            # The broker may close an idle connection at any time. Send the request again on a new
+            # connection.
+            if kept is None or lost.has_begun or not safe or self._is_closed:
+                raise
+            connection = await self._connect()
+            reply = await self._exchange(connection, head, blocks, quiet_timeout_s)
         if connection.is_open:
             connection.idle_since_s = self.now_s()
             self._idle.append(connection)
@@ -107,6 +98,10 @@ class AsyncTransport(Transport):
             connection.abort()
             raise ClientClosed
         return connection
+
+    def check_open(self) -> None:
+        if self._is_closed:
+            raise ClientClosed
 
     def now_s(self) -> float:
         return asyncio.get_running_loop().time()

@@ -14,9 +14,9 @@ from collections.abc import Coroutine, Generator, Sequence
 from contextlib import suppress
 from typing import Any, Generic, Self, TypeVar
 
-from holdfast.client.errors import BadReply, ClientClosed, ConnectionFailed
+from holdfast.client.errors import ClientClosed
 from holdfast.client.transport.blocking_connection import BlockingConnection
-from holdfast.client.transport.http1 import ConnectionLost, MalformedReply, ReplyParser
+from holdfast.client.transport.http1 import ConnectionLost, ReplyParser
 from holdfast.client.transport.requests import KEEPALIVE_S, Transport
 from holdfast.client.transport.retry import RetryLog, RetryPolicy
 from holdfast.client.transport.target import Target
@@ -147,27 +147,21 @@ class BlockingTransport(Transport):
         self, head: bytes, blocks: Sequence[bytes], quiet_timeout_s: float, *, safe: bool
     ) -> ReplyParser:
         unread_s = self._unread_s
-        try:
-            kept = self._pool.acquire()
-            if kept is not None:
-                try:
-                    return await self._exchange(kept, head, blocks, quiet_timeout_s)
-                except ConnectionLost as lost:
-                    # The broker may close an idle connection at any time. It may also close a
-                    # connection whose reply the caller left unread. In both cases send the request
-                    # again on a new connection.
-                    was_unread = self._unread_s - unread_s > _MAX_UNREAD_S
-                    if self._closed.is_set() or not safe or (lost.has_begun and not was_unread):
-                        raise
-            await _checkpoint()
-            self.check_open()
-            connection = BlockingConnection(self._target)
-            return await self._exchange(connection, head, blocks, quiet_timeout_s)
-        except MalformedReply as error:
-            raise BadReply(self.url, str(error)) from error
-        except (ConnectionLost, OSError) as error:
-            self.check_open()
-            raise ConnectionFailed(self.url, str(error), maybe_executed=True) from error
+        kept = self._pool.acquire()
+        if kept is not None:
+            try:
+                return await self._exchange(kept, head, blocks, quiet_timeout_s)
+            except ConnectionLost as lost:
+                # The broker may close an idle connection at any time. It may also close a
+                # connection whose reply the caller left unread. In both cases send the request
+                # again on a new connection.
+                was_unread = self._unread_s - unread_s > _MAX_UNREAD_S
+                if self._closed.is_set() or not safe or (lost.has_begun and not was_unread):
+                    raise
+        await _checkpoint()
+        self.check_open()
+        connection = BlockingConnection(self._target)
+        return await self._exchange(connection, head, blocks, quiet_timeout_s)
 
     async def _exchange(
         self,

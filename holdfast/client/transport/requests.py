@@ -7,8 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from holdfast.client.errors import BadReply, api_error
-from holdfast.client.transport.http1 import ReplyParser, query_string, request_head
+from holdfast.client.errors import BadReply, ConnectionFailed, api_error
+from holdfast.client.transport.http1 import (
+    ConnectionLost,
+    MalformedReply,
+    ReplyParser,
+    query_string,
+    request_head,
+)
 from holdfast.client.transport.retry import RetryLog, RetryPolicy, run_with_retries
 from holdfast.client.transport.target import Target
 from holdfast.commitlog.format.batch_header import Buffer
@@ -105,7 +111,13 @@ class Transport(ABC):
         head, blocks = encode_request(self._target, method, path, params, headers, body)
 
         async def once() -> Reply:
-            parsed = await self._send_once(head, blocks, wait_s + ANSWER_TIMEOUT_S, safe=safe)
+            try:
+                parsed = await self._send_once(head, blocks, wait_s + ANSWER_TIMEOUT_S, safe=safe)
+            except MalformedReply as error:
+                raise BadReply(self.url, str(error)) from error
+            except (ConnectionLost, OSError) as error:
+                self.check_open()
+                raise ConnectionFailed(self.url, str(error), maybe_executed=True) from error
             return _raise_for_status(Reply(parsed.status, parsed.headers, parsed.body, self.url))
 
         return await run_with_retries(
@@ -116,8 +128,15 @@ class Transport(ABC):
     async def _send_once(
         self, head: bytes, blocks: Sequence[bytes], quiet_timeout_s: float, *, safe: bool
     ) -> ReplyParser:
-        """Send a request once and return its complete reply. Raises if the connection makes no
-        progress for `quiet_timeout_s`."""
+        """Send a request once and return its complete reply.
+
+        Raises MalformedReply, ConnectionLost and OSError; the last one also if the connection makes
+        no progress for `quiet_timeout_s`.
+        """
+
+    @abstractmethod
+    def check_open(self) -> None:
+        """Raise ClientClosed if the transport is closed."""
 
     @abstractmethod
     def now_s(self) -> float:
@@ -191,6 +210,11 @@ def parse_retry_after(value: str | None) -> float | None:
     except ValueError:
         return None
     return seconds if seconds >= 0 else None
+
+
+def drop_none(**fields: T | None) -> dict[str, T]:
+    """Return the fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def check_name(kind: str, name: str) -> str:

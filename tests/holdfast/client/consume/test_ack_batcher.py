@@ -18,7 +18,11 @@ async def settled(verb: Verb, *statuses: Status) -> list[Status]:
     failures: list[Exception] = []
     confirmed: list[int] = []
     settler = AckBatcher(
-        send, batch=10, interval_s=60.0, on_confirmed=confirmed.append, on_failed=failures.append
+        send=send,
+        batch=10,
+        interval_s=60.0,
+        on_confirmed=confirmed.append,
+        on_failed=failures.append,
     )
     settlings = [Settling(None) for _ in statuses]
     for number, settling in enumerate(settlings):

@@ -358,6 +358,9 @@ class ClockedTransport(Transport):
             await self.first_may_fail.wait()
         raise Overloaded(503, "overloaded", retry_after_s=1.0)
 
+    def check_open(self) -> None:
+        pass
+
     def now_s(self) -> float:
         return self.time_s
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.client.read.message import Message, MessageBatch, texts_of
-from holdfast.client.read.message_run import MessageRun, RunColumns
+from holdfast.client.read.message import Message, MessageBatch, MessageRun, RunColumns, texts_of
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch_run import BatchRun
 from tests.support.batches import Columns, columns, stamped

@@ -52,9 +52,7 @@ class Broker:
 
     def source(self, start: str = "earliest", *, follow: bool = True) -> TopicSource:
         options = PullOptions(max_messages=100, wait_ms=20_000)
-        return TopicSource(
-            cast(Transport, self), "orders", Start(start=start), options, follow=follow
-        )
+        return TopicSource(cast(Transport, self), "orders", Start(start=start), options, follow)
 
 
 def broker(monkeypatch: pytest.MonkeyPatch, ends: Mapping[int, int]) -> Broker:

@@ -1,7 +1,7 @@
 import pytest
 
 from holdfast.client.consume.delivery import DeliveredMessage, Settling
-from holdfast.client.consume.redelivered_keys import RedeliveredKeys
+from holdfast.client.consume.leases import RedeliveredKeys
 from holdfast.client.errors import ClientClosed
 
 
