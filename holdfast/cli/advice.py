@@ -1,12 +1,11 @@
 """Turns an error of the broker into an error message for the command line. Pure.
 
-The broker's messages are written for the sender of an HTTP request. Where a message names a request
-or a field, the message for the command line names the command or the option instead. All other
-messages are shown unchanged.
+The broker's messages are written for the sender of an HTTP request. If a message names a request or
+a field, the message for the command line names the command or the option instead.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -28,94 +27,59 @@ _FIELDS = (
 )
 #: For each phrase in the broker's messages, the phrase for the command line.
 _WORDS = {
-    "send it as 'Authorization: Bearer TOKEN'": (
-        "give one with --token-file, HOLDFAST_TOKEN or --token"
-    ),
+    "send it as 'Authorization: Bearer TOKEN'": "use --token-file, HOLDFAST_TOKEN or --token",
     "send the request again": "try again",
     "in one request": "at a time",
     "in a request": "at a time",
 }
 _FIELD = re.compile(rf"(?<![\w.\-])({'|'.join(_FIELDS)})\b")
 
-_Members = Mapping[str, Any]
 
-
-def _unknown_topic(members: _Members) -> str:
-    topic = members["topic"]
-    if "group" in members:
-        group = members["group"]
-        return f"the group {group!r} does not have the topic {topic!r}; see 'holdfast group list'"
-    return (
-        f"there is no topic {topic!r}; make it with 'holdfast topic create {topic}', or see "
-        "'holdfast topic list'"
-    )
-
-
-def _unknown_group(members: _Members) -> str:
-    group = members["group"]
-    return (
-        f"there is no group {group!r}; make it with 'holdfast group create {group} TOPIC', or see "
-        "'holdfast group list'"
-    )
-
-
-def _topic_conflict(members: _Members) -> str:
-    topic, field = members["topic"], members["field"]
-    option = _OPTIONS.get(field, f"--{field.replace('_', '-')}")
-    mend = f"change it with 'holdfast topic change {topic} {option} ...', or leave {option} out"
-    if field == "priority_levels":
-        mend = "its levels stay as they are: leave the option out, or make another topic"
+def _explain_topic_conflict(members: Mapping[str, Any]) -> str:
+    topic, option = members["topic"], _option(members["field"])
+    advice = f"change it with 'holdfast topic change {topic} {option} ...', or omit {option}"
+    if option == "--priority-levels":
+        advice = "the number of levels cannot be changed: omit the option, or create another topic"
     return (
         f"the topic {topic!r} exists with {option} {members['existing']}, not "
-        f"{members['given']}; {mend}"
+        f"{members['given']}; {advice}"
     )
 
 
-def _offset_trimmed(members: _Members) -> str:
-    return (
-        f"queue {members['queue']} of {members['topic']!r} no longer has offset "
-        f"{members['offset']}; give --from {members['min_offset']}, or --from earliest"
-    )
-
-
-def _offset_beyond_end(members: _Members) -> str:
-    return (
-        f"queue {members['queue']} of {members['topic']!r} ends at {members['max_offset']}; "
-        f"give --from with an offset up to that, or --from latest"
-    )
-
-
-def _group_without_leases(members: _Members) -> str:
-    group = members["group"]
-    return (
-        f"the group {group!r} only stores offsets; 'holdfast group create {group} TOPIC' makes it "
-        "one that leases messages, from these offsets on"
-    )
-
-
-_SENTENCES: Mapping[str, Callable[[_Members], str]] = {
-    "unknown-topic": _unknown_topic,
-    "unknown-group": _unknown_group,
-    "topic-conflict": _topic_conflict,
-    "offset-trimmed": _offset_trimmed,
-    "offset-beyond-end": _offset_beyond_end,
-    "group-without-leases": _group_without_leases,
+#: Type of a problem -> the message, with the members of the problem.
+_MESSAGES = {
+    "unknown-group": "there is no group {group!r}; create it with 'holdfast group create {group} "
+    "TOPIC', or see 'holdfast group list'",
+    "unknown-topic": "there is no topic {topic!r}; create it with 'holdfast topic create {topic}', "
+    "or see 'holdfast topic list'",
+    "offset-trimmed": "queue {queue} of {topic!r} no longer has offset {offset}; give --from "
+    "{min_offset}, or --from earliest",
+    "offset-beyond-end": "queue {queue} of {topic!r} ends at {max_offset}; give --from with an "
+    "offset up to that, or --from latest",
+    "group-without-leases": "the group {group!r} only stores offsets; 'holdfast group create "
+    "{group} TOPIC' makes it a group with leases, which continues from these offsets",
 }
+_NOT_IN_GROUP = (
+    "the group {group!r} does not have the topic {topic!r}; see 'holdfast group describe {group}'"
+)
 
 
-def sentence_of(error: ApiError) -> str:
+def explain_refusal(error: ApiError) -> str:
     """Return a sentence that says what the broker refused and how to fix this. The stable code of
     the problem follows in parentheses."""
-    said = error.detail or error.title or "the broker refused"
-    sentence = _SENTENCES.get(error.type)
-    if sentence is not None:
-        # If the reply (of a broker of another version) lacks a field, keep the broker's message.
-        with suppress(KeyError):
-            said = sentence(error.members)
-    said = _FIELD.sub(lambda found: _option(found[1]), said)
+    message = error.detail or error.title or "the broker refused"
+    # If the reply (of a broker of another version) lacks a member, keep the broker's message.
+    with suppress(KeyError):
+        if error.type == "topic-conflict":
+            message = _explain_topic_conflict(error.members)
+        elif error.type == "unknown-topic" and "group" in error.members:
+            message = _NOT_IN_GROUP.format_map(error.members)
+        elif error.type in _MESSAGES:
+            message = _MESSAGES[error.type].format_map(error.members)
+    message = _FIELD.sub(lambda found: _option(found[1]), message)
     for asked, here in _WORDS.items():
-        said = said.replace(asked, here)
-    return f"{said} ({error.type})"
+        message = message.replace(asked, here)
+    return f"{message} ({error.type})"
 
 
 def _option(field: str) -> str:

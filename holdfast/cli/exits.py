@@ -36,20 +36,10 @@ MEANINGS = {
 }
 
 _BY_STATUS = {
-    404: ExitCode.NOT_FOUND,
-    410: ExitCode.NOT_FOUND,
-    416: ExitCode.NOT_FOUND,
-    409: ExitCode.CONFLICT,
-    412: ExitCode.CONFLICT,
-    400: ExitCode.USAGE,
-    413: ExitCode.USAGE,
-    415: ExitCode.USAGE,
-    422: ExitCode.USAGE,
-    401: ExitCode.REFUSED,
-    403: ExitCode.REFUSED,
-    429: ExitCode.REFUSED,
-    503: ExitCode.REFUSED,
-    507: ExitCode.REFUSED,
+    **dict.fromkeys((404, 410, 416), ExitCode.NOT_FOUND),
+    **dict.fromkeys((409, 412), ExitCode.CONFLICT),
+    **dict.fromkeys((400, 413, 415, 422), ExitCode.USAGE),
+    **dict.fromkeys((401, 403, 429, 503, 507), ExitCode.REFUSED),
 }
 
 
@@ -84,27 +74,26 @@ def failure_of(error: Exception) -> Failure | None:
         return error
     if isinstance(error, ConfigError):
         return Failure(str(error), ExitCode.USAGE)
-    refused = DataDirInUse | NotADataDir | UnknownFormatVersion | BackupRefused | RestoreRefused
+    refused = (
+        *(BackupRefused, BelongsToAnother, CannotActAsOwner, DataDirInUse, NotADataDir),
+        *(ParserMissing, RemoteWithoutAccess, RestoreRefused, TlsUnusable, TokensLocked),
+        *(TokensUnreadable, UnknownFormatVersion, UnsafeFile),
+    )
     if isinstance(error, refused):
-        return Failure(str(error), ExitCode.REFUSED)
-    if isinstance(error, RemoteWithoutAccess | TokensLocked | TokensUnreadable):
-        return Failure(str(error), ExitCode.REFUSED)
-    if isinstance(error, ParserMissing | TlsUnusable):
-        return Failure(str(error), ExitCode.REFUSED)
-    if isinstance(error, CannotActAsOwner | BelongsToAnother | UnsafeFile):
         return Failure(str(error), ExitCode.REFUSED)
     if isinstance(error, LogError):
         return Failure(str(error))
     if isinstance(error, OSError):
-        return Failure(_of_os_error(error))
-    return _of_client_error(error)
+        reason = error.strerror or str(error)
+        return Failure(f"{error.filename}: {reason}" if error.filename else reason)
+    return _failure_of_client(error)
 
 
-def _of_client_error(error: Exception) -> Failure | None:
+def _failure_of_client(error: Exception) -> Failure | None:
     from holdfast.client import errors
 
     if isinstance(error, errors.PublishFailed):
-        cause = _of_client_error(error.cause)
+        cause = _failure_of_client(error.cause)
         if cause is None:
             return Failure(str(error))
         count = format_count(error.message_count, "message")
@@ -114,18 +103,13 @@ def _of_client_error(error: Exception) -> Failure | None:
     if isinstance(error, errors.ConnectionFailed):
         return Failure(
             f"no broker answers at {error.url} ({error.reason}); start one with "
-            "'holdfast serve', or say where it is with --url or HOLDFAST_URL",
+            "'holdfast serve', or give its address with --url or HOLDFAST_URL",
             ExitCode.UNREACHABLE,
         )
     if isinstance(error, errors.ApiError):
-        from holdfast.cli.advice import sentence_of
+        from holdfast.cli.advice import explain_refusal
 
-        return Failure(sentence_of(error), _BY_STATUS.get(error.status, ExitCode.FAILED))
+        return Failure(explain_refusal(error), _BY_STATUS.get(error.status, ExitCode.FAILED))
     if isinstance(error, errors.HoldfastError):
         return Failure(str(error))
     return None
-
-
-def _of_os_error(error: OSError) -> str:
-    reason = error.strerror or str(error)
-    return f"{error.filename}: {reason}" if error.filename else reason

@@ -14,7 +14,7 @@ from holdfast.cli.commands.check import check, dump
 from holdfast.cli.commands.config import config
 from holdfast.cli.commands.consume import consume
 from holdfast.cli.commands.demo import demo
-from holdfast.cli.commands.group_leases import group
+from holdfast.cli.commands.group import group
 from holdfast.cli.commands.message import message
 from holdfast.cli.commands.publish import publish
 from holdfast.cli.commands.pull import pull
@@ -42,16 +42,16 @@ class Root(click.Group):
         try:
             code = super().main(*args, **kwargs)
         except Failure as failure:
-            code = _fail(failure.sentence, failure.code)
+            code = report_failure(failure.sentence, failure.code)
         except click.exceptions.NoArgsIsHelpError as error:
-            # The user has given a command group without a command: show the help of the group.
+            # A command group without a command: show the help of the group.
             with suppress(BrokenPipeError):
                 error.show()
             code = error.exit_code
         except click.UsageError as error:
-            code = _fail(_usage_line(error), error.exit_code)
+            code = report_failure(_usage_line(error), error.exit_code)
         except click.ClickException as error:
-            code = _fail(error.format_message(), error.exit_code)
+            code = report_failure(error.format_message(), error.exit_code)
         except click.Abort:
             code = ExitCode.INTERRUPTED
         sys.exit(code if isinstance(code, int) else ExitCode.OK)
@@ -61,7 +61,7 @@ class Root(click.Group):
         try:
             return super().make_context(*args, **kwargs)
         except BrokenPipeError:
-            raise _reader_went_away() from None
+            raise _exit_of_closed_output() from None
 
     def invoke(self, context: click.Context) -> Any:
         """Run the command. Convert known failures to Failure."""
@@ -71,7 +71,7 @@ class Root(click.Group):
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
         except BrokenPipeError:
-            raise _reader_went_away() from None
+            raise _exit_of_closed_output() from None
         except Exception as error:
             failure = failure_of(error)
             if failure is None:
@@ -80,14 +80,15 @@ class Root(click.Group):
         return done
 
 
-def _reader_went_away() -> click.exceptions.Exit:
-    """Return the exit of a command whose output is no longer read (the pipe was closed)."""
+def _exit_of_closed_output() -> click.exceptions.Exit:
+    """Return the exit of a command whose output is a closed pipe."""
     # Discard buffered output; otherwise Python reports an error at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return click.exceptions.Exit(ExitCode.OUTPUT_CLOSED)
 
 
-def _fail(sentence: str, code: int) -> int:
+def report_failure(sentence: str, code: int) -> int:
+    """Write a failure as one line to standard error, and return `code`."""
     # The message may quote text of another client, so escape control characters.
     with suppress(BrokenPipeError):  # if the pipe is closed, the exit code is enough
         click.echo(f"holdfast: {safe_text(' '.join(sentence.split()))}", err=True)
@@ -104,7 +105,7 @@ def _usage_line(error: click.UsageError) -> str:
 @click.version_option(__version__, prog_name="holdfast", message="%(prog)s %(version)s")
 @options_before_commands
 @click.pass_context
-def main(context: click.Context, /, **_about_the_broker: str | None) -> None:
+def main(context: click.Context, /, **_broker_options: str | None) -> None:
     """A message broker that keeps a log: publish, long-poll, replay.
 
     Start one with `holdfast serve`. Commands that talk to a broker use --url or HOLDFAST_URL. On a
@@ -115,25 +116,10 @@ def main(context: click.Context, /, **_about_the_broker: str | None) -> None:
         check_takes_broker(context, command)
 
 
+#: In the order in which the help lists them.
 COMMANDS = (
-    serve,
-    status,
-    top,
-    topic,
-    publish,
-    pull,
-    consume,
-    group,
-    message,
-    check,
-    repair,
-    dump,
-    backup,
-    restore,
-    config,
-    token,
-    bench,
-    demo,
-)
+    serve, status, top, topic, publish, pull, consume, group, message,
+    check, repair, dump, backup, restore, config, token, bench, demo,
+)  # fmt: skip
 for command in COMMANDS:
     main.add_command(command)

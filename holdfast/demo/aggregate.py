@@ -65,11 +65,11 @@ def aggregate_with_spark(
     finally:
         spark.stop()
     title = f"{total:,} messages from offsets {json.dumps(starting_offsets)} on"
-    return shown(rows, title, is_reading=is_reading)
+    return make_table(rows, title, is_reading=is_reading)
 
 
-def shown(rows: Iterable[Any], title: str, *, is_reading: bool) -> Table:
-    """Return Spark's rows as a table. Keys are shown literally, without markup."""
+def make_table(rows: Iterable[Any], title: str, *, is_reading: bool) -> Table:
+    """Return Spark's rows as a table. Keys are shown without markup."""
     table = Table(
         "key",
         "messages",

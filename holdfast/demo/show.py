@@ -27,11 +27,9 @@ TOPIC = "demo"
 QUEUES = 4
 #: This many readings are first published one by one, to show that each wakes the waiting consumer.
 SINGLES = 5
-#: The longest time of streaming, without the restart of the broker.
-STREAM_S = 12.0
-#: The longest pause between two rounds of readings or two slices of lines.
-ROUND_S = 0.05
-#: A file is streamed in slices of this many lines, and the broker is killed after half of them.
+STREAM_S = 12.0  # the longest time of streaming, without the restart of the broker
+ROUND_S = 0.05  # the longest pause between two rounds of readings or two slices of lines
+#: A file is streamed in slices of this many lines. The broker is killed after half of the slices.
 SLICE_LINES = 250
 
 
@@ -62,7 +60,7 @@ class Follower(threading.Thread):
                 self.arrived.notify_all()
 
     def wait_for(self, places: set[tuple[int, int]], timeout_s: float = 30.0) -> bool:
-        """Wait until the messages at these places have arrived; return whether they have."""
+        """Wait until the messages at these places have arrived. Return False after `timeout_s`."""
         with self.arrived:
             self.arrived.wait_for(
                 lambda: self.error is not None or self.bodies.keys() >= places, timeout_s
@@ -73,11 +71,9 @@ class Follower(threading.Thread):
 
 
 def run_demo(file: Path | None, console: Console) -> bool:
-    """Run all steps; return whether every step went as expected.
-
-    Raises FileNotFoundError for a missing file, and ModuleNotFoundError if psutil, which reads
-    this machine's values, is not installed.
-    """
+    """Run all steps. Return False if a step did not work as promised. Raises FileNotFoundError for
+    a missing file, and ModuleNotFoundError if psutil, which reads this machine's values, is not
+    installed."""
     readings = machine_readings() if file is None else file_lines(file)
     first = list(islice(readings, SINGLES))
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
@@ -116,8 +112,8 @@ class _Demo:
         self._step(
             2,
             "Long polling",
-            "a consumer waits on all four queues. Each publish is acknowledged after the disk "
-            "has it, and wakes the consumer.",
+            "a consumer waits on all four queues. Each publish is acknowledged after it is on the "
+            "disk, and wakes the consumer.",
         )
         table = Table("queue", "offset", "key", "acknowledged", "consumer has it", box=None)
         for reading in first:
@@ -147,26 +143,45 @@ class _Demo:
         self._step(
             3,
             "kill -9 in mid-stream",
-            "a producer streams batches; half-way the broker is killed with SIGKILL and started "
-            "again. Producer and consumer are not told: they go on by themselves.",
+            "a producer streams batches; after half of them the broker is killed with SIGKILL and "
+            "started again. Producer and consumer are not told: they continue by themselves.",
         )
+        for body, handle in self._stream(broker, client, readings):
+            result = handle.result(30)
+            self._acknowledged[result.queue, result.offset] = body
+        is_complete = follower.wait_for(set(self._acknowledged))
+        extra = len(follower.bodies) - len(self._acknowledged)
+        is_right = is_complete and not extra and follower.bodies == self._acknowledged
+        self._verdict(
+            is_right,
+            f"{len(self._acknowledged):,} acknowledged, {len(follower.bodies):,} delivered: "
+            f"0 lost, {max(extra, 0)} twice, every byte equal.",
+            "messages are missing or differ",
+        )
+        return is_right
+
+    def _stream(
+        self, broker: RunningBroker, client: Client, readings: Iterator[Reading]
+    ) -> list[tuple[bytes, BlockingSendHandle]]:
+        """Publish in rounds, and kill and restart the broker in the middle. Return each body with
+        the handle of its publish."""
         progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             console=self._console,
         )
+        count = int(STREAM_S / ROUND_S)
+        rounds = list(_slices(readings)) if self._file is not None else _rounds(readings, count)
+        count = len(rounds) if isinstance(rounds, list) else count
         sent: list[tuple[bytes, BlockingSendHandle]] = []
         with progress, client.producer(TOPIC) as producer:
-            slices = list(_slices(readings)) if self._file is not None else None
-            rounds = len(slices) if slices is not None else int(STREAM_S / ROUND_S)
-            task = progress.add_task("publishing", total=rounds)
-            for number in range(rounds):
-                part = slices[number] if slices is not None else _round(readings)
+            task = progress.add_task("publishing", total=count)
+            for number, part in enumerate(rounds):
                 for reading in part:
                     handle = producer.send(reading.body, key=reading.key, tag=reading.tag)
                     sent.append((reading.body, handle))
-                if number == rounds // 2:
+                if number == count // 2:
                     acknowledged = sum(handle.done() for _, handle in sent)
                     broker.kill()
                     progress.console.print(
@@ -174,23 +189,9 @@ class _Demo:
                     )
                     broker.restart()
                     progress.console.print("  [green]started again[/] on the same directory")
-                time.sleep(min(ROUND_S, STREAM_S / rounds))
+                time.sleep(min(ROUND_S, STREAM_S / count))
                 progress.advance(task)
-        for body, handle in sent:
-            result = handle.result(30)
-            self._acknowledged[result.queue, result.offset] = body
-        complete = follower.wait_for(set(self._acknowledged))
-        right = complete and all(
-            follower.bodies[place] == body for place, body in self._acknowledged.items()
-        )
-        extra = len(follower.bodies) - len(self._acknowledged)
-        self._verdict(
-            right and not extra,
-            f"{len(self._acknowledged):,} acknowledged, {len(follower.bodies):,} delivered: "
-            f"0 lost, {max(extra, 0)} twice, every byte equal.",
-            "messages are missing or differ",
-        )
-        return right and not extra
+        return sent
 
     def _show_replay(self, client: Client, follower: Follower) -> bool:
         self._step(4, "Replay", "a second consumer reads everything again, from offset 0.")
@@ -212,13 +213,13 @@ class _Demo:
         self._step(5, "Spark", "an aggregation over an offset range, read in parallel.")
         missing = missing_for_spark()
         if missing is not None:
-            self._say(f"[yellow]Left out:[/] {escape(missing)}")
+            self._say(f"[yellow]Skipped:[/] {escape(missing)}")
             return
         middle = {
             queue: max((offset for q, offset in self._acknowledged if q == queue), default=0) // 2
             for queue in range(QUEUES)
         }
-        self._say("Spark is starting (some ten seconds) ...")
+        self._say("Spark is starting (about ten seconds) ...")
         table = aggregate_with_spark(url, TOPIC, middle, is_reading=self._file is None)
         self._console.print(table)
 
@@ -234,16 +235,18 @@ class _Demo:
         self._say(f"[bold green]right[/]  {good}" if is_right else f"[bold red]WRONG[/]  {bad}")
 
 
-def _round(readings: Iterator[Reading]) -> list[Reading]:
-    """Return the next readings, at most 64. Stop after the first reading whose sensor repeats."""
-    part: list[Reading] = []
-    seen: set[str | None] = set()
-    for reading in readings:
-        part.append(reading)
-        seen.add(reading.key)
-        if len(seen) < len(part) or len(part) >= 64:
-            break
-    return part
+def _rounds(readings: Iterator[Reading], count: int) -> Iterator[list[Reading]]:
+    """Yield rounds of at most 64 readings. A round ends after the first reading whose sensor
+    repeats."""
+    for _ in range(count):
+        part: list[Reading] = []
+        sensors: set[str | None] = set()
+        for reading in readings:
+            part.append(reading)
+            sensors.add(reading.key)
+            if len(sensors) < len(part) or len(part) >= 64:
+                break
+        yield part
 
 
 def _slices(readings: Iterator[Reading]) -> Iterator[list[Reading]]:

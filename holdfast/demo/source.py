@@ -17,7 +17,7 @@ class Reading:
 
 
 def machine_readings() -> Iterator[Reading]:
-    """Yield readings of this machine, without end and without pauses. Read all sensors in turn.
+    """Yield readings of all sensors of this machine in turn, without end and without pauses.
 
     The key of a reading is the sensor, the tag is the kind of sensor, and the body is JSON with the
     field "value". Raises ModuleNotFoundError if psutil is not installed.

@@ -1,8 +1,10 @@
 """Fixtures of the command line's tests."""
 
+import json
 import socket
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -13,6 +15,28 @@ if TYPE_CHECKING:
     from holdfast.testing import RunningBroker
 
 Run = Callable[..., Result]
+
+
+def lines(output: str) -> list[Any]:
+    """Return the values of lines of JSON."""
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def flip(path: Path, text: bytes) -> None:
+    """Flip a bit of the first occurrence of `text` in a file."""
+    content = path.read_bytes()
+    at = content.index(text)
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes([content[at] ^ 1]))
+
+
+def assert_refused(result: Result, code: int, text: str = "") -> None:
+    """Check that a command failed with this code, and printed one line with `text`."""
+    assert (result.exit_code, result.stdout) == (code, ""), result.output
+    assert result.stderr.startswith("holdfast: ")
+    assert result.stderr.count("\n") == 1
+    assert text in result.stderr
 
 
 @pytest.fixture

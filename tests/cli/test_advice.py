@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from holdfast.cli.advice import sentence_of
+from holdfast.cli.advice import explain_refusal
 from holdfast.client.errors import api_error
 from tests.cli.conftest import Run
 
@@ -19,7 +19,7 @@ def test_no_refusal_that_a_command_meets_speaks_http(holdfast: Run) -> None:
     refused = {
         ("topic", "create", "t", "--queues", "3"): "holdfast topic change t --queues",
         ("topic", "create", "t", "--retention-ms", "8d"): "topic change t --retention-ms",
-        ("topic", "create", "t", "--priority-levels", "3"): "make another topic",
+        ("topic", "create", "t", "--priority-levels", "3"): "create another topic",
         ("topic", "change", "t", "--queues", "1"): "never removed",
         ("topic", "describe", "none"): "holdfast topic create none",
         ("topic", "create", "u", "--max-message-bytes", "900GiB"): "--max-message-bytes",
@@ -43,18 +43,18 @@ def test_no_refusal_that_a_command_meets_speaks_http(holdfast: Run) -> None:
 
 def test_a_member_that_is_missing_leaves_the_brokers_own_sentence() -> None:
     error = api_error(409, {"type": "/problems/topic-conflict", "detail": "it exists"})
-    assert sentence_of(error) == "it exists (topic-conflict)"
+    assert explain_refusal(error) == "it exists (topic-conflict)"
 
 
 def test_a_token_is_asked_for_by_its_options() -> None:
     detail = "this broker asks for a token; send it as 'Authorization: Bearer TOKEN'"
-    said = sentence_of(api_error(401, {"type": "/problems/unauthenticated", "detail": detail}))
+    said = explain_refusal(api_error(401, {"type": "/problems/unauthenticated", "detail": detail}))
     assert said == (
-        "this broker asks for a token; give one with --token-file, HOLDFAST_TOKEN or --token "
+        "this broker asks for a token; use --token-file, HOLDFAST_TOKEN or --token "
         "(unauthenticated)"
     )
 
 
 @pytest.mark.parametrize("status", [400, 500])
 def test_a_refusal_without_words_has_its_title(status: int) -> None:
-    assert sentence_of(api_error(status, {"title": "Odd"})) == "Odd (about:blank)"
+    assert explain_refusal(api_error(status, {"title": "Odd"})) == "Odd (about:blank)"

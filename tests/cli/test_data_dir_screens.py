@@ -105,5 +105,5 @@ def test_a_screen_is_as_it_was_looked_at(
     shown = [screen(command, width) for command in COMMANDS[name]][-1]
     if width is not None:
         for line in shown.splitlines():
-            assert len(line) <= width or line.strip().startswith((*SENTENCES, "mend:")), line
+            assert len(line) <= width or line.strip().startswith((*SENTENCES, "fix:")), line
     compare(f"{name}.{width or 'pipe'}", shown)

@@ -56,7 +56,7 @@ def test_the_sentence_names_the_mend() -> None:
     assert failure is not None
     assert failure.sentence == (
         "no broker answers at http://h:1 (refused); start one with 'holdfast serve', "
-        "or say where it is with --url or HOLDFAST_URL"
+        "or give its address with --url or HOLDFAST_URL"
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from holdfast.cli.main import _fail, main
+from holdfast.cli.main import main, report_failure
 
 HEAVY = {"aiohttp", "asyncio", "lmdb", "msgspec", "numpy", "pyspark", "rich", "uvloop"}
 
@@ -36,7 +36,7 @@ def commands(command: click.Command, path: tuple[str, ...] = ()) -> list[tuple[s
 def test_help_imports_nothing_heavy() -> None:
     script = (
         "import sys\n"
-        "from holdfast.cli.main import _fail, main\n"
+        "from holdfast.cli.main import main, report_failure\n"
         "try: main(['serve', '--help'])\n"
         f"finally: print({HEAVY!r} & set(sys.modules), file=sys.stderr)"
     )
@@ -86,13 +86,13 @@ def test_every_command_is_on_the_page(path: tuple[str, ...]) -> None:
             "No such option '--folow'. (Did you mean one of: '--follow', '--from'?)",
         ),
         (["pull", "t", "--from", "soon"], "'soon' is neither earliest, latest, an offset"),
-        (["pull", "t", "--from", "7"], "say which with --queue"),
+        (["pull", "t", "--from", "7"], "give --queue"),
         (["pull", "t", "--follow", "--until", "now"], "give one of them"),
-        (["pull", "t", "--format", "%x"], "%x means nothing; known are %n"),
+        (["pull", "t", "--format", "%x"], "%x is unknown; known are %n"),
         (["pull", "t", "--url", "localhost:1"], "must begin with http://"),
         (["publish", "t", "/none"], "'/none'"),
         (["publish", "t", "--key-regex", "("], "'(': missing )"),
-        (["publish", "t", "--batch-bytes", "1XB"], "'1XB' is no size"),
+        (["publish", "t", "--batch-bytes", "1XB"], "'1XB' is not a size"),
         (["topic", "delete", "t"], "confirm it with --yes"),
         (["topic", "change", "t"], "Nothing to change"),
         (["group", "reset", "g", "t", "--to", "5"], "an offset fits one queue only"),
@@ -133,7 +133,7 @@ def test_options_about_the_broker_may_stand_before_the_command(unused_port: int)
 def test_a_command_that_talks_to_no_broker_takes_none(tmp_path: Path) -> None:
     done = run("--url", "http://h:1", "check", str(tmp_path))
     assert done.returncode == 2
-    assert "'holdfast check' talks to no broker: leave --url out." in done.stderr
+    assert "'holdfast check' talks to no broker: omit --url." in done.stderr
 
 
 def test_a_token_file_may_stand_before_the_command(tmp_path: Path, unused_port: int) -> None:
@@ -141,7 +141,7 @@ def test_a_token_file_may_stand_before_the_command(tmp_path: Path, unused_port: 
     file.write_text("two words")
     done = run("--token-file", str(file), "topic", "list", "--url", f"http://h:{unused_port}")
     assert done.returncode == 2
-    assert "holds no token" in done.stderr
+    assert "must contain one token" in done.stderr
 
 
 # O2: --key named the TLS key, but looked like the option for a message's key.
@@ -180,7 +180,7 @@ def test_nothing_in_a_failure_is_for_the_terminal_to_obey(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     hostile = "no topic \x1b[2J\x1b]0;title\x07 =cmd()\r\n\u202eback"
-    code = _fail(hostile, 4)
+    code = report_failure(hostile, 4)
     said = capsys.readouterr().err
     assert code == 4
     assert said.count("\n") == 1

@@ -21,7 +21,7 @@ from holdfast.cli.commands.broker_status import (
     GroupStatus,
     TopicStatus,
 )
-from holdfast.cli.commands.status_view import show_status, show_top
+from holdfast.cli.commands.status import show_status, show_top
 from holdfast.cli.output import figures
 from holdfast.client import Client
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
@@ -85,7 +85,7 @@ def screen(
             Client, name, lambda self, *a, _real=real, **k: fixed(_real(self, *a, **k))
         )
     monkeypatch.setattr(figures, "now_ms", lambda: NOW_MS)
-    monkeypatch.setattr("holdfast.cli.commands.broker_status.read_status", lambda client: STATUS)
+    monkeypatch.setattr("holdfast.cli.commands.status.read_status", lambda client: STATUS)
 
     def run(arguments: tuple[str, ...], width: int | None) -> str:
         return shown_by(arguments, width, monkeypatch, HOLDFAST_URL=broker.url)
@@ -218,7 +218,7 @@ def test_a_status_that_is_not_well_is_code_1(
     screen: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert screen(("status",), None).endswith("--- code 0\n")
-    monkeypatch.setattr("holdfast.cli.commands.broker_status.read_status", lambda client: TROUBLED)
+    monkeypatch.setattr("holdfast.cli.commands.status.read_status", lambda client: TROUBLED)
     shown = screen(("status",), None)
     assert shown.endswith("--- code 1\n")
     assert json.loads(shown.splitlines()[0])["is_well"] is False

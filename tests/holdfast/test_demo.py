@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from holdfast.demo import show
-from holdfast.demo.aggregate import shown
+from holdfast.demo.aggregate import make_table
 
 
 def test_what_is_missing_for_spark_is_said_as_it_has_to_be_typed(
@@ -24,5 +24,5 @@ def test_what_is_missing_for_spark_is_said_as_it_has_to_be_typed(
 def test_keys_are_shown_as_they_are(key: str | None) -> None:
     row = {"key": key, "messages": 1, "first": 0, "last": 0, "average": None}
     said = io.StringIO()
-    Console(file=said, width=200).print(shown([row], "one", is_reading=False))
+    Console(file=said, width=200).print(make_table([row], "one", is_reading=False))
     assert (key or "") in said.getvalue()

@@ -1,8 +1,8 @@
 """holdfast bench: measure how fast a broker is for its clients.
 
-In a checkout of the project, and if no address is given, the command runs the project's own
-benchmarks, which start their own brokers. Otherwise it measures the broker at --url for a few
-seconds. For this it creates a topic, which it deletes at the end.
+In a checkout of the project, without an address, the command runs the project's own benchmarks,
+which start their own brokers. Otherwise it measures the broker at --url for a few seconds, with a
+topic that it creates at the start and deletes at the end.
 """
 
 import os

@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +56,7 @@ class BrokerFigures:
     topic_count: int = 0
     group_count: int = 0
     groups_at_limit: list[str] = field(default_factory=list)
-    certificate_expires_seconds: float | None = None
-    """The seconds from now until the certificate expires; None without TLS."""
+    certificate_expires_seconds: float | None = None  # from now; None without TLS
     topics: list[TopicStatus] = field(default_factory=list)
     groups: list[GroupStatus] = field(default_factory=list)
 
@@ -67,16 +67,15 @@ class BrokerStatus:
 
     url: str
     phase: str
-    read_at: float
-    """The time of this reading, on the monotonic clock, in seconds."""
+    read_at: float  # in seconds, on the monotonic clock
     degraded: list[dict[str, str]]
     read_only: str | None
     alarms: Mapping[str, str]
     figures: BrokerFigures | None = None
 
     @property
-    def troubles(self) -> list[str]:
-        """One sentence for each thing that is wrong."""
+    def problems(self) -> list[str]:
+        """One sentence for each problem."""
         found = [] if self.phase == "ready" else [f"the broker is {self.phase}"]
         if self.read_only is not None:
             found.append(f"nothing can be published: {self.read_only}")
@@ -95,11 +94,10 @@ class BrokerStatus:
 
     @property
     def is_well(self) -> bool:
-        """True if nothing is wrong."""
-        return not self.troubles
+        return not self.problems
 
     def as_row(self) -> dict[str, Any]:
-        """Return the status as a dict that can be written as a line of JSON."""
+        """Return the status in the form that is written as a line of JSON."""
         row = asdict(self)
         del row["read_at"]
         return {"is_well": self.is_well, **row}
@@ -111,23 +109,15 @@ def read_status(client: "Client") -> BrokerStatus:
     from holdfast.client.errors import Forbidden, Unauthenticated
 
     ready = client.status()
-    found = BrokerStatus(
-        client.url,
-        ready["phase"],
-        time.monotonic(),
-        ready["degraded"],
-        ready["read_only"],
-        ready["alarms"],
-    )
-    try:
-        found.figures = figures_of(client.metrics(), time.time())
-    except (Forbidden, Unauthenticated):
-        found.figures = None
+    fields = {name: ready[name] for name in ("phase", "degraded", "read_only", "alarms")}
+    found = BrokerStatus(url=client.url, read_at=time.monotonic(), **fields)
+    with suppress(Forbidden, Unauthenticated):
+        found.figures = parse_figures(client.metrics(), time.time())
     return found
 
 
-def figures_of(text: str, now_s: float) -> BrokerFigures:
-    """Return the figures from the metrics, which are given in the Prometheus text format."""
+def parse_figures(text: str, now_s: float) -> BrokerFigures:
+    """Return the figures from the metrics, given in the Prometheus text format."""
     from prometheus_client.parser import text_string_to_metric_families
 
     samples: defaultdict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
@@ -144,22 +134,27 @@ def figures_of(text: str, now_s: float) -> BrokerFigures:
     return BrokerFigures(
         version=samples["build_info"][0][0]["version"] if samples["build_info"] else "",
         uptime_seconds=round(max(now_s - start_s, 0.0), 3) if start_s else 0.0,
-        resident_bytes=int(number("process_resident_memory_bytes")),
-        connections=int(number("http_connections")),
-        held_pulls=int(number("long_poll_parked")),
-        held_receives=int(number("group_waiting")),
-        in_flight=int(number("group_in_flight")),
-        disk_free_bytes=int(number("disk_free_bytes")),
-        log_bytes=int(number("log_size_bytes")),
-        log_segments=int(number("log_segments")),
-        topic_count=int(number("topics")),
         group_count=len({labels["group"] for labels, _ in samples["group_lag_messages"]}),
         groups_at_limit=[labels["group"] for labels, _ in samples["group_at_limit"]],
         certificate_expires_seconds=round(expiry[0][1] - now_s, 3) if expiry else None,
         topics=_topics(samples),
         groups=_groups(samples),
+        **{name: int(number(metric)) for name, metric in _NUMBERS.items()},
     )
 
+
+#: Field of BrokerFigures -> the metric.
+_NUMBERS = {
+    "resident_bytes": "process_resident_memory_bytes",
+    "connections": "http_connections",
+    "held_pulls": "long_poll_parked",
+    "held_receives": "group_waiting",
+    "in_flight": "group_in_flight",
+    "disk_free_bytes": "disk_free_bytes",
+    "log_bytes": "log_size_bytes",
+    "log_segments": "log_segments",
+    "topic_count": "topics",
+}
 
 _Samples = Mapping[str, Iterable[tuple[dict[str, str], float]]]
 

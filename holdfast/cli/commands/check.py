@@ -46,14 +46,9 @@ def check(context: click.Context, directory: Path, quick: bool, live: bool) -> N
             )
     except OSError as error:
         reason = error.strerror or str(error)
-        raise Failure(
-            f"{error.filename or directory}: {reason}; it cannot be looked at as it is",
-            ExitCode.REFUSED,
-        ) from error
-    if is_terminal():
-        print_report(report)
-    else:
-        print_json(report)
+        sentence = f"{error.filename or directory}: {reason}; the directory cannot be checked"
+        raise Failure(sentence, ExitCode.REFUSED) from error
+    (_print_report if is_terminal() else _print_json)(report)
     if not report.is_sound:
         context.exit(ExitCode.FAILED)
 
@@ -78,22 +73,21 @@ def dump(file: Path, messages: bool) -> None:
         damages += row["kind"] == "damage"
     if damages:
         raise Failure(
-            f"{file}: {damages} damaged; 'holdfast check' on the data directory says "
-            "whether messages are affected"
+            f"{file}: {damages} damaged; 'holdfast check' on the data directory reports "
+            "whether messages are lost"
         )
 
 
-def print_report(report: "CheckReport") -> None:
-    """Print the findings in a form for people."""
+def _print_report(report: "CheckReport") -> None:
     for finding in report.findings:
         kind = "damage" if finding.damage else "note"
         click.echo(f"{kind}: {safe_text(finding.where)}: {safe_text(finding.what)}")
         for lost in finding.lost:
-            click.echo(f"    costs {safe_text(str(lost))}")
+            click.echo(f"    lost: {safe_text(str(lost))}")
         if finding.mend:
-            click.echo(f"    mend: {safe_text(finding.mend)}")
+            click.echo(f"    fix: {safe_text(finding.mend)}")
     verdict = "sound" if report.is_sound else "DAMAGED"
-    scope = {"log": " (the index was not looked at)", "backup": " (a backup)"}
+    scope = {"log": " (the index was not checked)", "backup": " (a backup)"}
     click.echo(
         f"{verdict}: {format_count(report.messages, 'message')} in "
         f"{format_count(report.blocks, 'block')} ({format_bytes(report.bytes)}) of "
@@ -104,8 +98,7 @@ def print_report(report: "CheckReport") -> None:
     )
 
 
-def print_json(report: "CheckReport") -> None:
-    """Print the findings as lines of JSON, and then a summary."""
+def _print_json(report: "CheckReport") -> None:
     for finding in report.findings:
         write_json_line(finding.as_row())
     counts = ("segments", "blocks", "messages", "bytes", "queues", "index_entries", "topics")

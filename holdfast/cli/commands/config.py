@@ -1,5 +1,5 @@
-"""holdfast config: show the settings that a broker would use if it were started here, or describe
-all settings."""
+"""holdfast config: show the settings that a broker started here would use, or describe all
+settings."""
 
 import os
 from pathlib import Path
@@ -9,17 +9,14 @@ import click
 from holdfast.cli.output.terminal import is_terminal, write_rows, write_table
 from holdfast.config import resolve, unused_variables
 
-
-def config_option(command: click.decorators.FC) -> click.decorators.FC:
-    """Give a command the option --config."""
-    return click.option(
-        "--config",
-        "config_file",
-        envvar="HOLDFAST_CONFIG",
-        show_envvar=True,
-        type=click.Path(path_type=Path),
-        help="TOML file with the broker's settings.",
-    )(command)
+config_option = click.option(
+    "--config",
+    "config_file",
+    envvar="HOLDFAST_CONFIG",
+    show_envvar=True,
+    type=click.Path(path_type=Path),
+    help="TOML file with the broker's settings.",
+)
 
 
 @click.group()
@@ -39,7 +36,7 @@ def show(config_file: Path | None) -> None:
 
     resolved = resolve(file=config_file, environ=os.environ, flags={}, memory_bytes=machine_bytes())
     for variable in unused_variables(os.environ):
-        click.echo(f"note: {variable} stands for no key", err=True)
+        click.echo(f"note: {variable} is not a setting", err=True)
     rows = [
         {
             "key": each.key.name,
@@ -51,11 +48,9 @@ def show(config_file: Path | None) -> None:
     if not is_terminal():
         write_rows(rows, ["key", "value", "source"])
         return
-    shown = [
-        {**row, "value": each.key.shown(each.value)}
-        for row, each in zip(rows, resolved, strict=True)
-    ]
-    write_table(shown, ["key", "value", "source"])
+    for row, each in zip(rows, resolved, strict=True):
+        row["value"] = each.key.shown(each.value)
+    write_table(rows, ["key", "value", "source"])
 
 
 @config.command("reference")

@@ -65,7 +65,7 @@ def consume(
     A group that does not exist is created. Several consumers share the messages of a group.
     """
     if no_ack and follow:
-        raise click.UsageError("--no-ack only looks at what is there: leave --follow out.")
+        raise click.UsageError("--no-ack and --follow contradict each other: give one of them.")
     for topic in topics:
         # This request fails at once if there is no broker or no such topic. The consumer below
         # would retry for ever, because it survives restarts of the broker.

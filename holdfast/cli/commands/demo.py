@@ -10,7 +10,6 @@ from holdfast.cli.exits import ExitCode, Failure
 @click.command()
 @click.option(
     "--file",
-    "file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Publish the lines of this file instead of this machine's own readings.",
 )
@@ -29,9 +28,7 @@ def demo(context: click.Context, file: Path | None) -> None:
     try:
         is_right = run_demo(file, Console(highlight=False))
     except ModuleNotFoundError as error:
-        raise Failure(
-            f"{error.name} is not installed; pip install 'holdfast[demo]', or use --file",
-            ExitCode.FAILED,
-        ) from error
+        sentence = f"{error.name} is not installed; pip install 'holdfast[demo]', or use --file"
+        raise Failure(sentence) from error
     if not is_right:
         context.exit(ExitCode.FAILED)

@@ -32,16 +32,11 @@ def get(client: "Client", message_id: str, form: "Formatter") -> None:
 @click.argument("topic", callback=as_topic)
 @click.argument("key")
 @click.option(
-    "--limit",
-    type=click.IntRange(1),
-    default=64,
-    show_default=True,
-    help="Print at most this many messages.",
+    "--limit", type=click.IntRange(1), default=64, show_default=True, help="Most printed messages."
 )
 @format_option
 @with_client
 def search(client: "Client", topic: str, key: str, limit: int, form: "Formatter") -> None:
     """Print the messages with this key, newest first."""
-    out = sys.stdout.buffer
     for found in client.search(topic, key, limit=limit):
-        out.write(form(found))
+        sys.stdout.buffer.write(form(found))

@@ -6,21 +6,27 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import click
 
 from holdfast.cli.exits import ExitCode, Failure
 from holdfast.cli.input.connection import with_client
-from holdfast.cli.input.lines import LineError
-from holdfast.cli.input.outgoing import Outgoing, finder, json_lines, text_lines
+from holdfast.cli.input.outgoing import (
+    LineError,
+    Outgoing,
+    make_finder,
+    read_json,
+    read_text,
+)
 from holdfast.cli.input.values import as_duration, as_properties, as_regex, as_size, as_topic
 from holdfast.cli.output.progress import progress
 from holdfast.cli.output.terminal import write_json_line
 
 if TYPE_CHECKING:
-    from holdfast.client import Client
+    from holdfast.client import BlockingSendHandle, Client, Producer
     from holdfast.client.descriptions import Durability
 
 _STDIN = "-"
@@ -87,16 +93,12 @@ def publish(
     file: str,
     body: str | None,
     as_json: bool,
-    message_key: str | None,
-    tag: str | None,
-    properties: dict[str, str],
-    key_regex: str | None,
-    tag_regex: str | None,
     queue: int | None,
     priority: int | None,
     ttl_ms: int | None,
     durability: "Durability | None",
     batch_bytes: int | None,
+    **options: Any,
 ) -> None:
     """Publish lines of FILE or of standard input, or --body.
 
@@ -104,128 +106,144 @@ def publish(
     same key keep their order. Once all messages are acknowledged, a summary is printed as a line of
     JSON.
     """
-    from holdfast.client.errors import MessageTooLarge
-
-    _check_together(
-        {
-            "FILE": file != _STDIN,
-            "--body": body is not None,
-            "--json": as_json,
-            "--message-key": message_key is not None,
-            "--tag": tag is not None,
-            "--property": bool(properties),
-            "--key-regex": key_regex is not None,
-            "--tag-regex": tag_regex is not None,
-        }
-    )
+    _check_together({"file": file != _STDIN, "body": body is not None, "json": as_json, **options})
     if queue is not None and priority is not None:
-        raise click.UsageError("A queue has its level: give --queue or --priority, not both.")
+        raise click.UsageError("A queue has a fixed level: give --queue or --priority, not both.")
     if batch_bytes == 0:
-        raise click.UsageError("A batch of no bytes takes no message: give --batch-bytes more.")
+        raise click.UsageError("--batch-bytes must be at least 1.")
     sizes = {"batch_bytes": batch_bytes} if batch_bytes is not None else {}
-    count, size, read, last = 0, 0, 0, None
     started = time.perf_counter()
-    with _open_input(topic, file, body) as (source, name, total):
-        messages: Iterator[Outgoing]
-        if source is None:
-            encoded = _bytes_of_argument(body or "")
-            messages = iter([Outgoing(encoded, message_key, tag, properties, len(encoded))])
-        elif as_json:
-            messages = json_lines(source)
-        else:
-            key_of = finder("key", key_regex, message_key)
-            tag_of = finder("tag", tag_regex, tag)
-            messages = text_lines(source, key_of, tag_of, properties)
-        try:
-            with (
-                progress("messages") as show,
-                client.producer(
-                    topic, queue=queue, durability=durability, priority=priority, **sizes
-                ) as producer,
-            ):
-                for count, message in enumerate(messages, 1):
-                    last = producer.send(
-                        message.body,
-                        key=message.key,
-                        tag=message.tag,
-                        properties=message.properties,
-                        priority=None if queue is not None else message.priority,
-                        ttl_ms=message.ttl_ms if ttl_ms is None else ttl_ms,
-                    )
-                    size += len(message.body)
-                    read += message.size + 1
-                    show(read, total, count)
-        except LineError as error:
-            raise Failure(f"{name}, {error}; the lines before it were published") from error
-        except MessageTooLarge as error:
-            sentence = f"{name}: {error}"
-            if source is not None:
-                sentence = f"{name}, line {count}: {error}; the lines before it were published"
-            raise Failure(sentence, ExitCode.USAGE) from error
+    with _open_input(topic, file, body) as source:
+        messages = _read_messages(source, body or "", as_json, **options)
+        producer = client.producer(
+            topic, queue=queue, durability=durability, priority=priority, **sizes
+        )
+        sent = _send(producer, messages, source, ttl_ms, use_priority=queue is None)
+    last = None if sent.last is None else sent.last.result()
     summary = {
         "topic": topic,
-        "messages": count,
-        "bytes": size,
+        "messages": sent.count,
+        "bytes": sent.size_bytes,
         "seconds": round(time.perf_counter() - started, 3),
-        # All messages have the same durability, so the last result shows it.
-        "durable": last.result().durable if last is not None else None,
+        "durable": None if last is None else last.durable,  # all messages have the same durability
     }
     if body is not None and last is not None:
-        stored = last.result()
-        summary |= {"queue": stored.queue, "offset": stored.offset, "message_id": stored.message_id}
+        summary |= {"queue": last.queue, "offset": last.offset, "message_id": last.message_id}
     write_json_line(summary)
+
+
+class _Input(NamedTuple):
+    """The input file, its name, and its size. `file` is None with --body; `size_bytes` is None if
+    it is unknown."""
+
+    file: BinaryIO | None
+    name: str
+    size_bytes: int | None
+
+
+def _read_messages(
+    source: _Input,
+    body: str,
+    as_json: bool,
+    *,
+    message_key: str | None,
+    tag: str | None,
+    properties: dict[str, str],
+    key_regex: str | None,
+    tag_regex: str | None,
+) -> Iterator[Outgoing]:
+    if source.file is None:
+        # The argument's bytes as the shell passed them, even if they are not UTF-8.
+        content = body.encode("utf-8", "surrogateescape")
+        return iter([Outgoing(content, message_key, tag, properties, len(content))])
+    if as_json:
+        return read_json(source.file)
+    key_of = make_finder("key", key_regex, message_key)
+    return read_text(source.file, key_of, make_finder("tag", tag_regex, tag), properties)
+
+
+@dataclass
+class _Sent:
+    count: int = 0
+    size_bytes: int = 0
+    last: "BlockingSendHandle | None" = None
+
+
+def _send(
+    producer: "Producer",
+    messages: Iterator[Outgoing],
+    source: _Input,
+    ttl_ms: int | None,
+    *,
+    use_priority: bool,
+) -> _Sent:
+    """Send the messages, and wait until all are acknowledged. Raises Failure for an input line that
+    is not a message."""
+    from holdfast.client.errors import MessageTooLarge
+
+    sent, read_bytes = _Sent(), 0
+    try:
+        with progress("messages") as show, producer:
+            for message in messages:
+                sent.count += 1
+                sent.last = producer.send(
+                    message.body,
+                    key=message.key,
+                    tag=message.tag,
+                    properties=message.properties,
+                    priority=message.priority if use_priority else None,
+                    ttl_ms=message.ttl_ms if ttl_ms is None else ttl_ms,
+                )
+                sent.size_bytes += len(message.body)
+                read_bytes += message.size + 1
+                show(read_bytes, source.size_bytes, sent.count)
+    except LineError as error:
+        raise Failure(f"{source.name}, {error}; the lines before it were published") from error
+    except MessageTooLarge as error:
+        sentence = f"{source.name}: {error}"
+        if source.file is not None:
+            line = f"{source.name}, line {sent.count}"
+            sentence = f"{line}: {error}; the lines before it were published"
+        raise Failure(sentence, ExitCode.USAGE) from error
+    return sent
 
 
 #: Pairs of options that exclude each other.
 _APART = (
-    ("FILE", "--body"),
-    ("--json", "--body"),
-    ("--key-regex", "--body"),
-    ("--tag-regex", "--body"),
-    ("--json", "--message-key"),
-    ("--json", "--tag"),
-    ("--json", "--property"),
-    ("--json", "--key-regex"),
-    ("--json", "--tag-regex"),
-    ("--message-key", "--key-regex"),
-    ("--tag", "--tag-regex"),
+    *(("file", "body"), ("json", "body"), ("key_regex", "body"), ("tag_regex", "body")),
+    *(("json", "message_key"), ("json", "tag"), ("json", "properties"), ("json", "key_regex")),
+    *(("json", "tag_regex"), ("message_key", "key_regex"), ("tag", "tag_regex")),
 )
+_NAMES = {"file": "FILE", "properties": "--property"}
 
 
-def _check_together(given: dict[str, bool]) -> None:
-    for one, other in _APART:
-        if given[one] and given[other]:
+def _check_together(given: dict[str, Any]) -> None:
+    """Raise UsageError if two options that exclude each other are given."""
+    for pair in _APART:
+        if all(given[each] not in (None, False, {}) for each in pair):
+            one, other = (_NAMES.get(each, f"--{each.replace('_', '-')}") for each in pair)
             raise click.UsageError(f"Give {one} or {other}, not both.")
 
 
 @contextmanager
-def _open_input(
-    topic: str, file: str, body: str | None
-) -> Iterator[tuple[BinaryIO | None, str, int | None]]:
-    """Yield the input file, its name, and its size in bytes. The file is None with --body. The size
-    is None if it is unknown."""
+def _open_input(topic: str, file: str, body: str | None) -> Iterator[_Input]:
     if body is not None:
-        yield None, "--body", len(body)
+        yield _Input(None, "--body", len(body))
         return
     if file == _STDIN:
         if sys.stdin.isatty():
-            click.echo("holdfast: each line that you write is a message; Ctrl-D ends", err=True)
-        yield sys.stdin.buffer, "<stdin>", None
+            click.echo("holdfast: each line that you type is a message; Ctrl-D ends", err=True)
+        yield _Input(sys.stdin.buffer, "<stdin>", None)
         return
     try:
-        opened = Path(file).open("rb")  # noqa: SIM115 - closed below, its failures are the file's
+        opened = Path(file).open("rb")  # noqa: SIM115 - closed below; only its opening is caught
     except FileNotFoundError as error:
         raise click.UsageError(
-            f"There is no file {file!r} to take lines from. To publish a text, write "
+            f"There is no file {file!r}. To publish a text, write "
             f"'holdfast publish {topic} --body TEXT'."
         ) from error
     except OSError as error:
         raise click.UsageError(f"{file!r} cannot be read: {error.strerror}.") from error
     with opened:
         status = os.fstat(opened.fileno())
-        yield opened, file, status.st_size if stat.S_ISREG(status.st_mode) else None
-
-
-def _bytes_of_argument(text: str) -> bytes:
-    """Return an argument's bytes as the shell passed them, even if they are not UTF-8."""
-    return text.encode("utf-8", "surrogateescape")
+        yield _Input(opened, file, status.st_size if stat.S_ISREG(status.st_mode) else None)

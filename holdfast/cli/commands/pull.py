@@ -1,7 +1,7 @@
 """holdfast pull: read a range of a topic, or follow it."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +23,10 @@ _FORMAT_HELP = (
 )
 
 
-def format_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the option --format. The command receives the formatter as `form`."""
-    return click.option(
-        "--format",
-        "form",
-        callback=as_formatter,
-        metavar="FORM",
-        help=_FORMAT_HELP,
-    )(command)
+#: Gives a command the option --format. The command receives the formatter as `form`.
+format_option = click.option(
+    "--format", "form", callback=as_formatter, metavar="FORM", help=_FORMAT_HELP
+)
 
 
 @click.command()
@@ -80,9 +75,9 @@ def pull(
     The messages of one queue are in order. Between queues there is no order.
     """
     if follow and until is not None:
-        raise click.UsageError("--follow has no end and --until is one: give one of them.")
+        raise click.UsageError("--follow and --until contradict each other: give one of them.")
     if queue is None and (isinstance(start, AtOffset) or isinstance(until, AtOffset)):
-        raise click.UsageError("An offset counts in one queue: say which with --queue.")
+        raise click.UsageError("An offset needs a queue: give --queue.")
     if follow or until is not None:
         # This request fails at once if there is no broker or no such topic. With --follow the
         # reader below would retry for ever, because it survives restarts of the broker.
@@ -95,7 +90,7 @@ def pull(
         tag=tag,
         filter=expression,
         skip_corrupt=skip_corrupt,
-        **_beginning(start),
+        **_start_arguments(start),
     ) as reader:
         messages: Iterable[Message] = reader
         if until is not None:
@@ -106,7 +101,7 @@ def pull(
                 out.flush()
 
 
-def _beginning(start: Start) -> dict[str, Any]:
+def _start_arguments(start: Start) -> dict[str, Any]:
     """Return the arguments of Client.pull for a start."""
     match start:
         case Earliest():
@@ -123,14 +118,12 @@ def _before(until: Start, messages: "Iterable[Message]", queues: int) -> "Iterat
     """Yield messages before `until`, and stop once every queue has reached it."""
     ended: set[int] = set()
     for message in messages:
-        if message.queue in ended:
-            continue
-        if _is_reached(until, message):
-            ended.add(message.queue)
-            if len(ended) == queues:
-                return
-        else:
+        if message.queue not in ended and not _is_reached(until, message):
             yield message
+            continue
+        ended.add(message.queue)
+        if len(ended) == queues:
+            return
 
 
 def _is_reached(until: Start, message: "Message") -> bool:

@@ -1,5 +1,6 @@
 """holdfast repair: repair a damaged data directory, and list the messages that cannot be saved."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from holdfast.cli.output.progress import progress
 from holdfast.cli.output.terminal import is_terminal, safe_text, write_json_line
 
 if TYPE_CHECKING:
+    from holdfast.check.report import Finding
     from holdfast.repair import RepairReport
 
 
@@ -42,15 +44,12 @@ def repair(context: click.Context, directory: Path, accept_loss: bool) -> None:
             accept_loss=accept_loss,
             progress=lambda done, total: show(done, total, 0),
         )
-    if is_terminal():
-        _print(report)
-    else:
-        _print_json(report)
+    (_print_report if is_terminal() else _print_json)(report)
     if not report.is_sound:
         context.exit(ExitCode.FAILED)
 
 
-def _print(report: "RepairReport") -> None:
+def _print_report(report: "RepairReport") -> None:
     done = report.after is not None
     for each, reason in report.loss.lost:
         click.echo(f"{'gave up' if done else 'would give up'} {safe_text(str(each))} ({reason})")
@@ -63,35 +62,22 @@ def _print(report: "RepairReport") -> None:
             count = f"an unknown number of messages (at least {report.loss.messages_at_least})"
         click.echo(f"{count} and {format_bytes(report.loss.bytes)} of the log {verb} given up")
     if report.copies is not None:
-        click.echo(f"what was overwritten is kept in {safe_text(str(report.copies))}")
+        click.echo(f"the overwritten bytes are kept in {safe_text(str(report.copies))}")
     if not done:
-        changed = (
-            "only what loses nothing was repaired" if report.is_begun else "nothing was changed"
-        )
+        repaired = "only damage that costs no message was repaired"
+        changed = repaired if report.is_begun else "nothing was changed"
         click.echo(f"{changed}; add --accept-loss, or restore a backup")
         return
-    for finding in report.after.findings if report.after else ():
-        if finding.damage:
-            click.echo(f"still damaged: {safe_text(finding.where)}: {safe_text(finding.what)}")
+    for finding in _remaining_damage(report):
+        click.echo(f"still damaged: {safe_text(finding.where)}: {safe_text(finding.what)}")
     click.echo("sound" if report.is_sound else "still DAMAGED")
 
 
 def _print_json(report: "RepairReport") -> None:
     for each, reason in report.loss.lost:
-        write_json_line(
-            {
-                "kind": "loss",
-                "reason": reason,
-                "topic": each.topic,
-                "topic_id": each.topic_id,
-                "queue": each.queue,
-                "start_offset": each.start_offset,
-                "end_offset": each.end_offset,
-            }
-        )
-    for finding in report.after.findings if report.after else ():
-        if finding.damage:
-            write_json_line(finding.as_row())
+        write_json_line({"kind": "loss", "reason": reason, **asdict(each)})
+    for finding in _remaining_damage(report):
+        write_json_line(finding.as_row())
     write_json_line(
         {
             "kind": "summary",
@@ -105,3 +91,8 @@ def _print_json(report: "RepairReport") -> None:
             "copies": None if report.copies is None else str(report.copies),
         }
     )
+
+
+def _remaining_damage(report: "RepairReport") -> "list[Finding]":
+    findings = report.after.findings if report.after else []
+    return [finding for finding in findings if finding.damage]

@@ -55,16 +55,16 @@ def serve(config_file: Path | None, **options: str | None) -> None:
     SIGTERM and SIGINT stop it within five seconds: it answers held pulls, and finishes publishes in
     progress. SIGHUP reloads the TLS files and the access tokens.
     """
-    given = {key.name: options[_parameter(key)] for key in keys()}
-    flags = {name: value for name, value in given.items() if value is not None}
-
     from holdfast.machine_memory import machine_bytes
 
+    given = {key.name: options[_parameter(key)] for key in keys()}
+    flags = {name: value for name, value in given.items() if value is not None}
+    memory_bytes = machine_bytes()
     config = load_config(
-        file=config_file, environ=os.environ, flags=flags, memory_bytes=machine_bytes()
+        file=config_file, environ=os.environ, flags=flags, memory_bytes=memory_bytes
     )
 
-    from holdfast.cli.process.broker_process import run
+    from holdfast.cli.process.broker_process import run  # only now: a wrong setting fails fast
 
     code = run(config)
     # The event loop no longer handles signals. A second signal must not kill the process now,

@@ -1,18 +1,61 @@
-"""holdfast status and holdfast top: show whether all is well, once or repeatedly."""
+"""holdfast status and holdfast top: show on one screen of 80 columns whether all is well, once or
+repeatedly."""
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.commands.status_view import show_status, show_top
+from holdfast.cli.commands.broker_status import BrokerStatus, TopicStatus, read_status
 from holdfast.cli.exits import ExitCode
 from holdfast.cli.input.connection import with_client
 from holdfast.cli.input.values import as_span
-from holdfast.cli.output.terminal import is_terminal, write_json_line
+from holdfast.cli.output.figures import (
+    format_bytes,
+    format_count,
+    format_number,
+    format_seconds,
+    format_span,
+)
+from holdfast.cli.output.terminal import (
+    Column,
+    is_terminal,
+    safe_text,
+    write_json_line,
+    write_table,
+)
 
 if TYPE_CHECKING:
     from holdfast.client import Client
+
+#: At most this many topics and this many groups are shown, so that they fit on a screen.
+_ROWS = 10
+
+_GROUPS = (
+    Column("group", "group"),
+    Column("topic", "topic"),
+    Column("lag_messages", "lag", format_number),
+    Column("lag_seconds", "behind", format_seconds),
+)
+_TOPIC = (
+    Column("topic", "topic"),
+    Column("messages", "messages", format_number),
+    Column("bytes", "size", format_bytes),
+)
+_TOPICS = (
+    *_TOPIC,
+    Column("oldest_seconds", "oldest", format_seconds),
+    Column("messages_in", "in", format_number),
+    Column("messages_out", "out", format_number),
+)
+_TOPIC_RATES = (
+    *_TOPIC,
+    Column("in_rate", "in /s", format_number),
+    Column("out_rate", "out /s", format_number),
+    Column("in_bytes_rate", "in B/s", format_bytes),
+    Column("out_bytes_rate", "out B/s", format_bytes),
+)
 
 
 @click.command()
@@ -21,10 +64,8 @@ def status(client: "Client") -> None:
     """Show the health of a broker on one screen.
 
     The screen shows problems, disk, topics, and the lag of groups. The exit code is 1 if there is a
-    problem. If the broker requires tokens, a token that grants operate is needed for the numbers.
+    problem. If the broker requires tokens, the numbers need a token with the grant operate.
     """
-    from holdfast.cli.commands.broker_status import read_status
-
     found = read_status(client)
     if is_terminal():
         show_status(found)
@@ -52,8 +93,6 @@ def top(client: "Client", interval_ms: int) -> None:
     """
     from time import sleep
 
-    from holdfast.cli.commands.broker_status import read_status
-
     before = read_status(client)
     if not is_terminal():
         write_json_line(before.as_row())
@@ -66,3 +105,98 @@ def top(client: "Client", interval_ms: int) -> None:
         click.clear()
         show_top(now, before)
         before = now
+
+
+def show_status(status: BrokerStatus) -> None:
+    """Write a broker's status to the terminal."""
+    _show_head(status)
+    if status.figures is None:
+        return
+    topics, groups = status.figures.topics, status.figures.groups
+    _show_some("topic", topics, status.figures.topic_count, _TOPICS, _row)
+    behind = [each for each in groups if each.lag_messages]
+    _show_some("group", behind, status.figures.group_count, _GROUPS, _row)
+    if groups and not behind:
+        click.echo("none of them is behind")
+
+
+def show_top(now: BrokerStatus, before: BrokerStatus | None) -> None:
+    """Write a broker's status with the rates since the status `before`. If `before` is None, no
+    rates are shown."""
+    _show_head(now)
+    if now.figures is None:
+        return
+    old = before.figures if before is not None else None
+    seconds = now.read_at - before.read_at if before is not None else 0.0
+    known = {each.topic: each for each in old.topics} if old is not None else {}
+    rows = [_with_rates(each, known.get(each.topic), seconds) for each in now.figures.topics]
+    rows.sort(key=lambda row: -((row["in_rate"] or 0) + (row["out_rate"] or 0)))
+    _show_some("topic", rows, now.figures.topic_count, _TOPIC_RATES, dict)
+    _show_some("group", now.figures.groups, now.figures.group_count, _GROUPS, _row)
+
+
+def _show_head(status: BrokerStatus) -> None:
+    figures = status.figures
+    name = f"holdfast {figures.version}" if figures is not None else "holdfast"
+    click.echo(
+        safe_text(f"{name} at {status.url}: " + ("all is well" if status.is_well else "NOT WELL"))
+    )
+    for problem in status.problems:
+        click.echo(f"  {safe_text(problem)}")
+    if figures is None:
+        click.echo("the numbers need a token with the grant operate")
+        return
+    click.echo(
+        f"up {format_span(figures.uptime_seconds * 1000)}, "
+        f"{format_bytes(figures.resident_bytes)} of memory, "
+        f"{format_count(figures.connections, 'connection')}"
+    )
+    click.echo(
+        f"held: {format_count(figures.held_pulls, 'pull')} and "
+        f"{format_count(figures.held_receives, 'receive')}; "
+        f"{format_count(figures.in_flight, 'message')} in flight"
+    )
+    click.echo(
+        f"disk: {format_bytes(figures.disk_free_bytes)} free; the log has "
+        f"{format_bytes(figures.log_bytes)} in {format_count(figures.log_segments, 'segment')}"
+    )
+    if figures.certificate_expires_seconds is not None:
+        click.echo(
+            f"the certificate expires in {format_span(figures.certificate_expires_seconds * 1000)}"
+        )
+
+
+def _show_some(
+    thing: str,
+    rows: list[Any],
+    count: int,
+    columns: tuple[Column, ...],
+    row_of: Callable[[Any], dict[str, Any]],
+) -> None:
+    """Write how many things there are, and a table of the first rows."""
+    click.echo(f"\n{format_count(count, thing)}" + (f", {_ROWS} of them:" if count > _ROWS else ""))
+    if rows:
+        write_table([row_of(each) for each in rows[:_ROWS]], columns)
+
+
+def _row(status: Any) -> dict[str, Any]:
+    return {name: getattr(status, name) for name in status.__slots__}
+
+
+def _with_rates(now: TopicStatus, before: TopicStatus | None, seconds: float) -> dict[str, Any]:
+    """Return a topic's row with its rates per second since `before`. If a counter has become
+    smaller (the broker was restarted), its rate is 0."""
+
+    def rate(name: str) -> int | None:
+        if before is None or seconds <= 0:
+            return None
+        moved: int = max(getattr(now, name) - getattr(before, name), 0)
+        return round(moved / seconds)
+
+    return {
+        **_row(now),
+        "in_rate": rate("messages_in"),
+        "out_rate": rate("messages_out"),
+        "in_bytes_rate": rate("bytes_in"),
+        "out_bytes_rate": rate("bytes_out"),
+    }

@@ -12,7 +12,7 @@ import click
 
 from holdfast.cli.exits import ExitCode, Failure
 from holdfast.cli.input.start_position import parse_duration, parse_time
-from holdfast.cli.input.values import as_size
+from holdfast.cli.input.values import as_size, option_callback
 from holdfast.cli.output.terminal import Column, is_terminal, safe_text, write_json_line, write_rows
 
 if TYPE_CHECKING:
@@ -23,31 +23,27 @@ if TYPE_CHECKING:
 _MAX_NAME = 200
 
 
-def _data_dir_option(command: Any) -> Any:
-    return click.option(
-        "--data-dir",
-        required=True,
-        envvar="HOLDFAST_DATA_DIR",
-        show_envvar=True,
-        type=click.Path(file_okay=False, path_type=Path),
-        help="The broker's data directory.",
-    )(command)
+_data_dir_option = click.option(
+    "--data-dir",
+    required=True,
+    envvar="HOLDFAST_DATA_DIR",
+    show_envvar=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The broker's data directory.",
+)
 
 
-def _as_grants(
-    _context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]
-) -> "tuple[Grant, ...]":
-    from holdfast.http_api.access.grants import InvalidGrant, parse_grants
+@option_callback
+def _as_grants(texts: tuple[str, ...]) -> "tuple[Grant, ...]":
+    from holdfast.http_api.access.grants import parse_grants
 
-    try:
-        return tuple(grant for text in texts for grant in parse_grants(text))
-    except InvalidGrant as error:
-        raise click.BadParameter(f"{error}.") from error
+    return tuple(grant for text in texts for grant in parse_grants(text))
 
 
-def _as_name(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+@option_callback
+def _as_name(text: str) -> str:
     if len(text) > _MAX_NAME or not text.isprintable():
-        raise click.BadParameter(f"it must be {_MAX_NAME} printable characters at most.")
+        raise ValueError(f"it must have at most {_MAX_NAME} characters, all of them printable")
     return text
 
 
@@ -87,13 +83,13 @@ def token() -> None:
     "--publish-messages-per-s",
     type=click.IntRange(0, 2**53),
     metavar="N",
-    help="Messages a second that it may publish, 0 for as many as it likes; else as configured.",
+    help="Most published messages a second; 0: no limit. Default: the broker's configuration.",
 )
 @click.option(
     "--publish-bytes-per-s",
     callback=as_size,
     metavar="SIZE",
-    help="Bytes a second that it may publish, 0 for as many as it likes; else as configured.",
+    help="Most published bytes a second; 0: no limit. Default: the broker's configuration.",
 )
 @click.option(
     "--certificate",
@@ -104,60 +100,73 @@ def token() -> None:
 )
 def create(
     data_dir: Path,
-    name: str,
-    grants: "tuple[Grant, ...]",
     expires_in: str | None,
     expires_at: str | None,
     out: Path | None,
-    certificate: str,
     publish_messages_per_s: int | None,
     publish_bytes_per_s: int | None,
+    **settings: Any,
 ) -> None:
     """Create a token and print it once. The broker stores only its hash."""
-    from holdfast.acting_user import act_as_owner
-    from holdfast.http_api.access.token_file import CertificateTaken, TokenFile, create_token
+    from holdfast.http_api.access.token_file import CertificateTaken
 
-    if certificate and out is not None:
-        raise click.UsageError("--out is for a token, and --certificate makes none.")
+    if settings["certificate"] and out is not None:
+        raise click.UsageError("--out is for a token, and --certificate creates none.")
     now_ms = time.time_ns() // 1_000_000
     expires_ms = _expires_ms(expires_in, expires_at, now_ms)
+    rates = (publish_messages_per_s, publish_bytes_per_s)
+    settings |= {
+        "now_ms": now_ms,
+        "expires_ms": expires_ms,
+        "publish_rates": None if rates == (None, None) else rates,
+    }
+    user = _user()
+    try:
+        file, made, text = _create_token(data_dir, out, settings)
+    except CertificateTaken as error:
+        raise Failure(str(error), ExitCode.CONFLICT) from error
+    _audit(file, "token.create", made, user)
+    if is_terminal():
+        click.echo(safe_text(str(out or text or made.token_id)))
+        expiry = "never expires" if expires_ms is None else f"expires {_iso(expires_ms)}"
+        click.echo(f"token {made.token_id}, {expiry}", err=True)
+        return
+    row = _row(made, now_ms)
+    write_json_line(row if out is not None or settings["certificate"] else {**row, "token": text})
+
+
+def _create_token(
+    data_dir: Path, out: Path | None, settings: dict[str, Any]
+) -> "tuple[TokenFile, Token, str]":
+    """Create a token, and write its text to the new file `out` if it is given. Return the file of
+    tokens, the token, and its text."""
+    from holdfast.acting_user import act_as_owner
+    from holdfast.http_api.access.token_file import TokenFile, create_token
+
     # Create the file before the token, because a token whose text cannot be written is useless. The
     # file belongs to the user who runs this command, even if that is root.
-    descriptor = _new_secret_file(out) if out is not None else None
-    user = _user()
-    rates = (publish_messages_per_s, publish_bytes_per_s)
+    descriptor = _open_new_secret(out) if out is not None else None
     try:
         file = TokenFile(act_as_owner(data_dir))
-        made, text = create_token(
-            file,
-            name=name,
-            grants=grants,
-            now_ms=now_ms,
-            expires_ms=expires_ms,
-            certificate=certificate,
-            publish_rates=None if rates == (None, None) else rates,
-        )
+        made, text = create_token(file, **settings)
         if descriptor is not None:
             with os.fdopen(descriptor, "w") as written:
                 written.write(f"{text}\n")
-    except BaseException as error:
+    except BaseException:
         if out is not None:
             # If root runs this, the process now has only the rights of the data directory's owner,
             # and so it may not be allowed to delete the file.
             with contextlib.suppress(OSError):
                 out.unlink(missing_ok=True)
-        if isinstance(error, CertificateTaken):
-            raise Failure(str(error), ExitCode.CONFLICT) from error
         raise
-    _audit(file, "token.create", made, user)
-    row = {**_row(made, now_ms), "token": text}
-    if out is not None or certificate:
-        del row["token"]
-    if is_terminal():
-        click.echo(safe_text(str(out or text or made.token_id)))
-        click.echo(f"token {made.token_id}, {_lifetime(made)}", err=True)
-    else:
-        write_json_line(row)
+    return file, made, text
+
+
+def _open_new_secret(out: Path) -> int:
+    try:
+        return os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError as error:
+        raise Failure(f"{out} exists; give the name of a new file", ExitCode.CONFLICT) from error
 
 
 @token.command("list")
@@ -171,7 +180,7 @@ def list_tokens(data_dir: Path) -> None:
     now_ms = time.time_ns() // 1_000_000
     read = file.read()
     for fault in read.faults:
-        click.echo(f"warning: {safe_text(fault)}; the next change mends it", err=True)
+        click.echo(f"warning: {safe_text(fault)}; the next change repairs it", err=True)
     rows = [_row(each, now_ms) for each in read.content.tokens]
     columns = [
         Column("token_id", "token id"),
@@ -205,7 +214,9 @@ def revoke(data_dir: Path, token_ids: tuple[str, ...]) -> None:
 
 def _existing(data_dir: Path) -> Path:
     if not data_dir.is_dir():
-        raise Failure(f"{data_dir} is no directory; give the broker's --data-dir", ExitCode.USAGE)
+        raise Failure(
+            f"{data_dir} is not a directory; give the broker's --data-dir", ExitCode.USAGE
+        )
     return data_dir
 
 
@@ -221,23 +232,13 @@ def _expires_ms(expires_in: str | None, expires_at: str | None, now_ms: int) -> 
     except ValueError as error:
         raise click.UsageError(f"{error}.") from error
     if expires_ms <= now_ms:
-        raise click.UsageError(f"--expires-at {expires_at} is over already.")
+        raise click.UsageError(f"--expires-at {expires_at} is in the past.")
     return expires_ms
-
-
-def _new_secret_file(out: Path) -> int:
-    try:
-        return os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError as error:
-        raise Failure(f"{out} exists; give a new file's name", ExitCode.CONFLICT) from error
 
 
 def _row(token: "Token", now_ms: int) -> dict[str, Any]:
     messages, size = token.publish_rates or (None, None)
-    rates = {
-        **({} if messages is None else {"publish_messages_per_s": messages}),
-        **({} if size is None else {"publish_bytes_per_s": size}),
-    }
+    rates = {"publish_messages_per_s": messages, "publish_bytes_per_s": size}
     return {
         "token_id": token.token_id,
         "name": token.name,
@@ -246,12 +247,8 @@ def _row(token: "Token", now_ms: int) -> dict[str, Any]:
         "created": _iso(token.created_ms),
         "expires": None if token.expires_ms is None else _iso(token.expires_ms),
         "state": "expired" if token.is_expired(now_ms) else "valid",
-        **rates,
+        **{name: rate for name, rate in rates.items() if rate is not None},
     }
-
-
-def _lifetime(token: "Token") -> str:
-    return "never expires" if token.expires_ms is None else f"expires {_iso(token.expires_ms)}"
 
 
 def _iso(timestamp_ms: int) -> str:
@@ -263,8 +260,8 @@ def _format_minute(iso: str) -> str:
 
 
 def _audit(file: "TokenFile", act: str, token: "Token", user: str) -> None:
-    """Append a line to the audit log; no broker needs to run. If that fails, only warn: the change
-    was made."""
+    """Append a line to the audit log; the broker need not run. If this fails, only warn, because
+    the change was made."""
     from holdfast.http_api.access.audit import AuditFile, audit_line
     from holdfast.http_api.access.config import AccessConfig
 
@@ -282,7 +279,7 @@ def _audit(file: "TokenFile", act: str, token: "Token", user: str) -> None:
     try:
         log.append(line)
     except OSError as error:
-        click.echo(f"warning: not in the audit log: {safe_text(str(error))}", err=True)
+        click.echo(f"warning: not written to the audit log: {safe_text(str(error))}", err=True)
 
 
 def _user() -> str:

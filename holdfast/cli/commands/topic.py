@@ -23,41 +23,29 @@ if TYPE_CHECKING:
 
 def _settings(command: Any) -> Any:
     """Give a command the options for a topic's settings. An option that is not given is None."""
-    for option in (
-        click.option(
-            "--queues", type=click.IntRange(min=1), help="Number of queues of each priority level."
+    durability = click.Choice(["fsync", "written"])
+    size: Any = {"callback": as_size, "metavar": "SIZE"}
+    for name, how, what in (
+        (
+            "--queues",
+            {"type": click.IntRange(min=1)},
+            "Number of queues of each priority level.",
         ),
-        click.option(
+        (
             "--durability",
-            type=click.Choice(["fsync", "written"]),
-            help="Acknowledge once synced to disk, or once written to the operating system.",
+            {"type": durability},
+            "Acknowledge once synced to disk, or once written to the operating system.",
         ),
-        click.option(
+        (
             "--retention-ms",
-            callback=as_span(),
-            metavar="TIME",
-            help="Delete messages older than this, such as 12h or 7d; 0: never.",
+            {"callback": as_span(), "metavar": "TIME"},
+            "Delete messages older than this, such as 12h or 7d; 0: never.",
         ),
-        click.option(
-            "--retention-bytes",
-            callback=as_size,
-            metavar="SIZE",
-            help="Delete the oldest messages above this size; 0: never.",
-        ),
-        click.option(
-            "--max-bytes",
-            callback=as_size,
-            metavar="SIZE",
-            help="Size of the topic at which publishes are refused; 0: no limit.",
-        ),
-        click.option(
-            "--max-message-bytes",
-            callback=as_size,
-            metavar="SIZE",
-            help="Size of the largest body that is accepted.",
-        ),
+        ("--retention-bytes", size, "Delete the oldest messages above this size; 0: never."),
+        ("--max-bytes", size, "Size of the topic at which publishes are refused; 0: no limit."),
+        ("--max-message-bytes", size, "Size of the largest body that is accepted."),
     ):
-        command = option(command)
+        command = click.option(name, help=what, **how)(command)
     return command
 
 
@@ -135,8 +123,8 @@ def delete(client: "Client", name: str, yes: bool) -> None:
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError("Deleting a topic cannot be undone: confirm it with --yes.")
-        if click.prompt(f"All messages of {name} will go. Its name again", err=True) != name:
-            raise click.UsageError("That is not its name; nothing was deleted.")
+        if click.prompt(f"All messages of {name} will be lost. Type its name", err=True) != name:
+            raise click.UsageError("This is not its name; nothing was deleted.")
     client.delete_topic(name)
 
 

@@ -1,4 +1,4 @@
-"""Parse a place in a queue as a person writes it: an offset, `earliest`, `latest`, or a time.
+"""Parse a place in a queue: an offset, `earliest`, `latest`, or a time.
 
 A time is written in ISO 8601 (without a zone it is local time), in epoch milliseconds, as `now`, or
 relative to now: -90s, -30m, -1h, -2d, -1w. An integer of 10^12 or more is a time in epoch
@@ -84,5 +84,5 @@ def parse_duration(text: str) -> int:
     """
     duration_ms = None if text.isdecimal() else parse_span_ms(text)
     if duration_ms is None or not 0 < duration_ms <= 36_525 * SPAN_UNITS["d"]:
-        raise ValueError(f"{text!r} is no time such as 500ms, 90s, 30m, 12h, 30d or 52w")
+        raise ValueError(f"{text!r} is not a duration such as 500ms, 90s, 30m, 12h, 30d or 52w")
     return duration_ms

@@ -1,5 +1,5 @@
-"""How a group is shown. Programs get a line of JSON. People get one table per topic, which fits
-into 80 columns, or one wide table."""
+"""How a group is shown: to programs as a line of JSON, to people as one table per topic, which fits
+into 80 columns, or as one wide table."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,18 +28,12 @@ _LAG = Column("lag_messages", "lag", format_number)
 _LAG_BYTES = Column("lag_bytes", "lag size", format_bytes)
 _BEHIND = Column("lag_seconds", "behind", format_seconds)
 _NEXT = Column("next", "next", format_number)
-_COUNTS = tuple(
-    Column(name, name.replace("_", " "), format_number)
-    for name in ("available", "in_flight", "delayed", "dead")
+_COUNTS = (
+    Column("available", "available", format_number),
+    Column("in_flight", "in flight", format_number),
+    Column("delayed", "delayed", format_number),
+    Column("dead", "dead", format_number),
 )
-_WIDE_COUNTS = (
-    *_COUNTS,
-    Column("expired", "expired", format_number),
-    Column("lost", "lost", format_number),
-    Column("served", "served", format_number),
-)
-_RATE = Column("per_second", "/s")
-
 _OFFSETS_ONLY = (_QUEUE, Column("offset", "offset", format_number), _END, _LAG, _LAG_BYTES, _BEHIND)
 _LEASED = (_QUEUE, _NEXT, _LAG, _BEHIND, *_COUNTS)
 _LEASED_WIDE = (
@@ -51,8 +45,11 @@ _LEASED_WIDE = (
     _LAG,
     _LAG_BYTES,
     _BEHIND,
-    *_WIDE_COUNTS,
-    _RATE,
+    *_COUNTS,
+    Column("expired", "expired", format_number),
+    Column("lost", "lost", format_number),
+    Column("served", "served", format_number),
+    Column("per_second", "/s"),
 )
 _MEMBERS = (
     Column("member", "member"),
@@ -78,7 +75,7 @@ def show_group(described: Mapping[str, Any], *, is_wide: bool = False) -> None:
         click.echo(safe_text(line))
     if is_wide:
         rows = [
-            {"topic": topic["topic"], **_flat(queue)}
+            {"topic": topic["topic"], **_row(queue)}
             for topic in described["topics"]
             for queue in topic["queues"]
         ]
@@ -86,17 +83,15 @@ def show_group(described: Mapping[str, Any], *, is_wide: bool = False) -> None:
     else:
         for topic in described["topics"]:
             click.echo(f"\n{safe_text(_topic_heading(topic, config))}")
-            write_table(map(_flat, topic["queues"]), _OFFSETS_ONLY if config is None else _LEASED)
-    if config is None:
-        return
-    if not described["members"]:
+            write_table(map(_row, topic["queues"]), _OFFSETS_ONLY if config is None else _LEASED)
+    if config is not None and described["members"]:
+        click.echo()
+        write_table(described["members"], _MEMBERS)
+    elif config is not None:
         click.echo("\nno members")
-        return
-    click.echo()
-    write_table(described["members"], _MEMBERS)
 
 
-def _flat(queue: Mapping[str, Any]) -> dict[str, Any]:
+def _row(queue: Mapping[str, Any]) -> dict[str, Any]:
     served = queue.get("served")
     if served is None:
         return dict(queue)
@@ -109,28 +104,26 @@ def _heading(described: Mapping[str, Any], config: Mapping[str, Any] | None) -> 
     if config is None:
         return [f"{described['group']}: stores offsets only", lag]
     fairness = config["fairness"]
-    settings = [
-        config["mode"],
-        f"{fairness['engine']} by {fairness['cost']}",
-        f"leases of {format_span(config['lease_ms'])}",
+    lines = [
+        f"{described['group']}: {config['mode']}, {fairness['engine']} by {fairness['cost']}, "
+        f"leases of {format_span(config['lease_ms'])}"
     ]
-    lines = [f"{described['group']}: {', '.join(settings)}"]
     if config["dead_letter_topic"] is not None:
         lines.append(f"dead letters to {config['dead_letter_topic']}")
     in_flight = f"{described['in_flight']:,} of {config['max_in_flight']:,} in flight"
     lines.append(f"{lag}; {in_flight}")
     if described["in_flight"] >= config["max_in_flight"]:
-        lines.append("AT ITS LIMIT: nothing more is delivered until a lease ends")
+        lines.append("AT ITS LIMIT: no message is delivered until a lease ends")
     return lines
 
 
 def _topic_heading(topic: Mapping[str, Any], config: Mapping[str, Any] | None) -> str:
     parts = [_lag(topic)]
-    terms = (config or {}).get("topics", {}).get(topic["topic"])
-    if terms is not None and terms["weight"] != 1:
-        parts.append(f"weight {terms['weight']}")
-    if terms is not None and terms["filter"] is not None:
-        parts.append(f"filter {terms['filter']}")
+    settings = (config or {}).get("topics", {}).get(topic["topic"], {})
+    if settings.get("weight", 1) != 1:
+        parts.append(f"weight {settings['weight']}")
+    if settings.get("filter") is not None:
+        parts.append(f"filter {settings['filter']}")
     if topic.get("served") is not None:
         parts.append(f"{topic['served']['rate']:.1f} messages/s")
     return f"{topic['topic']}: {'; '.join(parts)}"

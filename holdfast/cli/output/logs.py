@@ -24,16 +24,14 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a record as `2026-11-21T10:00:00.250Z WARNING holdfast.commitlog: message
-    name=value`.
+    """Formats a record as one line such as `2026-11-21T10:00:00.250Z WARNING holdfast.commitlog:
+    message name=value`. A traceback follows in further lines, which are indented.
 
-    This is one line; only a traceback follows in further lines, which are indented. All characters
-    that are not printable are escaped, so text from a client cannot begin a new line or control
-    the terminal.
+    All characters that are not printable are escaped, so text from a client cannot begin a new line
+    or control the terminal.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, without a line break at its end."""
         line = f"{_time(record)} {record.levelname} {record.name}: {safe_text(record.getMessage())}"
         for name, value in _extras(record).items():
             line += f" {name}={safe_text(str(value))}"
@@ -49,7 +47,6 @@ class JsonFormatter(logging.Formatter):
     `extra=`, and the exception."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, without a line break at its end."""
         import msgspec
 
         event: dict[str, object] = {
@@ -75,24 +72,21 @@ def start_logging(form: str, level: str) -> None:
 
 
 def _start_access_log() -> None:
-    """Write the lines of the access log to standard error unchanged, in a separate thread.
-
-    So a slow reader of standard error does not delay requests. If too many lines wait, further
-    lines are dropped and counted.
-    """
+    """Write the lines of the access log to standard error unchanged, in a separate thread, so that
+    a slow reader of standard error does not delay requests."""
     plain = logging.StreamHandler(sys.stderr)
     plain.setFormatter(logging.Formatter("%(message)s"))
     waiting: queue.Queue[logging.LogRecord] = queue.Queue(MAX_WAITING_ACCESS_LINES)
     listener = logging.handlers.QueueListener(waiting, plain)
     logger = logging.getLogger(ACCESS_LOGGER)
-    logger.handlers[:] = [_Dropping(waiting)]
+    logger.handlers[:] = [DroppingQueueHandler(waiting)]
     logger.propagate = False
     logger.setLevel("INFO")
     listener.start()
     atexit.register(listener.stop)
 
 
-class _Dropping(logging.handlers.QueueHandler):
+class DroppingQueueHandler(logging.handlers.QueueHandler):
     """Puts lines into a queue while there is room. Drops other lines, and logs their number when
     there is room again."""
 
@@ -101,7 +95,6 @@ class _Dropping(logging.handlers.QueueHandler):
         self._dropped = 0
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        """Put a line into the queue, or count it as dropped if the queue is full."""
         try:
             self.queue.put_nowait(record)
         except queue.Full:
@@ -113,10 +106,9 @@ class _Dropping(logging.handlers.QueueHandler):
 
 
 class _Notices(logging.Handler):
-    """Writes messages for the user to standard error. Each line is `holdfast: ` and the message."""
+    """Writes messages for the user to standard error, each as a line `holdfast: MESSAGE`."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line to the current standard error."""
         sys.stderr.write(f"holdfast: {record.getMessage()}\n")
         sys.stderr.flush()
 

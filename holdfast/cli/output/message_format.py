@@ -1,5 +1,5 @@
-"""How a message is printed: in one of the forms json, raw and pretty, or with a format as in
-kcat."""
+"""How a message is printed: in one of the forms json, raw and pretty, or in a format with % fields,
+as in kcat."""
 
 import os
 import re
@@ -38,22 +38,19 @@ _PIECE = re.compile(r"%(?P<field>.?)|\\x(?P<hex>[0-9a-fA-F]{2})|\\(?P<escape>.?)
 
 
 def make_formatter(form: str) -> Formatter:
-    """Return the function that formats messages in this form. The form is one of NAMES, or a format
-    with % fields.
-
-    Raises ValueError for an unknown field or escape.
-    """
+    """Return the function that formats messages in this form: one of NAMES, or a format with %
+    fields. Raises ValueError for an unknown field or escape."""
     named: dict[str, Formatter] = {"json": _json_line, "raw": _raw_line, "pretty": _pretty}
     if form in named:
         return named[form]
     if "%" not in form:
         raise ValueError(f"{form!r} is neither {', '.join(NAMES)} nor a format with % in it")
-    pieces = [_piece(matched) for matched in _PIECE.finditer(form)]
+    pieces = [_parse_piece(matched) for matched in _PIECE.finditer(form)]
 
-    def formatted(message: "Message") -> bytes:
+    def format_message(message: "Message") -> bytes:
         return b"".join(piece if isinstance(piece, bytes) else piece(message) for piece in pieces)
 
-    return formatted
+    return format_message
 
 
 def message_object(message: "Message") -> dict[str, object]:
@@ -63,13 +60,9 @@ def message_object(message: "Message") -> dict[str, object]:
         body: dict[str, object] = {"body": str(message.body, "utf-8")}
     except UnicodeDecodeError:
         body = {"body_base64": bytes(message.body)}  # msgspec writes bytes as base64
+    names = ("topic", "queue", "offset", "message_id", "key", "tag")
     return {
-        "topic": message.topic,
-        "queue": message.queue,
-        "offset": message.offset,
-        "message_id": message.message_id,
-        "key": message.key,
-        "tag": message.tag,
+        **{name: getattr(message, name) for name in names},
         "properties": dict(message.properties),
         **body,
         "born_timestamp_ms": message.born_timestamp_ms,
@@ -77,7 +70,7 @@ def message_object(message: "Message") -> dict[str, object]:
     }
 
 
-def _piece(matched: re.Match[str]) -> bytes | Formatter:
+def _parse_piece(matched: re.Match[str]) -> bytes | Formatter:
     if matched["text"] is not None:
         return matched["text"].encode()
     if matched["hex"] is not None:
@@ -85,12 +78,11 @@ def _piece(matched: re.Match[str]) -> bytes | Formatter:
     if matched["field"] is not None:
         if matched["field"] not in FIELDS:
             known = " ".join(f"%{sign}" for sign in FIELDS)
-            raise ValueError(f"%{matched['field']} means nothing; known are {known}")
+            raise ValueError(f"%{matched['field']} is unknown; known are {known}")
         return FIELDS[matched["field"]][1]
     if matched["escape"] not in _ESCAPES:
-        raise ValueError(
-            f"\\{matched['escape']} means nothing; known are \\n \\t \\r \\0 \\\\ \\xHH"
-        )
+        known = r"\n \t \r \0 \\ \xHH"
+        raise ValueError(f"\\{matched['escape']} is unknown; known are {known}")
     return _ESCAPES[matched["escape"]]
 
 

@@ -27,16 +27,12 @@ def write_json_line(value: object) -> None:
 
     if isinstance(value, Mapping):
         value = dict(value)
-
     sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
 
 
 class Column(NamedTuple):
     """A column of a table: the key of its values in the rows, its heading, and the function that
-    formats a value.
-
-    A column of numbers is aligned to the right, unless `is_text` is True.
-    """
+    formats a value. A column of numbers is aligned to the right, unless `is_text` is True."""
 
     name: str
     heading: str
@@ -75,12 +71,7 @@ def write_table(rows: Iterable[Row], columns: Sequence[str | Column]) -> None:
         is_number = not column.is_text and all(isinstance(v, int | float | None) for v in values)
         justify: Literal["left", "right"] = "right" if is_number else "left"
         cells.append([_format_cell(column, value) for value in values])
-        table.add_column(
-            column.heading,
-            justify=justify,
-            no_wrap=is_number,
-            overflow="fold",
-        )
+        table.add_column(column.heading, justify=justify, no_wrap=is_number, overflow="fold")
         widest = max(map(len, [column.heading, *cells[-1]]))
         least += widest if is_number else min(widest, _NAME_WIDTH)
     for texts in zip(*cells, strict=True):

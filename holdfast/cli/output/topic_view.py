@@ -14,11 +14,7 @@ _HELD = (
     Column("bytes", "size", format_bytes),
     Column("newest_timestamp_ms", "newest", format_age),
 )
-LISTED = (
-    Column("topic", "topic"),
-    Column("queue_count", "queues", format_number),
-    *_HELD,
-)
+LISTED = (Column("topic", "topic"), Column("queue_count", "queues", format_number), *_HELD)
 QUEUES = (
     Column("queue", "queue"),
     Column("min_offset", "begins", format_number),
@@ -28,8 +24,7 @@ QUEUES = (
 
 
 def described_topics(client: "Client") -> Iterator[dict[str, Any]]:
-    """Yield each topic as the broker lists it, with totals over its queues: `messages`, `bytes` and
-    `newest_timestamp_ms`."""
+    """Yield each topic as the broker lists it, with totals over its queues."""
     from holdfast.client.errors import UnknownTopic
 
     for listed in client.topics():
@@ -47,7 +42,6 @@ def described_topics(client: "Client") -> Iterator[dict[str, Any]]:
 
 
 def message_count(queue: Mapping[str, Any]) -> int:
-    """Return the number of stored messages of a queue."""
     return int(queue["max_offset"] - queue["min_offset"])
 
 
@@ -65,7 +59,7 @@ def format_settings(described: Mapping[str, Any]) -> str:
         f"messages of up to {format_bytes(config['max_message_bytes'])}",
     ]
     if "max_bytes" in config:
-        parts.append(f"takes up to {format_bytes(config['max_bytes'])}")
+        parts.append(f"at most {format_bytes(config['max_bytes'])}")
     if config.get("priority_levels", 1) != 1:
         parts.append(f"{config['priority_levels']} levels of priority")
     return ", ".join(parts)

@@ -29,8 +29,7 @@ from holdfast.config import Config, changed_keys, unused_variables
 _logger = logging.getLogger(__name__)
 
 STOP_DEADLINE_S = 5.0
-#: A long start logs its progress at this interval.
-PROGRESS_S = 5.0
+PROGRESS_S = 5.0  # between two lines about the progress of a long start
 #: At most this many file descriptors are reserved for segments, indexes and threads. This is enough
 #: to have all segments of a log of 1 TB open.
 MAX_STORAGE_FILES = 1024
@@ -49,22 +48,17 @@ _CANNOT_LISTEN = {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 def run(config: Config) -> ExitCode:
     """Run a broker until it ends. Return OK if a signal stopped it, and FAILED if a part of it
-    failed or it became read-only.
-
-    If the broker cannot start, raises Failure or another error that exits.py converts.
-    """
+    failed or it became read-only. If the broker cannot start, raises Failure or another error that
+    exits.py converts."""
     start_logging(config.log_format, config.log_level)
-    _logger.info(
-        "holdfast %s starts",
-        __version__,
-        extra={"data_dir": str(config.data_dir.resolve()), "pid": os.getpid()},
-    )
+    about = {"data_dir": str(config.data_dir.resolve()), "pid": os.getpid()}
+    _logger.info("holdfast %s starts", __version__, extra=about)
     for name, value in changed_keys(config).items():
         _logger.debug("configuration: %s is %s", name, value)
     for variable in unused_variables(os.environ):
-        _logger.warning("the environment variable %s stands for no key: it is not used", variable)
+        _logger.warning("the environment variable %s is not used: it is not a setting", variable)
     act_as_owner(config.data_dir)
-    config = _within_open_files(config)
+    config = limit_connections(config)
     # SIGHUP must not end the process before the event loop handles it.
     for number in (signal.SIGHUP, *IGNORED_SIGNALS):
         signal.signal(number, signal.SIG_IGN)
@@ -72,13 +66,10 @@ def run(config: Config) -> ExitCode:
         return runner.run(_serve(config))
 
 
-def _within_open_files(config: Config) -> Config:
+def limit_connections(config: Config) -> Config:
     """Raise the soft limit of open files to the hard limit. Return the configuration with no more
-    connections than this limit allows.
-
-    Some file descriptors are reserved for the storage. Without free descriptors a broker could not
-    open a segment. It could not even accept a connection in order to refuse it.
-    """
+    connections than this limit allows. Some file descriptors are reserved for the storage; without
+    them a broker could not open a segment, or accept a connection in order to refuse it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     wanted, possible = config.http_api.max_connections, hard - storage_files(hard)
@@ -87,34 +78,30 @@ def _within_open_files(config: Config) -> Config:
     # On most systems the default of max_connections is above what the limit allows. The lower
     # number is enough there, so this is no warning.
     matters = possible < FEW_CONNECTIONS or wanted != Config().http_api.max_connections
-    _logger.log(
-        logging.WARNING if matters else logging.DEBUG,
+    text = (
         "up to %d connections: this process may open %d files (ulimit -Hn, LimitNOFILE), too few "
-        "for http_api.max_connections (%d)",
-        possible,
-        hard,
-        wanted,
+        "for http_api.max_connections (%d)"
     )
+    _logger.log(logging.WARNING if matters else logging.DEBUG, text, possible, hard, wanted)
     return replace(config, http_api=replace(config.http_api, max_connections=possible))
 
 
 def storage_files(limit: int) -> int:
-    """Return how many of `limit` file descriptors are reserved, so that connections cannot use
-    them."""
+    """Return how many of `limit` file descriptors are reserved for the storage."""
     return min(MAX_STORAGE_FILES, limit // 2)
 
 
 async def _serve(config: Config) -> ExitCode:
     loop = asyncio.get_running_loop()
-    told_to_stop = asyncio.Event()
+    stop_requested = asyncio.Event()
     # The deadline is a thread, because a stop that hangs may also block the event loop.
-    deadline = threading.Timer(STOP_DEADLINE_S, _end_by_force)
+    deadline = threading.Timer(STOP_DEADLINE_S, end_by_force)
     deadline.daemon = True
 
     def stop(reason: str) -> None:
-        if not told_to_stop.is_set():
+        if not stop_requested.is_set():
             _logger.info("stopping: %s", reason)
-            told_to_stop.set()
+            stop_requested.set()
             deadline.start()
 
     for number in STOP_SIGNALS:
@@ -127,7 +114,7 @@ async def _serve(config: Config) -> ExitCode:
         loop.add_signal_handler(signal.SIGHUP, stop, signal.SIGHUP.name)
     else:
         loop.add_signal_handler(signal.SIGHUP, reloads.begin)
-    stopping = asyncio.create_task(told_to_stop.wait())
+    stopping = asyncio.create_task(stop_requested.wait())
     code = ExitCode.OK
     started_s = time.monotonic()
     if await _start_broker(broker, config, stopping):
@@ -177,16 +164,16 @@ class _Reloads:
         try:
             await self._broker.reload()
         except Exception:
-            _logger.exception("the reload failed: everything stays as it was")
+            _logger.exception("the reload failed: nothing was changed")
 
 
 async def _start_broker(broker: Broker, config: Config, stopping: "asyncio.Task[bool]") -> bool:
     """Start the broker and return True. Return False if a signal has stopped it during the
     start."""
     starting = asyncio.create_task(broker.start())
-    telling = asyncio.create_task(_log_progress(broker))
+    logging_progress = asyncio.create_task(_log_progress(broker))
     await _first_of(starting, stopping)
-    telling.cancel()
+    logging_progress.cancel()
     if not starting.done():
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
@@ -197,7 +184,7 @@ async def _start_broker(broker: Broker, config: Config, stopping: "asyncio.Task[
         raise _refusal(error, config) from error
     except StorageUnusable as error:
         sentence = (
-            f"cannot use the data directory {config.data_dir}: {error}; see that its disk works "
+            f"cannot use the data directory {config.data_dir}: {error}; check that its disk works "
             "and has room, then start again: nothing is lost"
         )
         raise Failure(sentence, ExitCode.REFUSED) from error
@@ -206,22 +193,22 @@ async def _start_broker(broker: Broker, config: Config, stopping: "asyncio.Task[
 
 async def _log_progress(broker: Broker) -> None:
     """Log the progress of a start every PROGRESS_S if it has changed, until cancelled."""
-    told: object = None
+    logged: object = None
     while True:
         await asyncio.sleep(PROGRESS_S)
         progress = dict(broker.status.progress)
-        if progress != told:
+        if progress != logged:
             _logger.info("starting", extra=progress)
-            told = progress
+            logged = progress
 
 
 async def _first_of(*futures: "asyncio.Future[Any]") -> None:
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _end_by_force() -> None:
+def end_by_force() -> None:
     """End the process, even if a thread waits for a disk. Acknowledged messages are not lost."""
-    _logger.critical("not stopped within %g s: ending by force", STOP_DEADLINE_S)
+    _logger.critical("not stopped within %g s: the process is ended now", STOP_DEADLINE_S)
     logging.shutdown()
     os._exit(ExitCode.FAILED)
 
@@ -229,34 +216,34 @@ def _end_by_force() -> None:
 def _refusal(error: OSError, config: Config) -> Failure:
     """Return a Failure that says why the broker cannot start, and how to fix this."""
     reason = error.strerror or str(error)
-    listen = config.http_api
+    http = config.http_api
+    cannot_use = f"cannot use the data directory {config.data_dir}"
     if isinstance(error, UnsafeFile):
         sentence = (
-            f"cannot use the data directory {config.data_dir}: {error}. Move it away, put the "
-            "broker's own file back in its place if you have it, and run 'holdfast check "
-            f"{config.data_dir}' before the next start: it reports what is missing"
+            f"{cannot_use}: {error}. Move this file away, put the broker's own file back if you "
+            f"have it, and run 'holdfast check {config.data_dir}' before the next start, to see "
+            "what is missing"
         )
     elif error.errno == errno.EADDRINUSE:
         sentence = (
-            f"port {listen.port} on {listen.host} is in use; stop what listens there, or give "
-            "another --port (0 picks a free one)"
+            f"port {http.port} on {http.host} is in use; stop the process that listens there, or "
+            "give another --port (0 chooses a free one)"
         )
     elif error.errno in (errno.EMFILE, errno.ENFILE):
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         sentence = (
             f"cannot open {error.filename or config.data_dir}: {reason}; this process may open "
-            f"{soft} files: raise that by 'ulimit -n' (LimitNOFILE of a service)"
+            f"{soft} files: raise this limit with 'ulimit -n' (LimitNOFILE of a service)"
         )
     elif error.errno in _CANNOT_LISTEN or isinstance(error, socket.gaierror):
         sentence = (
-            f"cannot listen on {listen.host}: {reason}; give an address of this machine by --host"
+            f"cannot listen on {http.host}: {reason}; give an address of this machine with --host"
         )
     elif error.filename is None and error.errno == errno.EACCES:
-        sentence = f"may not listen on port {listen.port}; give a --port from 1024 on"
+        sentence = f"may not listen on port {http.port}; give a --port from 1024 on"
     else:
-        where = error.filename or config.data_dir
         sentence = (
-            f"cannot use the data directory {config.data_dir}: {where}: {reason}; make it "
-            "writable and see that there is room, or give another --data-dir"
+            f"{cannot_use}: {error.filename or config.data_dir}: {reason}; make it writable and "
+            "check that the disk has room, or give another --data-dir"
         )
     return Failure(sentence, ExitCode.REFUSED)

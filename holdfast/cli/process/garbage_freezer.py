@@ -12,8 +12,7 @@ import gc
 import time
 from collections.abc import Callable
 
-#: After a collection that took longer than this, the surviving objects are frozen.
-LONG_S = 0.002
+LONG_S = 0.002  # after a longer collection, the surviving objects are frozen
 #: The threshold for a collection of the oldest generation, in collections of the middle generation.
 #: Each of these adds about 7,000 objects to the oldest generation. Python's default of 10 would
 #: give 70,000 objects, and a collection of these takes 20 ms.
@@ -23,12 +22,11 @@ MIDDLE_ONES = 3
 MOST_GONE = 10_000
 #: After this time all objects are visited again in any case, because of other cycles.
 MOST_S = 6 * 3600.0
-#: The oldest generation of the collector.
-OLDEST = 2
+OLDEST = 2  # the collector's oldest generation
 
 
 class GarbageFreezer:
-    """Freezes old objects. The collector calls `collecting` in the thread in which it collects."""
+    """Freezes old objects. `on_collection` runs in the thread in which the collector runs."""
 
     def __init__(
         self,
@@ -39,8 +37,8 @@ class GarbageFreezer:
         freeze: Callable[[], None] = gc.freeze,
         unfreeze: Callable[[], None] = gc.unfreeze,
     ) -> None:
-        """`gone` returns how many groups and queues of groups were removed since the start of the
-        broker."""
+        """`gone` returns how many groups and queues of groups the broker has deleted since its
+        start."""
         self._gone = gone
         self._now_s = now_s
         self._used_s = used_s
@@ -55,15 +53,15 @@ class GarbageFreezer:
         self._thresholds = gc.get_threshold()
         gc.set_threshold(*self._thresholds[:2], MIDDLE_ONES)
         self._freeze()
-        gc.callbacks.append(self.collecting)
+        gc.callbacks.append(self.on_collection)
 
     def stop(self) -> None:
         """Stop freezing. May be called twice."""
-        if self.collecting in gc.callbacks:
-            gc.callbacks.remove(self.collecting)
+        if self.on_collection in gc.callbacks:
+            gc.callbacks.remove(self.on_collection)
             gc.set_threshold(*self._thresholds)
 
-    def collecting(self, phase: str, info: dict[str, int]) -> None:
+    def on_collection(self, phase: str, info: dict[str, int]) -> None:
         """Handle the start or the end of a collection. At the start, unfreeze all objects if
         MOST_GONE or MOST_S is reached. At the end, freeze them if the collection took long."""
         if info["generation"] != OLDEST:

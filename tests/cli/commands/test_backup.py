@@ -1,26 +1,12 @@
 """holdfast backup, restore and repair, as seen from a shell."""
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from holdfast.testing import RunningBroker
-from tests.cli.conftest import Run
-
-
-def lines(output: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in output.splitlines()]
-
-
-def flip(path: Path, text: bytes) -> None:
-    content = path.read_bytes()
-    at = content.index(text)
-    with path.open("r+b") as file:
-        file.seek(at)
-        file.write(bytes([content[at] ^ 1]))
+from tests.cli.conftest import Run, flip, lines
 
 
 def _publish(holdfast: Run, *bodies: str) -> None:
@@ -119,7 +105,7 @@ def test_nothing_is_restored_over_a_data_directory(
     assert "is not empty" in done.stderr
 
 
-def test_a_person_reads_a_sentence(
+def test_a_terminal_shows_a_sentence(
     holdfast: Run, backed_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.cli.commands.backup.is_terminal", lambda: True)

@@ -1,14 +1,12 @@
 """holdfast check and holdfast dump, on the directory of a killed broker."""
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from holdfast.testing import RunningBroker
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, assert_refused, flip, lines
 
 
 @pytest.fixture
@@ -19,21 +17,8 @@ def left_behind(holdfast: Run, holdfast_broker: RunningBroker) -> Path:
     return holdfast_broker.data_dir
 
 
-def lines(output: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in output.splitlines()]
-
-
 def segment_of(data_dir: Path) -> Path:
     return min((data_dir / "commitlog").iterdir())
-
-
-def flip(path: Path, text: bytes) -> None:
-    """Flip a bit of the first occurrence of `text`."""
-    content = path.read_bytes()
-    at = content.index(text)
-    with path.open("r+b") as file:
-        file.seek(at)
-        file.write(bytes([content[at] ^ 1]))
 
 
 def test_a_sound_directory_is_code_0(holdfast: Run, left_behind: Path) -> None:
@@ -63,7 +48,7 @@ def test_damage_is_code_1_and_changes_nothing(
     assert segment_of(left_behind).read_bytes() == before
 
 
-def test_a_person_reads_sentences(
+def test_a_terminal_shows_sentences(
     holdfast: Run, left_behind: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.cli.commands.check.is_terminal", lambda: True)
@@ -72,7 +57,7 @@ def test_a_person_reads_sentences(
     (left_behind / "VERSION").write_text("q")
     found, mend, *_ = holdfast("check", str(left_behind)).stdout.splitlines()
     assert found.startswith("damage: VERSION: ")
-    assert mend.startswith("    mend: 'holdfast repair' writes")
+    assert mend.startswith("    fix: 'holdfast repair' writes")
 
 
 def test_a_directory_in_use_is_refused(holdfast: Run, holdfast_broker: RunningBroker) -> None:
@@ -102,21 +87,18 @@ def test_beside_a_running_broker_the_log_is_checked(
     ]
 
 
-def test_what_cannot_be_looked_at_is_another_code_than_damage(
+def test_a_directory_that_cannot_be_checked_has_another_code_than_damage(
     holdfast: Run, left_behind: Path
 ) -> None:
     shutil.rmtree(left_behind / "commitlog")
     (left_behind / "commitlog").write_text("no folder")
-    done = holdfast("check", str(left_behind))
-    assert done.exit_code == 6
-    assert "cannot be looked at" in done.stderr
+    assert_refused(holdfast("check", str(left_behind)), 6, "the directory cannot be checked")
 
 
 def test_another_folder_is_refused(holdfast: Run, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     done = holdfast("check", str(tmp_path / "mine"))
-    assert done.exit_code == 6
-    assert "use the folder that is the broker's --data-dir" in done.stderr
+    assert_refused(done, 6, "use the folder that is the broker's --data-dir")
     assert list((tmp_path / "mine").iterdir()) == []
 
 
@@ -140,6 +122,4 @@ def test_dump_says_what_is_damaged(holdfast: Run, left_behind: Path) -> None:
 
 def test_dump_of_something_else_is_one_line(holdfast: Run, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"x")
-    done = holdfast("dump", str(tmp_path / "x"))
-    assert done.exit_code == 1
-    assert done.stderr.count("\n") == 1
+    assert_refused(holdfast("dump", str(tmp_path / "x")), 1)

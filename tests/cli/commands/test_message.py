@@ -2,14 +2,12 @@
 
 import json
 
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, assert_refused, lines
 
 
 def test_search_and_get(holdfast: Run) -> None:
     holdfast("publish", "t", "--key-regex", r"^\w", input=b"a1\nb1\na2\n")
-    found = [
-        json.loads(line) for line in holdfast("message", "search", "t", "a").stdout.splitlines()
-    ]
+    found = lines(holdfast("message", "search", "t", "a").stdout)
     assert [message["body"] for message in found] == ["a2", "a1"]
     got = holdfast("message", "get", found[1]["message_id"])
     assert json.loads(got.stdout) == found[1]
@@ -21,6 +19,4 @@ def test_search_and_get(holdfast: Run) -> None:
 
 def test_an_unknown_id_is_code_4(holdfast: Run) -> None:
     for unknown in ("0" * 32, "no-id"):
-        missing = holdfast("message", "get", unknown)
-        assert missing.exit_code == 4
-        assert missing.stderr.count("\n") == 1
+        assert_refused(holdfast("message", "get", unknown), 4)

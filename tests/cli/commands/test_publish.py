@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.testing import RunningBroker
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, assert_refused, lines
 
 
 def lines_of(holdfast: Run, *arguments: str) -> list[bytes]:
@@ -89,9 +89,7 @@ def test_a_batch_has_at_least_a_byte(holdfast: Run, size: str, exit_code: int) -
 
 def test_a_queue_that_is_not_there_is_refused(holdfast: Run) -> None:
     holdfast("topic", "create", "t", "--queues", "2")
-    done = holdfast("publish", "t", "--queue", "2", input=b"x\n")
-    assert done.exit_code == 4
-    assert done.stderr.count("\n") == 1
+    assert_refused(holdfast("publish", "t", "--queue", "2", input=b"x\n"), 4)
 
 
 # O2: no option set the body, the key, the tag or a property of a single message.
@@ -103,7 +101,7 @@ def test_one_message_from_the_command_line(holdfast: Run) -> None:
     assert done.exit_code == 0, done.stderr
     summary = json.loads(done.stdout)
     assert (summary["messages"], summary["bytes"], summary["offset"]) == (1, 5, 0)
-    (found,) = map(json.loads, holdfast("pull", "t").stdout.splitlines())
+    (found,) = lines(holdfast("pull", "t").stdout)
     assert (found["body"], found["key"], found["tag"]) == ("hello", "k", "red")
     assert found["properties"] == {"size": "3", "note": "a=b"}
     assert (found["queue"], found["message_id"]) == (summary["queue"], summary["message_id"])
@@ -126,8 +124,7 @@ def test_a_key_a_tag_and_properties_for_every_line(holdfast: Run) -> None:
 # O2: `holdfast publish T hello` reads hello as a file, and its error did not name the right option.
 def test_a_text_in_place_of_a_file_is_told_how(holdfast: Run) -> None:
     done = holdfast("publish", "t", "hello")
-    assert done.exit_code == 2
-    assert "no file 'hello'" in done.stderr
+    assert_refused(done, 2, "no file 'hello'")
     assert "'holdfast publish t --body TEXT'" in done.stderr
 
 
@@ -183,13 +180,13 @@ def test_what_pull_prints_publish_takes_byte_for_byte(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (b"no json", "line 2: it is no message"),
+        (b"no json", "line 2: it is not a message"),
         (b'{"key": "k"}', "line 2: it needs either body"),
         (b'{"body": "x", "body_base64": "eA=="}', "line 2: it needs either body"),
-        (b'{"body": "x", "tagg": "y"}', "line 2: it is no message as 'pull' prints it"),
-        (b'{"body_base64": "?"}', "line 2: it is no message"),
-        (b'{"body": "\xff"}', "line 2: it is no message"),
-        (b"[1]", "line 2: it is no message"),
+        (b'{"body": "x", "tagg": "y"}', "line 2: it is not a message as 'pull' prints it"),
+        (b'{"body_base64": "?"}', "line 2: it is not a message"),
+        (b'{"body": "\xff"}', "line 2: it is not a message"),
+        (b"[1]", "line 2: it is not a message"),
     ],
 )
 def test_a_line_that_is_no_message_is_named(holdfast: Run, line: bytes, said: str) -> None:

@@ -179,6 +179,6 @@ def test_what_stands_in_the_place_of_a_file_is_named_with_what_to_do(
     plant(data / name)
     said = refused("--data-dir", data, "--port", 0)
     assert f"{data / name}: it is no regular file but {kind}" in said
-    assert "Move it away, put the broker's own file back" in said
+    assert "Move this file away, put the broker's own file back" in said
     assert f"'holdfast check {data}' before the next start" in said
     assert "writable" not in said

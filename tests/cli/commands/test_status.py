@@ -2,7 +2,7 @@
 
 import json
 
-from holdfast.cli.commands.broker_status import figures_of
+from holdfast.cli.commands.broker_status import parse_figures
 from holdfast.testing import RunningBroker
 from tests.cli.conftest import Run
 
@@ -30,8 +30,8 @@ def test_the_status_has_what_the_broker_says(holdfast: Run, holdfast_broker: Run
         assert figures["certificate_expires_seconds"] is None
 
 
-def test_figures_of_nothing_are_zero() -> None:
-    empty = figures_of("", 0.0)
+def test_figures_of_no_metrics_are_zero() -> None:
+    empty = parse_figures("", 0.0)
     assert (empty.version, empty.topic_count, empty.topics, empty.groups) == ("", 0, [], [])
 
 

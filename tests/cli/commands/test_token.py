@@ -6,10 +6,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from holdfast.cli.exits import ExitCode
-from holdfast.cli.input.start_position import parse_duration
 from holdfast.cli.main import main
 from holdfast.http_api.access.token_file import TokenFile
 from holdfast.http_api.access.tokens import Tokens
+from tests.cli.conftest import lines
 
 
 @pytest.fixture
@@ -80,12 +80,12 @@ def test_a_certificate_gets_grants_and_no_token(data_dir: Path) -> None:
         (["--allow", "consume"], "consume needs topics"),
         (["--allow", "all", "--expires-in", "soon"], "30d"),
         (["--allow", "all", "--expires-in", "0s"], "30d"),
-        (["--allow", "all", "--expires-at", "2020-01-01T00:00:00Z"], "is over already"),
+        (["--allow", "all", "--expires-at", "2020-01-01T00:00:00Z"], "is in the past"),
         (["--allow", "all", "--expires-at", "never"], "2026-11-21T10:00:00Z"),
         (["--allow", "all", "--expires-at", "now", "--expires-in", "1d"], "not both"),
         (["--allow", "all", "--name", "x" * 201], "200"),
         (["--allow", "all", "--name", "a\x1b[31m"], "printable"),
-        (["--allow", "all", "--certificate", "a", "--out", "f"], "--certificate makes none"),
+        (["--allow", "all", "--certificate", "a", "--out", "f"], "--certificate creates none"),
     ],
 )  # fmt: skip
 def test_a_slip_is_named_and_makes_nothing(data_dir: Path, arguments: list[str], said: str) -> None:
@@ -107,22 +107,16 @@ def test_expiry_is_a_time_or_a_while(data_dir: Path) -> None:
     assert token.expires_ms == token.created_ms + 30 * 86_400_000
 
 
-@pytest.mark.parametrize("text", ["", "d", "1", "-1d", "1.5h", "1y", "0d", "36526d", "١d", "1d "])
-def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no time such as"):
-        parse_duration(text)
-
-
 def test_every_change_is_in_the_audit_log_without_the_secret(data_dir: Path) -> None:
     made = create(data_dir, "--allow", "all", "--name", "me")
     run("token", "revoke", "--data-dir", data_dir, made["token_id"])
     text = (data_dir / "access" / "audit.log").read_text()
-    lines = [json.loads(line) for line in text.splitlines()]
-    assert [(each["act"], each["object"], each["name"]) for each in lines] == [
+    events = lines(text)
+    assert [(each["act"], each["object"], each["name"]) for each in events] == [
         ("token.create", made["token_id"], "me"),
         ("token.revoke", made["token_id"], "me"),
     ]
-    assert all(each["principal"].startswith("user:") for each in lines)
+    assert all(each["principal"].startswith("user:") for each in events)
     assert str(made["token"]).partition(".")[2] not in text
 
 
@@ -212,7 +206,7 @@ def test_a_file_without_one_token_is_refused_without_being_repeated(
     file.write_bytes(content)
     result = run("topic", "list", "--token-file", file)
     assert result.exit_code == ExitCode.USAGE
-    assert "holds no token" in result.stderr
+    assert "must contain one token" in result.stderr
     assert "words" not in result.stderr
 
 

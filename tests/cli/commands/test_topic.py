@@ -2,7 +2,7 @@
 
 import json
 
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, assert_refused, lines
 
 
 def test_create_makes_sure_of_a_topic(holdfast: Run) -> None:
@@ -12,23 +12,18 @@ def test_create_makes_sure_of_a_topic(holdfast: Run) -> None:
     assert (described["topic"], described["queue_count"]) == ("t", 2)
     assert described["config"]["retention_bytes"] == 1024 * 1024
     assert holdfast("topic", "create", "t", "--queues", "2").exit_code == 0
-    conflict = holdfast("topic", "create", "t", "--queues", "3")
-    assert conflict.exit_code == 5
-    assert conflict.stderr.startswith("holdfast: ")
-    assert conflict.stderr.count("\n") == 1
+    assert_refused(holdfast("topic", "create", "t", "--queues", "3"), 5)
 
 
 def test_list_and_describe(holdfast: Run) -> None:
     assert holdfast("topic", "list").stdout == ""
     for name in ("b", "a"):
         holdfast("topic", "create", name)
-    listed = [json.loads(line) for line in holdfast("topic", "list").stdout.splitlines()]
+    listed = lines(holdfast("topic", "list").stdout)
     assert [topic["topic"] for topic in listed] == ["a", "b"]
     described = json.loads(holdfast("topic", "describe", "a").stdout)
     assert [queue["queue"] for queue in described["queues"]] == [0, 1, 2, 3]
-    unknown = holdfast("topic", "describe", "c")
-    assert unknown.exit_code == 4
-    assert "'c'" in unknown.stderr
+    assert_refused(holdfast("topic", "describe", "c"), 4, "'c'")
 
 
 def test_change(holdfast: Run) -> None:

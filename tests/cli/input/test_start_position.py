@@ -4,7 +4,15 @@ from datetime import datetime
 
 import pytest
 
-from holdfast.cli.input.start_position import AtOffset, AtTime, Earliest, Latest, Start, parse_start
+from holdfast.cli.input.start_position import (
+    AtOffset,
+    AtTime,
+    Earliest,
+    Latest,
+    Start,
+    parse_duration,
+    parse_start,
+)
 
 NOW_MS = 1_800_000_000_000
 
@@ -46,3 +54,9 @@ def test_a_time_without_a_zone_is_local() -> None:
 def test_other_texts_are_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="neither earliest, latest, an offset, nor a time"):
         parse_start(text, NOW_MS)
+
+
+@pytest.mark.parametrize("text", ["", "d", "1", "-1d", "1.5h", "1y", "0d", "36526d", "١d", "1d "])
+def test_other_durations_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a duration such as"):
+        parse_duration(text)

@@ -74,7 +74,7 @@ def test_a_line_of_the_access_log_that_finds_no_room_is_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     waiting: queue.Queue[logging.LogRecord] = queue.Queue(2)
-    handler = logs._Dropping(waiting)
+    handler = logs.DroppingQueueHandler(waiting)
     for number in range(5):
         handler.handle(record(f"line {number}"))
     assert [waiting.get_nowait().getMessage() for _ in range(2)] == ["line 0", "line 1"]

@@ -51,7 +51,7 @@ def test_a_body_is_printed_byte_for_byte() -> None:
 
 @pytest.mark.parametrize("form", ["", "jsonl", "no sign", "%", "%x %b", "%b\\q", r"%b\x1"])
 def test_what_means_nothing_is_refused(form: str) -> None:
-    with pytest.raises(ValueError, match=r"neither json|means nothing; known are"):
+    with pytest.raises(ValueError, match=r"neither json|is unknown; known are"):
         make_formatter(form)
 
 

@@ -118,7 +118,7 @@ def test_a_reload_that_fails_leaves_the_broker_as_it_was(
 
     assert run(monkeypatch, Failing) is ExitCode.OK
     assert Failing.made.events == ["reloaded", "stopped"]
-    assert "the reload failed: everything stays as it was" in caplog.messages
+    assert "the reload failed: nothing was changed" in caplog.messages
 
 
 def test_a_terminal_that_hangs_up_stops_what_was_started_there(
@@ -165,7 +165,7 @@ def test_too_few_files_are_told_of_where_it_matters(
     monkeypatch.setattr(f"{MODULE}.resource.setrlimit", lambda _, limits: None)
     caplog.set_level("DEBUG")
     config = Config(data_dir=Path("/d"), http_api=HttpConfig(max_connections=wanted))
-    broker_process._within_open_files(config)
+    broker_process.limit_connections(config)
     found = [each.levelname for each in caplog.records if "ulimit" in each.getMessage()]
     assert found == ([] if level is None else [level])
 
@@ -175,7 +175,7 @@ def test_a_variable_that_is_not_used_is_told_of(
 ) -> None:
     monkeypatch.setenv("HOLDFAST_VERSION", "1")
     run(monkeypatch, FakeBroker)
-    assert any("HOLDFAST_VERSION stands for no key" in each for each in caplog.messages)
+    assert any("HOLDFAST_VERSION is not used" in each for each in caplog.messages)
 
 
 def test_a_broker_that_was_read_only_ends_as_one_that_failed(
@@ -251,7 +251,7 @@ def test_a_stop_that_hangs_is_ended_by_force(
 
     monkeypatch.setattr(broker_process, "STOP_DEADLINE_S", 0.05)
     # Instead of ending the process, let the stop finish: it can finish only through this call.
-    monkeypatch.setattr(broker_process, "_end_by_force", lambda: os.write(writing, b"x"))
+    monkeypatch.setattr(broker_process, "end_by_force", lambda: os.write(writing, b"x"))
     run(monkeypatch, Hanging)
     os.close(reading)
     os.close(writing)
@@ -265,7 +265,7 @@ def test_a_stop_that_hangs_is_ended_by_force(
         (socket.gaierror(-2, "Name or service not known"), "give an address of this machine"),
         (PermissionError(errno.EACCES, "Permission denied"), "give a --port from 1024 on"),
         (PermissionError(errno.EACCES, "Permission denied", "/d/lock"), "/d/lock: Permission"),
-        (OSError(errno.ENOSPC, "No space left on device"), "see that there is room"),
+        (OSError(errno.ENOSPC, "No space left on device"), "check that the disk has room"),
         (OSError(errno.EROFS, "Read-only file system", "/d"), "or give another --data-dir"),
     ],
 )
@@ -300,6 +300,6 @@ def test_as_many_connections_are_taken_as_the_files_leave_room_for(
         f"{MODULE}.resource.setrlimit",
         lambda _, limits: raised.append(limits),
     )
-    config = broker_process._within_open_files(Config(data_dir=Path("/d")))
+    config = broker_process.limit_connections(Config(data_dir=Path("/d")))
     assert config.http_api.max_connections == connections
     assert raised == [(files, files)]

@@ -37,9 +37,9 @@ class _Collector:
         """Collect once; return the calls that followed."""
         self.calls.clear()
         info: dict[str, Any] = {"generation": generation}
-        self.freezing.collecting("start", info)
+        self.freezing.on_collection("start", info)
         self.used_s += took_s
-        self.freezing.collecting("stop", info)
+        self.freezing.on_collection("stop", info)
         return self.calls
 
 
@@ -80,7 +80,7 @@ def test_it_ends_as_it_began() -> None:
         freezing.stop()
         gc.unfreeze()
     assert gc.get_threshold() == before
-    assert freezing.collecting not in gc.callbacks
+    assert freezing.on_collection not in gc.callbacks
 
 
 async def test_groups_and_their_queues_count_as_they_go(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from holdfast.cli.input.lines import Extractor, LineError, read_lines
+from holdfast.cli.input.outgoing import Extractor, LineError, read_lines
 
 
 @pytest.mark.parametrize(
