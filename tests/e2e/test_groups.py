@@ -15,12 +15,11 @@ import pytest
 
 from holdfast.client import Client, Delivery
 from holdfast.client.descriptions import Mode
-from holdfast.client.errors import ApiError, ExclusiveHeld, MessageTooLarge, PublishFailed
+from holdfast.client.errors import ApiError, PublishFailed
 from holdfast.client.read.message import Message
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.cli.conftest import commands_against
 from tests.support.access_log import key_and_tag, read_lines
-from tests.support.broker_calls import Calls
 
 
 @pytest.fixture(scope="module")
@@ -126,19 +125,6 @@ def dead_letters(client: Client, topic: str, *keys: str | None) -> list[Message]
     return list(client.pull(f"{topic}.dead", follow=False))
 
 
-def test_letters_go_back_as_they_were(client: Client) -> None:
-    dead_letters(client, "whole", "k", None)
-    before = {each.body: each for each in client.pull("whole", follow=False)}
-    assert client.redrive("whole").topics == {"whole": 2}
-    with client.consume("whole", "whole", follow=False) as deliveries:
-        for back in deliveries:
-            message = before.pop(back.body)
-            assert (back.queue, back.key, back.tag, back.properties) == (
-                message.queue, message.key, message.tag, {"a": "b"},
-            )  # fmt: skip
-    assert not before
-
-
 def test_nobody_but_the_broker_writes_a_letter(client: Client) -> None:
     """S3: a client that may publish to the dead-letter topic could forge dead letters there."""
     dead_letters(client, "forged", "k")
@@ -155,15 +141,6 @@ def test_nobody_but_the_broker_writes_a_letter(client: Client) -> None:
     assert end_offset(client, "forged.dead") == 1
 
 
-def test_what_one_that_was_killed_had_in_hand_is_put_back_at_once(client: Client) -> None:
-    dead_letters(client, "killed", "a", "b", "c")
-    assert client.redrive("killed", 1).total == 1
-    held = client.receive("killed.redrive", "redrive", lease_ms=600_000)
-    assert len(held.messages) == 2
-    assert client.redrive("killed").total == 2
-    assert end_offset(client, "killed") == 6
-
-
 def test_many_letters_go_back_in_the_order_of_their_keys(client: Client) -> None:
     keys = [None if number % 7 == 0 else f"k{number % 5}" for number in range(300)]
     letters = dead_letters(client, "many", *keys)
@@ -173,32 +150,6 @@ def test_many_letters_go_back_in_the_order_of_their_keys(client: Client) -> None
         expected = [each.body for each in letters if each.key == key]
         found = [each.body for each in messages if each.key == key]
         assert found[len(expected) :] == expected, key
-
-
-def narrow(client: Client, topic: str, max_message_bytes: int) -> None:
-    change = {"max_message_bytes": max_message_bytes}
-    assert Calls(client.url)("PATCH", f"/v1/topics/{topic}", change).status == 200
-
-
-def test_nothing_passes_a_letter_of_its_key_that_cannot_go_back(client: Client) -> None:
-    dead_letters(client, "narrow", *"k" * 12)
-    narrow(client, "narrow", 1)
-    with pytest.raises(MessageTooLarge):
-        client.redrive("narrow")
-    assert end_offset(client, "narrow") == 12 + 10
-    narrow(client, "narrow", 2)
-    assert client.redrive("narrow").total == 2
-    assert [each.body for each in client.pull("narrow", follow=False)][-12:] == [
-        b"%d" % number for number in range(12)
-    ]
-
-
-def test_a_letter_whose_topic_is_gone_stays(client: Client) -> None:
-    dead_letters(client, "gone", "a")
-    client.delete_topic("gone")
-    done = client.redrive("gone")
-    assert (done.total, done.stuck) == (0, 1)
-    assert client.describe_group("gone.redrive")["lag_messages"] == 1
 
 
 # -- a member that is killed -----------------------------------------------------------------
@@ -349,21 +300,6 @@ async def test_a_single_active_member_hands_over_when_it_goes(broker: RunningBro
         assert delivery is not None
         assert (delivery.body, second.is_active) == (b"1", True)
         await second.close()
-
-
-async def test_an_exclusive_group_is_refused_to_others(broker: RunningBroker) -> None:
-    # T29
-    async with broker.async_client() as client, asyncio.timeout(60):
-        await client.create_topic("one", queues=1)
-        await client.publish("one", "x")
-        await client.create_group("one", "one", mode="exclusive")
-        async with client.consume("one", "one") as holder:
-            await anext(holder)
-            async with client.consume("one", "one") as other:
-                with pytest.raises(ExclusiveHeld):
-                    await anext(other)
-        async with client.consume("one", "one") as other:
-            assert (await anext(other)).redelivered
 
 
 # -- shares of time --------------------------------------------------------------------------

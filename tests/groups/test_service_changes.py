@@ -13,8 +13,15 @@ from holdfast.consumequeue.errors import StateUnavailable, UnknownGroup
 from holdfast.groups.errors import GroupBusy
 from holdfast.groups.service_types import Status
 from holdfast.groups.settings import GroupSettings, Subscription
-from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running, turns
-from tests.support.stored import copy_running, until
+from tests.support.group_broker import (
+    GroupBroker,
+    bodies_of,
+    receipts_of,
+    running,
+    running_group,
+    turns,
+)
+from tests.support.stored import copy_running
 
 
 @asynccontextmanager
@@ -111,11 +118,8 @@ async def refuse(changes: Mapping[bytes, bytes | None]) -> None:
 
 async def test_nothing_is_leased_while_another_mode_is_stored(tmp_path: Path) -> None:
     """Neither waiting nor new requests get a message; both get messages in the new mode."""
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group()
-        waiting = asyncio.create_task(broker.receive(1, wait_s=30.0))
-        await until(lambda: broker.groups.stats().waiting == 1)
+    async with running_group(tmp_path) as broker:
+        waiting = await broker.wait_to_receive(1)
         asked: list[asyncio.Task[Any]] = []
         commit = broker.store.state.commit
 
@@ -152,19 +156,18 @@ async def test_a_mode_that_cannot_be_stored_leaves_the_group_as_it_was(tmp_path:
 async def test_a_crash_never_leaves_another_mode_with_what_was_leased_before(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path / "data") as broker:
-        await broker.topic()
-        await broker.group()
-        await broker.publish(["x", "y"])
-        async with crashes(broker, tmp_path / "data") as left:
-            held = await broker.receive(1)
-            with pytest.raises(GroupBusy) as caught:
-                await broker.groups.put_group("g", GroupSettings(mode="keyed"))
-            assert caught.value.in_flight == 1
-            busy = len(left)
-            await broker.settle(held)
+    async with (
+        running_group(tmp_path / "data", ["x", "y"]) as broker,
+        crashes(broker, tmp_path / "data") as left,
+    ):
+        held = await broker.receive(1)
+        with pytest.raises(GroupBusy) as caught:
             await broker.groups.put_group("g", GroupSettings(mode="keyed"))
-            await broker.receive(1)
+        assert caught.value.in_flight == 1
+        busy = len(left)
+        await broker.settle(held)
+        await broker.groups.put_group("g", GroupSettings(mode="keyed"))
+        await broker.receive(1)
     modes = []
     for count, killed in enumerate(left):
         async with running(killed) as broker:
@@ -212,10 +215,7 @@ async def test_a_crash_never_leaves_another_filter_with_what_the_one_before_skip
 
 
 async def test_a_mode_waits_for_leases_of_before_a_restart_too(tmp_path: Path) -> None:
-    async with running(tmp_path / "data") as broker:
-        await broker.topic()
-        await broker.group()
-        await broker.publish(["x", "y"])
+    async with running_group(tmp_path / "data", ["x", "y"]) as broker:
         held = await broker.receive()
         copy_running(tmp_path / "data", tmp_path / "killed")
     async with running(tmp_path / "killed") as broker:

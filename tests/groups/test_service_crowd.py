@@ -32,7 +32,7 @@ from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.groups.storage.group_table import GroupTable
 from holdfast.holdservice.config import HoldServiceConfig
 from tests.support.calls_a_turn import Turns, calls_a_turn
-from tests.support.group_broker import bodies_of, receipts_of, running
+from tests.support.group_broker import bodies_of, receipts_of, running, running_group
 from tests.support.stored import batch, until
 
 QUEUES = 2_000
@@ -46,8 +46,7 @@ async def test_a_publish_costs_groups_in_which_nobody_waits_nothing(tmp_path: Pa
         await broker.topic()
         for number in range(50):
             await broker.group(f"g{number}")
-        waiting = broker.start_receiving(1, group="g7", wait_s=20.0)
-        await until(lambda: broker.groups.stats().waiting == 1)
+        waiting = await broker.wait_to_receive(1, group="g7")
         with pytest.MonkeyPatch.context() as patch:
             told: list[int] = []
             note_end = Group.note_end
@@ -250,8 +249,7 @@ async def test_messages_in_many_queues_at_once_are_looked_at_over_many_turns(
     async with running(tmp_path) as broker:
         topic = await broker.topic(queues=QUEUES)
         await broker.group()
-        waiting = broker.start_receiving(1, wait_s=20.0)
-        await until(lambda: broker.groups.stats().waiting == 1)
+        waiting = await broker.wait_to_receive(1)
         served = broker.groups.registry.by_name["g"]
         with calls_a_turn(served, "queue_state") as looked:
             broker.groups.queue_changes.note((topic.topic_id, queue) for queue in range(QUEUES))
@@ -285,8 +283,7 @@ async def test_a_scan_passes_by_so_many_groups_in_which_nobody_waits(tmp_path: P
         await broker.topic()
         for number in range(12):
             await broker.group(f"g{number}")
-        waiting = broker.start_receiving(1, group="g11", wait_s=30.0)
-        await until(lambda: broker.groups.stats().waiting == 1)
+        waiting = await broker.wait_to_receive(1, group="g11")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scanning, "QUEUES_A_LOOK", 4)
             patch.setattr(scanning, "_STEP", 2)
@@ -308,14 +305,13 @@ async def test_many_messages_are_received_over_many_turns(
     # 10,000 messages were selected and leased in one loop iteration, and counted in one
     count = 2 * max(SELECTED_A_TURN, MESSAGES_A_TURN) + 1
     bodies = [str(number) for number in range(count)]
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group(max_in_flight=count)
+    async with running_group(tmp_path, max_in_flight=count) as broker:
         if not waits:
             await broker.publish(bodies)
         with (
             calls_a_turn(receiving, "SelectedMessage") as selected,
             calls_a_turn(GroupServer, "_count") as counted,
+            calls_a_turn(ReceiptCodec, "encode") as encoded,
         ):
             waiting = broker.start_receiving(count, settled=settled, wait_s=60.0)
             if waits:
@@ -325,6 +321,8 @@ async def test_many_messages_are_received_over_many_turns(
         assert bodies_of(received) == bodies
         assert selected.total == count
         assert selected.most <= SELECTED_A_TURN
+        assert encoded.total == (0 if settled else count)
+        assert encoded.most <= MESSAGES_A_TURN
         assert (counted.total, counted.most) == (-(-count // MESSAGES_A_TURN), 1)
         assert broker.groups.stats().delivered_total == count
 
@@ -333,10 +331,7 @@ async def test_a_receive_that_is_cancelled_between_turns_gives_back_what_it_has(
     tmp_path: Path,
 ) -> None:
     count = 4 * SELECTED_A_TURN
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group(max_in_flight=count)
-        await broker.publish(["x"] * count)
+    async with running_group(tmp_path, ["x"] * count, max_in_flight=count) as broker:
         waiting = broker.start_receiving(count)
         await until(lambda: broker.groups.stats().in_flight >= SELECTED_A_TURN)
         waiting.cancel()
@@ -350,10 +345,9 @@ async def test_a_receive_that_is_cancelled_between_turns_gives_back_what_it_has(
 async def test_many_receipts_are_settled_over_many_turns(tmp_path: Path, verb: Verb) -> None:
     # 10,000 receipts blocked the loop for 100 ms, and so did an undelivered reply with as many
     count = 2 * SETTLED_A_TURN + 1
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group(max_in_flight=count)
-        await broker.publish([str(number) for number in range(count)])
+    async with running_group(
+        tmp_path, [str(number) for number in range(count)], max_in_flight=count
+    ) as broker:
         received = await broker.receive(count)
         receipts = [*receipts_of(received), "none", *receipts_of(received)[:1]]
         with (
@@ -372,10 +366,7 @@ async def test_many_leases_and_delays_end_over_many_turns(tmp_path: Path) -> Non
     # up to 100,000 ended in one loop iteration
     count = 2 * ENDED_A_TURN + 1
     bodies = [str(number) for number in range(count)]
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group(max_in_flight=count)
-        await broker.publish(bodies)
+    async with running_group(tmp_path, bodies, max_in_flight=count) as broker:
         received = await broker.receive(count, lease_ms=60_000)
         with calls_a_turn(OrderedSelection, "mark_returned") as returned:
             broker.later(61.0)
@@ -411,10 +402,9 @@ async def test_leases_in_many_queues_end_over_many_turns(tmp_path: Path) -> None
 async def test_a_member_with_many_leases_leaves_over_many_turns(tmp_path: Path) -> None:
     count = 2 * ENDED_A_TURN + 1
     bodies = [str(number) for number in range(count)]
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group(max_in_flight=count + 1, mode="single_active")
-        await broker.publish(bodies)
+    async with running_group(
+        tmp_path, bodies, max_in_flight=count + 1, mode="single_active"
+    ) as broker:
         held = await broker.receive(count)
         own = broker.start_receiving(1, wait_s=60.0)
         other = broker.start_receiving(count, member="b", wait_s=60.0)
@@ -432,10 +422,7 @@ async def test_many_messages_are_acknowledged_by_one_receipt_over_many_turns(
     tmp_path: Path,
 ) -> None:
     count = 2 * SETTLED_A_TURN + 1
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group(max_in_flight=count + 1)
-        await broker.publish(["x"] * (count + 1))
+    async with running_group(tmp_path, ["x"] * (count + 1), max_in_flight=count + 1) as broker:
         receipts = receipts_of(await broker.receive(count + 1))
         with calls_a_turn(settling, "settle_receipt") as settled:
             assert await broker.settle(receipts[-2:-1], cumulative=True) == [Status.DONE]
@@ -446,10 +433,7 @@ async def test_many_messages_are_acknowledged_by_one_receipt_over_many_turns(
 
 async def test_many_cumulative_receipts_look_for_leases_once_a_turn(tmp_path: Path) -> None:
     # each receipt iterated over all leases of its member
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group(max_in_flight=100)
-        await broker.publish(["x"] * 100)
+    async with running_group(tmp_path, ["x"] * 100, max_in_flight=100) as broker:
         receipts = receipts_of(await broker.receive(100))
         with calls_a_turn(Leases, "of_member") as looked:
             statuses = await broker.settle(receipts[50:], cumulative=True)
@@ -460,10 +444,7 @@ async def test_many_cumulative_receipts_look_for_leases_once_a_turn(tmp_path: Pa
 
 async def test_settling_goes_on_to_its_end_when_the_client_goes_away(tmp_path: Path) -> None:
     count = 3 * SETTLED_A_TURN
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group(max_in_flight=count)
-        await broker.publish(["x"] * count)
+    async with running_group(tmp_path, ["x"] * count, max_in_flight=count) as broker:
         receipts = receipts_of(await broker.receive(count))
         settled = asyncio.create_task(broker.settle(receipts))
         await asyncio.sleep(0)
@@ -477,10 +458,7 @@ async def test_a_large_reply_that_was_not_sent_is_given_back_over_many_turns(
     tmp_path: Path,
 ) -> None:
     count = 3 * SETTLED_A_TURN
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group(max_in_flight=count)
-        await broker.publish(["x"] * count)
+    async with running_group(tmp_path, ["x"] * count, max_in_flight=count) as broker:
         receipts = receipts_of(await broker.receive(count))
         with (
             calls_a_turn(ReceiptCodec, "decode") as decoded,
@@ -496,10 +474,7 @@ async def test_a_large_reply_that_was_not_sent_is_given_back_over_many_turns(
 
 async def test_a_large_reply_is_given_back_whole_as_the_broker_stops(tmp_path: Path) -> None:
     count = 3 * SETTLED_A_TURN
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group(max_in_flight=count)
-        await broker.publish(["x"] * count)
+    async with running_group(tmp_path, ["x"] * count, max_in_flight=count) as broker:
         receipts = receipts_of(await broker.receive(count))
         broker.groups.drain()
         broker.groups.release_undelivered("g", receipts)
@@ -514,8 +489,7 @@ async def test_a_scan_of_many_queues_goes_on_where_it_was_and_finds_what_nobody_
     async with running(tmp_path, hold=HoldServiceConfig(scan_interval_ms=3_600_000)) as broker:
         topic = await broker.topic(queues=12)
         await broker.group()
-        waiting = broker.start_receiving(1, wait_s=30.0)
-        await until(lambda: broker.groups.stats().waiting == 1)
+        waiting = await broker.wait_to_receive(1)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scanning, "QUEUES_A_LOOK", 5)
             patch.setattr(scanning, "_STEP", 5)

@@ -12,7 +12,14 @@ from holdfast.groups.cursor.cursor import NOT_KEPT
 from holdfast.groups.service_types import Status, Verb
 from holdfast.groups.serving import dead_letters
 from holdfast.groups.settings import GroupSettings, Subscription
-from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running, turns
+from tests.support.group_broker import (
+    GroupBroker,
+    bodies_of,
+    receipts_of,
+    running,
+    running_group,
+    turns,
+)
 from tests.support.stored import bodies, copy_running, until
 
 
@@ -33,9 +40,9 @@ async def _group_of_two_topics(broker: GroupBroker) -> None:
 
 
 async def test_what_is_rejected_or_fails_too_often_is_a_dead_letter(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group(max_attempts=2, backoff_ms=[0], dead_letter_topic="dead")
+    async with running_group(
+        tmp_path, max_attempts=2, backoff_ms=[0], dead_letter_topic="dead"
+    ) as broker:
         await broker.publish(["x", "y"], key="k", tag="v", properties={"mine": "1"})
         first = await broker.receive()
         assert await broker.settle(receipts_of(first)[:1], Verb.REJECT) == [Status.DONE]
@@ -77,10 +84,9 @@ async def test_what_is_rejected_or_fails_too_often_is_a_dead_letter(tmp_path: Pa
 async def test_a_letter_that_was_appended_before_a_crash_is_not_appended_again(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path / "data") as broker:
-        await broker.topic()
-        await broker.group(dead_letter_topic="dead")
-        await broker.publish(["x", "y", "z"])
+    async with running_group(
+        tmp_path / "data", ["x", "y", "z"], dead_letter_topic="dead"
+    ) as broker:
         held = await broker.receive()
         served = broker.groups.registry.by_name["g"]
         # No message is marked: the crash happens before that, after letters were appended.
@@ -102,10 +108,7 @@ async def test_a_letter_that_was_appended_before_a_crash_is_not_appended_again(
 
 async def test_what_a_seek_delivers_again_may_die_again(tmp_path: Path) -> None:
     # Each rejection makes a letter: the previous letter may have been redriven or trimmed.
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group(dead_letter_topic="dead")
-        await broker.publish(["x"])
+    async with running_group(tmp_path, ["x"], dead_letter_topic="dead") as broker:
         for count in (1, 2):
             assert await broker.settle(await broker.receive(), Verb.REJECT) == [Status.DONE]
             assert len(await _dead(broker, count)) == count
@@ -113,10 +116,7 @@ async def test_what_a_seek_delivers_again_may_die_again(tmp_path: Path) -> None:
 
 
 async def test_letters_are_sent_at_the_next_start_when_the_log_took_none(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group(dead_letter_topic="dead")
-        await broker.publish(["x", "y"])
+    async with running_group(tmp_path, ["x", "y"], dead_letter_topic="dead") as broker:
 
         async def refuse(*args: object, **kwargs: object) -> list[object]:
             raise LogError("no room")
@@ -134,10 +134,7 @@ async def test_a_group_goes_elsewhere_only_when_its_letters_have_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "DRAIN_TIMEOUT_S", 60.0)
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group(dead_letter_topic="dead")
-        await broker.publish(["x", "y"])
+    async with running_group(tmp_path, ["x", "y"], dead_letter_topic="dead") as broker:
         goes_on = asyncio.Event()
         publish = broker.store.publishing.publish
 
@@ -287,10 +284,7 @@ async def test_a_group_whose_letters_cannot_go_stays_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "DRAIN_TIMEOUT_S", 0)
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group(dead_letter_topic="dead")
-        await broker.publish(["x", "y"])
+    async with running_group(tmp_path, ["x", "y"], dead_letter_topic="dead") as broker:
 
         async def refuse(*args: object, **kwargs: object) -> list[object]:
             raise LogError("no room")
@@ -303,20 +297,14 @@ async def test_a_group_whose_letters_cannot_go_stays_where_it_is(
 
 
 async def test_without_a_topic_for_them_dead_letters_are_dropped(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group()
-        await broker.publish(["x"])
+    async with running_group(tmp_path, ["x"]) as broker:
         await broker.settle(await broker.receive(), Verb.REJECT)
         queue = (await broker.groups.describe("g")).topics[0].queues[0]
         assert (queue.dead, queue.floor) == (1, 1)
 
 
 async def test_a_letter_whose_message_is_trimmed_is_not_waited_for(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group(dead_letter_topic="dead")
-        await broker.publish(["x", "y"])
+    async with running_group(tmp_path, ["x", "y"], dead_letter_topic="dead") as broker:
         held = await broker.receive()
         served = broker.groups.registry.by_name["g"]
         letters = served._dead_letters

@@ -14,7 +14,7 @@ from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.holdservice import filters
 from holdfast.holdservice.errors import InvalidFilter
 from holdfast.holdservice.sql92 import parse_condition
-from tests.support.group_broker import bodies_of, running
+from tests.support.group_broker import bodies_of, running, running_group
 
 
 class Parsed(Counter[str]):
@@ -81,9 +81,7 @@ async def test_a_receives_long_filter_is_parsed_apart_from_the_loop(
     tmp_path: Path, parsed: Parsed
 ) -> None:
     # S3, in another place: the longest filter took some ten milliseconds
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group()
+    async with running_group(tmp_path) as broker:
         await broker.publish("x", properties={"a0": "3"})
         assert bodies_of(await broker.receive(filter=long_filter())) == ["x"]
         assert (parsed[long_filter()], parsed.on_loop) == (1, [])

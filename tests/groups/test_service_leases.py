@@ -7,8 +7,7 @@ import pytest
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.service_types import Verb
 from holdfast.groups.settings import GroupSettings
-from tests.support.group_broker import bodies_of, receipts_of, running
-from tests.support.stored import until
+from tests.support.group_broker import bodies_of, receipts_of, running, running_group
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
@@ -28,8 +27,7 @@ async def test_all_groups_together_have_a_most_of_leases(tmp_path: Path, more: i
         assert bodies_of(await broker.receive(group="g")) == []
         taken = await broker.receive(2, group="h", settled=True)
         assert len(taken.deliveries) == 2, "what needs no lease is not kept back"
-        waiting = broker.start_receiving(group="h", wait_s=20.0)
-        await until(lambda: broker.groups.stats().waiting == 1)
+        waiting = await broker.wait_to_receive(group="h")
         await broker.settle(receipts_of(second)[:1], group="h")
         assert len((await waiting).deliveries) == 1
         await broker.settle(first, group="g")
@@ -39,10 +37,7 @@ async def test_all_groups_together_have_a_most_of_leases(tmp_path: Path, more: i
 
 
 async def test_a_start_with_more_leases_than_a_lowered_limit_keeps_them(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group()
-        await broker.publish([str(number) for number in range(8)])
+    async with running_group(tmp_path, [str(number) for number in range(8)]) as broker:
         held = await broker.receive(6)
     async with running(tmp_path, limits=GroupsConfig(max_leases=3)) as broker:
         assert broker.groups.stats().in_flight == 6

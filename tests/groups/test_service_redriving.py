@@ -13,7 +13,7 @@ from holdfast.groups.service_types import RedriveOptions, RedriveResult, Verb
 from holdfast.groups.serving.keyed_identity import keyed_producer_id
 from holdfast.groups.serving.redriving import AT_ONCE
 from holdfast.groups.settings import GroupSettings, Subscription
-from tests.support.group_broker import GroupBroker, running
+from tests.support.group_broker import GroupBroker, running, running_group
 from tests.support.stored import bodies, until
 
 ALL = RedriveOptions(limit=1000)
@@ -217,9 +217,7 @@ async def test_one_redrive_of_a_group_at_a_time(tmp_path: Path) -> None:
 
 
 async def test_a_group_without_letters_is_refused(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group()
+    async with running_group(tmp_path) as broker:
         with pytest.raises(NoDeadLetters):
             await redrive(broker)
         with pytest.raises(UnknownGroup):

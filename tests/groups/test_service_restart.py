@@ -16,7 +16,7 @@ from holdfast.consumequeue.message_store import MessageStore
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.errors import ExclusiveHeld
 from holdfast.groups.service_types import Received, Status, Verb
-from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running
+from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running, running_group
 from tests.support.stored import copy_running, settled, small_config
 
 HOUR_MS = 3_600_000
@@ -302,9 +302,7 @@ async def test_rows_of_dead_letters_do_not_pile_up(  # R12
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.groups.cursor.cursor.SETTLED_KEPT", 20)
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group()
+    async with running_group(tmp_path) as broker:
         for count, rows in ((19, 19), (20 - 19, 20), (1, 20), (100, 20)):
             await broker.publish(["x"] * count)
             received = await broker.receive(100)

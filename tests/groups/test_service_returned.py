@@ -13,8 +13,7 @@ from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.service_types import Received, Verb
 from holdfast.groups.settings import Subscription
 from tests.support.calls_a_turn import calls_a_turn
-from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running
-from tests.support.stored import until
+from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running, running_group
 
 DELAY_MS = 600_000
 
@@ -35,10 +34,9 @@ async def delayed(broker: GroupBroker, count: int, group: str = "g", **fields: A
 async def test_a_group_with_as_many_delayed_messages_as_may_gets_no_new_ones(
     tmp_path: Path, more: int
 ) -> None:
-    async with running(tmp_path, limits=GroupsConfig(max_returned_per_group=6)) as broker:
-        await broker.topic()
-        await broker.group()
-        await broker.publish(numbers(20))
+    async with running_group(
+        tmp_path, numbers(20), limits=GroupsConfig(max_returned_per_group=6)
+    ) as broker:
         await delayed(broker, 6 + more)
         new = await broker.receive(2)
         assert bodies_of(new) == (["5", "6"] if more < 0 else [])
@@ -50,8 +48,7 @@ async def test_a_group_with_as_many_delayed_messages_as_may_gets_no_new_ones(
         broker.later(DELAY_MS / 1000)
         due = await broker.receive(lease_ms=DELAY_MS)
         assert bodies_of(due) == numbers(6 + more), "what is due is delivered, and only that"
-        waiting = broker.start_receiving(wait_s=30.0)
-        await until(lambda: broker.groups.stats().waiting == 1)
+        waiting = await broker.wait_to_receive()
         await broker.settle(receipts_of(due)[:more])
         assert not waiting.done()
         await broker.settle(receipts_of(due)[more : more + 1])
@@ -75,9 +72,7 @@ async def test_all_groups_together_have_a_most_of_returned_messages(tmp_path: Pa
 async def test_returned_messages_that_a_members_filter_passes_over_count_too(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path, limits=GroupsConfig(max_returned_per_group=3)) as broker:
-        await broker.topic()
-        await broker.group()
+    async with running_group(tmp_path, limits=GroupsConfig(max_returned_per_group=3)) as broker:
         for tag in "abcd":
             await broker.publish([tag, tag + tag], tag=tag)
         for tag in "ab":
@@ -97,9 +92,9 @@ async def test_what_came_back_is_gone_over_once_whatever_filters_members_ask_wit
 ) -> None:
     # each new filter iterated over 100,000 messages, for 30 ms
     count = 300
-    async with running(tmp_path, limits=GroupsConfig(max_returned_per_group=count)) as broker:
-        await broker.topic()
-        await broker.group(max_in_flight=2 * count)
+    async with running_group(
+        tmp_path, limits=GroupsConfig(max_returned_per_group=count), max_in_flight=2 * count
+    ) as broker:
         await broker.publish(numbers(count), tag="a")
         await broker.settle(await broker.receive(count), Verb.RELEASE)
         lane = broker.groups.registry.by_name["g"].core.topics[1].lanes[0]
@@ -121,9 +116,7 @@ async def test_returned_messages_are_delivered_though_new_ones_lie_before_them(
 ) -> None:
     """This also holds after a restart, when every pointer starts at the floor again."""
     limits = GroupsConfig(max_returned_per_group=2)
-    async with running(tmp_path, limits=limits) as broker:
-        await broker.topic()
-        await broker.group()
+    async with running_group(tmp_path, limits=limits) as broker:
         for tag in "aba":
             await broker.publish([tag, tag], tag=tag)
         await broker.settle(await broker.receive(filter="b"), Verb.RELEASE)
@@ -137,10 +130,7 @@ async def test_returned_messages_are_delivered_though_new_ones_lie_before_them(
 
 
 async def test_returned_messages_count_after_a_restart(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group()
-        await broker.publish(numbers(9))
+    async with running_group(tmp_path, numbers(9)) as broker:
         await delayed(broker, 4)
     async with running(tmp_path, limits=GroupsConfig(max_returned_per_group=4)) as broker:
         assert bodies_of(await broker.receive()) == []
@@ -149,10 +139,9 @@ async def test_returned_messages_count_after_a_restart(tmp_path: Path) -> None:
 
 
 async def test_a_seek_forgets_what_came_back(tmp_path: Path) -> None:
-    async with running(tmp_path, limits=GroupsConfig(max_returned_per_group=4)) as broker:
-        await broker.topic()
-        await broker.group()
-        await broker.publish(numbers(9))
+    async with running_group(
+        tmp_path, numbers(9), limits=GroupsConfig(max_returned_per_group=4)
+    ) as broker:
         await delayed(broker, 4)
         await broker.groups.seek("g", "earliest")
         assert bodies_of(await broker.receive()) == numbers(9)
@@ -160,10 +149,9 @@ async def test_a_seek_forgets_what_came_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["single_active", "exclusive"])
 async def test_it_holds_in_other_modes(tmp_path: Path, mode: str) -> None:
-    async with running(tmp_path, limits=GroupsConfig(max_returned_per_group=2)) as broker:
-        await broker.topic()
-        await broker.group(mode=mode)
-        await broker.publish(numbers(9))
+    async with running_group(
+        tmp_path, numbers(9), limits=GroupsConfig(max_returned_per_group=2), mode=mode
+    ) as broker:
         received = await broker.receive(2)
         if received.notice:
             received = await broker.receive(2)
@@ -174,10 +162,9 @@ async def test_it_holds_in_other_modes(tmp_path: Path, mode: str) -> None:
 async def test_a_keyed_group_goes_on_with_what_it_has_looked_at(tmp_path: Path) -> None:
     """No key waits for another key, and yet the number of returnable messages is limited."""
     limits = GroupsConfig(max_returned_per_group=2)
-    async with running(tmp_path, limits=limits) as broker:
-        await broker.topic()
-        await broker.group(mode="keyed", max_in_flight=10_000)
-        await broker.publish(numbers(3 * LOOK_AHEAD))
+    async with running_group(
+        tmp_path, numbers(3 * LOOK_AHEAD), limits=limits, mode="keyed", max_in_flight=10_000
+    ) as broker:
         back = 0
         while (held := await broker.receive(1_000)).deliveries:
             back += len(held.deliveries)

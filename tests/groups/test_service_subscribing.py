@@ -12,7 +12,7 @@ from holdfast.groups.errors import InvalidGroup
 from holdfast.groups.service_types import Verb
 from holdfast.groups.settings import GroupSettings, Subscription
 from tests.groups.test_service_changes import crashes
-from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running
+from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running, running_group
 from tests.support.stored import until
 
 ALL = {"*": Subscription()}
@@ -131,8 +131,7 @@ async def test_a_topic_that_is_no_dead_letter_topic_any_more_comes_back_where_it
             caplog.text
         )
         assert bodies_of(await broker.receive()) == []
-        waiting = broker.start_receiving(wait_s=30.0)
-        await until(lambda: broker.groups.stats().waiting == 1)
+        waiting = await broker.wait_to_receive()
         if way == "another topic":
             await broker.group("other", "u", dead_letter_topic="v")
         elif way == "none":
@@ -306,9 +305,7 @@ async def test_a_crash_as_old_records_get_their_subscriptions_loses_none(tmp_pat
 async def test_a_group_of_before_there_were_subscriptions_has_its_topics_by_name(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group()
+    async with running_group(tmp_path) as broker:
         changes = broker.groups.changes
         (record,) = changes._table.all()
         object.__setattr__(record, "subscriptions", {})

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from holdfast.groups.service_types import Status
 from holdfast.groups.settings import Subscription
-from tests.support.group_broker import bodies_of, receipts_of, running
+from tests.support.group_broker import bodies_of, running, running_group
 from tests.support.stored import settled, until
 
 
@@ -79,13 +80,9 @@ async def test_members_that_ask_at_once_for_what_is_on_the_disk_share_it(tmp_pat
 async def test_a_member_that_leaves_as_its_reply_fails_gives_back_once(
     tmp_path: Path, order: str
 ) -> None:  # Q10, L17
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group()
-        await broker.publish(["x", "y"])
+    async with running_group(tmp_path, ["x", "y"]) as broker:
         lost = await broker.receive(member="a")
-        waiting = asyncio.create_task(broker.receive(member="b", wait_s=30.0))
-        await until(lambda: broker.groups.stats().waiting == 1)
+        waiting = await broker.wait_to_receive(member="b")
         if order == "left first":
             await broker.groups.leave("g", "a")
         broker.groups.release_undelivered("g", lost.receipts())
@@ -96,19 +93,7 @@ async def test_a_member_that_leaves_as_its_reply_fails_gives_back_once(
         assert bodies_of(received) == ["x", "y"]
         assert [each.attempt for each in received.deliveries] == [2, 2]
         assert broker.groups.stats().in_flight == 2
-
-
-async def test_browsing_changes_nothing_of_what_a_group_tells(tmp_path: Path) -> None:  # I15
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group()
-        await broker.publish([str(n) for n in range(6)])
-        held = await broker.receive(3)
-        await broker.settle(receipts_of(held)[1:2])
-        before = await broker.groups.describe("g")
-        assert bodies_of(await broker.receive(member="looker", browse=True)) == ["3", "4", "5"]
-        assert (await broker.groups.describe("g")).topics == before.topics
-        assert (await broker.groups.describe("g")).in_flight == before.in_flight
+        assert await broker.settle(lost) == [Status.STALE] * 2
 
 
 async def test_a_topic_that_is_let_go_while_it_is_browsed_has_nothing(tmp_path: Path) -> None:

@@ -3,38 +3,12 @@
 import asyncio
 from pathlib import Path
 
-from holdfast.groups.config import FAIR_ENGINES
 from holdfast.groups.service_types import Status, Verb
-from holdfast.groups.settings import FairnessSettings, Subscription
-from tests.support.group_broker import bodies_of, receipts_of, running
+from holdfast.groups.settings import Subscription
+from tests.support.group_broker import bodies_of, receipts_of, running, running_group
 from tests.support.stored import fill_segment, settled, until
 
 WEIGHTS = {f"p{n}": 4 * (n + 1) for n in range(10)}
-
-
-async def test_topics_share_by_weight_whoever_asks_for_how_much(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        for name in WEIGHTS:
-            await broker.topic(name)
-            await broker.publish([name] * 600, name)
-        for engine in FAIR_ENGINES:
-            group = f"by-{engine}"
-            await broker.group(
-                group,
-                {name: Subscription(weight) for name, weight in WEIGHTS.items()},
-                fairness=FairnessSettings(engine),
-                max_in_flight=10_000,
-            )
-            served = dict.fromkeys(WEIGHTS, 0)
-            for turn in range(110):
-                received = await broker.receive((1, 7, 32)[turn % 3], "abc"[turn % 3], group)
-                for body in bodies_of(received):
-                    served[body] += 1
-                await broker.settle(received, group=group)
-            total, weights = sum(served.values()), sum(WEIGHTS.values())
-            for name, weight in WEIGHTS.items():
-                share = total * weight / weights
-                assert abs(served[name] - share) <= weight + 2, (engine, served)
 
 
 async def test_what_retention_takes_is_counted_as_lost(tmp_path: Path) -> None:
@@ -71,26 +45,9 @@ async def test_a_group_seeks_to_a_time(tmp_path: Path) -> None:
         assert bodies_of(await broker.receive()) == ["new"]
 
 
-async def test_messages_that_are_too_old_are_not_delivered(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group()
-        now_us = broker.storage.ageing.now_us()
-        expires = [now_us + 5_000_000, 0]
-        await broker.publish(["soon", "never"], expires_timestamps_us=expires)
-        first = await broker.receive(1)
-        assert bodies_of(first) == ["soon"]
-        broker.later(6)
-        await broker.settle(first, Verb.RELEASE)
-        assert bodies_of(await broker.receive()) == ["never"]
-        assert (await broker.groups.describe("g")).topics[0].queues[0].expired == 1
-
-
 async def test_messages_expire_by_the_wall_clock_also_right_after_a_start(tmp_path: Path) -> None:
     # R4: for ten minutes after a start, the retention clock continues from the newest message
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group()
+    async with running_group(tmp_path) as broker:
         await broker.publish("old", expires_timestamps_us=[broker._now_us() + 8_000_000])
     async with running(tmp_path, skipped_s=3600.0) as broker:
         expires = [broker._now_us() + 60_000_000, broker._now_us() + 600_000_000]
@@ -104,9 +61,7 @@ async def test_messages_expire_by_the_wall_clock_also_right_after_a_start(tmp_pa
 
 async def test_messages_expire_by_the_wall_clock_that_was_set(tmp_path: Path) -> None:
     # R4: leases are independent of clock changes; ttl_ms is measured with the wall clock
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.group()
+    async with running_group(tmp_path) as broker:
         start_us = broker._now_us()
         expires = [start_us + 600_000_000, 0, start_us + 7200_000_000]
         await broker.publish(["soon", "never", "later"], expires_timestamps_us=expires)

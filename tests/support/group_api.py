@@ -68,6 +68,14 @@ class GroupApi:
         is held."""
         return asyncio.create_task(self.receive(member, **{"wait_ms": 60_000, **more}))
 
+    async def wait_to_receive(self, member: str = "m", **more: Any) -> "asyncio.Task[Any]":
+        """Start a receive that waits for a minute by default, and return its task when the broker
+        holds the receive."""
+        count = await self.metric("holdfast_group_waiting")
+        task = self.waiting(member, **more)
+        await self.held(int(count) + 1)
+        return task
+
     async def held(self, count: int, within_s: float = 10.0) -> None:
         """Wait until exactly `count` receives are held."""
         await until(lambda: self._held(count), within_s)

@@ -18,7 +18,7 @@ from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 from holdfast.storage.storage import Storage, StorageEvents
-from tests.support.stored import batch, small_config
+from tests.support.stored import batch, small_config, until
 
 
 class GroupBroker:
@@ -119,6 +119,13 @@ class GroupBroker:
     def start_receiving(self, most: int = 32, **fields: Any) -> "asyncio.Task[Received]":
         return asyncio.create_task(self.receive(most, **fields))
 
+    async def wait_to_receive(self, most: int = 32, **fields: Any) -> "asyncio.Task[Received]":
+        """Start a receive, and return its task when the receive waits for messages."""
+        count = self.groups.stats().waiting
+        task = self.start_receiving(most, **{"wait_s": 60.0, **fields})
+        await until(lambda: self.groups.stats().waiting == count + 1)
+        return task
+
     async def settle(
         self,
         received: Received | Sequence[str],
@@ -179,6 +186,24 @@ async def running(
         yield broker
     finally:
         await broker.stop()
+
+
+@asynccontextmanager
+async def running_group(
+    data_dir: Path,
+    bodies: Sequence[str] | str = (),
+    *,
+    limits: GroupsConfig | None = None,
+    hold: HoldServiceConfig | None = None,
+    **settings: Any,
+) -> AsyncIterator[GroupBroker]:
+    """Run a broker with the topic "t" of one queue, the group "g" on it, and these messages."""
+    async with running(data_dir, limits=limits, hold=hold) as broker:
+        await broker.topic()
+        await broker.group(**settings)
+        if bodies:
+            await broker.publish(bodies)
+        yield broker
 
 
 async def turns(count: int = 3) -> None:

@@ -32,3 +32,5 @@ async def test_a_topic_that_goes_while_another_is_stored_ends_no_mirroring(tmp_p
             {0: 1},
             {0: 1},
         ]
+        await broker.groups.delete_group("g")
+        assert broker.store.table.groups() == ["h"]

@@ -10,7 +10,7 @@ import pytest
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.core.settling import Verb
 from holdfast.groups.serving import receive_flow
-from tests.support.group_broker import GroupBroker, bodies_of, running
+from tests.support.group_broker import GroupBroker, bodies_of, running, running_group
 from tests.support.stored import settled, until
 
 BIG = 400_000
@@ -25,9 +25,7 @@ async def cold(
     The time limit for disk reads is raised, so that a slow machine does not reach it.
     """
     monkeypatch.setattr(receive_flow, "GO_ON_S", 60.0)
-    async with running(path) as broker:
-        await broker.topic()
-        await broker.group(max_in_flight=5_000)
+    async with running_group(path, max_in_flight=5_000) as broker:
         for body in bodies:
             await broker.publish(body)
         await settled(broker.storage)

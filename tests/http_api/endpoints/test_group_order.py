@@ -1,6 +1,5 @@
 """The order of a served group's deliveries, and expired messages: priorities and times to live."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -98,11 +97,9 @@ async def test_a_key_keeps_its_order_inside_its_level(api: GroupApi) -> None:
 
 
 async def test_who_waits_is_given_the_highest_of_what_arrives(urgent: GroupApi) -> None:
-    waiting = urgent.waiting(max_messages=1)
-    await urgent.held(1)
+    waiting = await urgent.wait_to_receive(max_messages=1)
     await publish(urgent, "0a", "9a", "4a")
-    async with asyncio.timeout(10):
-        assert bodies(await waiting) == ["9a"]
+    assert bodies(await waiting) == ["9a"]
     assert bodies(await urgent.receive()) == ["4a", "0a"]
 
 
@@ -161,25 +158,21 @@ async def test_what_comes_back_too_old_goes_to_nobody(mortal: GroupApi, how: str
         assert await mortal.settle(how, reply) == ["done"]
     queue = await mortal.queue()
     assert (queue["expired"], queue["floor"], queue["in_flight"]) == (1, 1, 0)
-    waiting = mortal.waiting("two")
-    await mortal.held(1)
+    waiting = await mortal.wait_to_receive("two")
     await mortal.publish("b")
-    async with asyncio.timeout(10):
-        assert bodies(await waiting) == ["b"]
+    assert bodies(await waiting) == ["b"]
 
 
 async def test_what_grows_too_old_while_it_is_delayed_wakes_nobody(mortal: GroupApi) -> None:
     await mortal.publish("a", ttl_ms=5000)
     await mortal.settle("nack", await mortal.receive("one"), delay_ms=10_000)
-    waiting = mortal.waiting("two")
-    await mortal.held(1)
+    waiting = await mortal.wait_to_receive("two")
     mortal.later(11.0)
     await mortal.held(1)
     queue = await mortal.queue()
     assert (queue["expired"], queue["delayed"], queue["lag_messages"]) == (1, 0, 0)
     await mortal.publish("b")
-    async with asyncio.timeout(10):
-        assert bodies(await waiting) == ["b"]
+    assert bodies(await waiting) == ["b"]
 
 
 async def test_a_key_goes_on_behind_what_is_too_old(api: GroupApi) -> None:
@@ -190,12 +183,10 @@ async def test_a_key_goes_on_behind_what_is_too_old(api: GroupApi) -> None:
     reply = await api.receive("one")
     assert bodies(reply) == ["a"]
     assert bodies(await api.receive("two")) == []
-    waiting = api.waiting("two")
-    await api.held(1)
+    waiting = await api.wait_to_receive("two")
     api.later(6.0)
     await api.settle("release", reply)
-    async with asyncio.timeout(10):
-        assert bodies(await waiting) == ["b"]
+    assert bodies(await waiting) == ["b"]
 
 
 async def test_a_rejected_message_is_a_dead_letter_however_old(mortal: GroupApi) -> None:

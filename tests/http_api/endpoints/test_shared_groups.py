@@ -5,7 +5,6 @@ and the combination in tests/http_api/endpoints/test_groups_over_a_broker.py.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,7 @@ from holdfast.consumequeue.errors import StateFull, StateUnavailable
 from holdfast.groups.config import BACKOFF_MS
 from holdfast.groups.errors import ExclusiveHeld, FilterNotAllowed, GroupBusy, InvalidGroup
 from holdfast.groups.service_types import (
-    GroupServiceStats,
     Received,
-    ReceiveRequest,
     RedriveOptions,
     RedriveResult,
     Verb,
@@ -149,12 +146,6 @@ async def test_a_change_that_cannot_be_is_told(
     group.groups.error = error
     answer = await group.send_json("PUT", G, {"mode": "keyed"})
     assert (answer.status, answer.problem) == (status, problem)
-
-
-async def test_a_group_is_deleted_and_its_name_repeated(group: Api) -> None:
-    answer = await group.ask("DELETE", f"{G}?confirm=g")
-    assert (answer.status, answer.json()) == (200, {"group": "g"})
-    assert (await group.get(G)).problem == "unknown-group"
 
 
 async def test_a_group_that_only_stores_offsets_is_deleted_too(api: Api) -> None:
@@ -296,37 +287,6 @@ async def test_what_is_not_said_has_its_default(group: Api) -> None:
     assert ask.client == "127.0.0.1"
 
 
-async def test_everything_that_is_said_is_asked(group: Api) -> None:
-    group.groups.answers.append(Received([]))
-    await post(
-        group,
-        "receive",
-        {
-            "member": "host:42/a",
-            "max_messages": 5,
-            "max_bytes": 1000,
-            "wait_ms": 20_000,
-            "lease_ms": 60_000,
-            "topics": ["refunds"],
-            "filter": "tag",
-            "settled": True,
-            "attempt_id": "try-1",
-        },
-    )
-    (ask,) = group.groups.asks
-    assert (ask.member, ask.max_messages, ask.max_bytes) == ("host:42/a", 5, 1000)
-    assert 10.0 < ask.wait_s <= 20.0  # less the time that passed before the call
-    assert (ask.lease_ms, ask.topic_names, ask.filter_text) == (60_000, ["refunds"], "tag")
-    assert (ask.settled, ask.browse, ask.attempt_id) == (True, False, "try-1")
-
-
-async def test_who_asks_for_no_messages_is_told_at_once_how_many_there_are(group: Api) -> None:
-    group.groups.answers.append(Received([], available=5))
-    answer = await post(group, "receive", {"max_messages": 0, "wait_ms": 60_000})
-    assert answer.json()["available"] == 5
-    assert group.groups.asks[0].wait_s == 0.0
-
-
 @pytest.mark.parametrize(
     ("error", "status", "problem"),
     [
@@ -341,12 +301,6 @@ async def test_a_refusal_of_the_group_is_told(
     group.groups.answers.append(error)
     answer = await post(group, "receive", {"member": "b"})
     assert (answer.status, answer.problem) == (status, problem)
-
-
-async def test_a_topic_that_is_not_the_groups_is_unknown_to_it(group: Api) -> None:
-    await group.store.topics.create("other")
-    answer = await post(group, "receive", {"topics": ["other"]})
-    assert (answer.status, answer.problem) == (404, "unknown-topic")
 
 
 # -- an undelivered reply ------------------------------------------------------------------
@@ -367,23 +321,6 @@ async def test_a_receive_waits_from_the_end_of_its_body_on(group: Api) -> None:
     assert group.groups.asks[0].wait_s > 11.0
 
 
-async def until_held(api: Api, count: int) -> None:
-    async with asyncio.timeout(10):
-        while api.groups.held != count:
-            await asyncio.sleep(0)
-
-
-async def test_a_client_that_goes_away_gives_up_its_place(group: Api) -> None:
-    async with raw_connection(group.server.port) as one:
-        body = b'{"member":"m","wait_ms":60000}'
-        head = (
-            f"POST {G}/receive HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        await one.send(head.encode() + body)
-        await until_held(group, 1)
-    await until_held(group, 0)
-
-
 async def test_a_reply_that_cannot_be_written_gives_its_leases_back(
     group: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,46 +337,6 @@ async def test_a_reply_that_cannot_be_written_gives_its_leases_back(
     assert group.groups.undelivered_ == [["orders-0"]]
 
 
-async def test_a_reply_that_is_not_sent_gives_its_leases_back(
-    group: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch = await stored(group, "orders", 0, "a")
-    received = Received(deliveries_of(group.store.table.get("orders"), batch, [0]))
-    group.groups.answers.append(received)
-    (connection,) = group.context.http.connections.open
-    receive = group.groups.receive
-
-    async def close_first(group: str, ask: ReceiveRequest) -> Received:
-        connection.close()
-        return await receive(group, ask)
-
-    monkeypatch.setattr(group.groups, "receive", close_first)
-    with pytest.raises(Exception, match=r"[Dd]isconnected"):
-        await post(group, "receive", {"member": "m"})
-    assert group.groups.undelivered_ == [["orders-0"]]
-
-
-async def test_a_reply_that_is_sent_gives_nothing_back(group: Api) -> None:
-    batch = await stored(group, "orders", 0, "a")
-    group.groups.answers.append(
-        Received(deliveries_of(group.store.table.get("orders"), batch, [0]))
-    )
-    await post(group, "receive", {"member": "m"})
-    await group.get("/healthz")
-    assert group.groups.undelivered_ == []
-
-
-async def test_a_stop_answers_those_who_wait(group: Api) -> None:
-    waiting = asyncio.create_task(post(group, "receive", {"member": "m", "wait_ms": 60_000}))
-    await until_held(group, 1)
-    await group.server.stop()
-    # H7: the answer is that of a held pull; a client would repeat a receive after an empty answer
-    answer = await waiting
-    assert (answer.status, answer.problem) == (503, "draining")
-    assert answer.headers["Retry-After"]
-    assert answer.headers["Connection"] == "close"
-
-
 # -- settling ------------------------------------------------------------------------------
 
 
@@ -449,26 +346,6 @@ async def test_each_receipt_has_its_status_in_order(group: Api, verb: str) -> No
     statuses = [each["status"] for each in answer.json()["results"]]
     assert statuses == ["done", "stale", "invalid", "done"]
     assert group.groups.settled[0][:2] == (Verb(verb), ["r1", "stale", "no?", "r2"])
-
-
-@pytest.mark.parametrize(
-    ("verb", "body", "terms"),
-    [
-        ("ack", {}, {"cumulative": False, "used_ms": None}),
-        ("ack", {"cumulative": True, "used_ms": 1.5}, {"cumulative": True, "used_ms": 1.5}),
-        ("nack", {}, {"delay_ms": None, "used_ms": None}),
-        ("nack", {"delay_ms": 0, "used_ms": 2}, {"delay_ms": 0, "used_ms": 2}),
-        ("release", {}, {}),
-        ("extend", {}, {"lease_ms": None}),
-        ("extend", {"lease_ms": 90_000}, {"lease_ms": 90_000}),
-        ("reject", {"used_ms": 7}, {"used_ms": 7}),
-    ],
-)
-async def test_a_settling_says_its_terms(
-    group: Api, verb: str, body: dict[str, object], terms: dict[str, object]
-) -> None:
-    await post(group, verb, {"receipts": ["r"], **body})
-    assert group.groups.settled == [(Verb(verb), ["r"], terms)]
 
 
 async def test_nothing_may_be_settled(group: Api) -> None:
@@ -484,27 +361,6 @@ async def test_a_settling_in_msgpack(group: Api) -> None:
 
 
 # -- moving --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("to", "offsets"),
-    [
-        ("latest", {"orders": {"0": 2, "1": 0}, "refunds": {"0": 0}}),
-        ("earliest", {"orders": {"0": 0, "1": 0}, "refunds": {"0": 0}}),
-        (0, {"orders": {"0": 0, "1": 0}, "refunds": {"0": 0}}),
-        ({"orders": {"0": 1}}, {"orders": {"0": 1}}),
-    ],
-)
-async def test_a_group_starts_again_elsewhere(group: Api, to: object, offsets: object) -> None:
-    await stored(group, "orders", 0, "a", "b")
-    answer = await post(group, "seek", {"to": to})
-    assert answer.json() == {"group": "g", "offsets": offsets}
-
-
-async def test_a_member_leaves(group: Api) -> None:
-    answer = await post(group, "leave", {"member": "m1"})
-    assert answer.json() == {"group": "g", "member": "m1"}
-    assert group.groups.left == [("g", "m1")]
 
 
 # -- stored offsets of a group with leases -------------------------------------------------
@@ -556,15 +412,6 @@ async def test_of_two_that_swap_at_once_one_alone_finds_what_it_has_read(group: 
     assert (await group.groups.floors("g", "orders"))[0] == 5 + statuses.index(200)
 
 
-async def test_a_reset_moves_it(group: Api) -> None:
-    await stored(group, "orders", 0, "a", "b")
-    dry = await group.send_json("POST", f"{OFFSETS}/reset", {"to": "latest", "dry_run": True})
-    assert (dry.json()["before"], dry.json()["after"]) == ({"0": 0, "1": 0}, {"0": 2, "1": 0})
-    assert (await group.groups.floors("g", "orders"))[0] == 0
-    await group.send_json("POST", f"{OFFSETS}/reset", {"to": "latest"})
-    assert (await group.groups.floors("g", "orders"))[0] == 2
-
-
 async def test_on_a_topic_that_is_not_its_own_it_stores_offsets_as_any_group(group: Api) -> None:
     await group.store.topics.create("other")
     await stored(group, "other", 0, "a", "b", "c")
@@ -576,27 +423,6 @@ async def test_on_a_topic_that_is_not_its_own_it_stores_offsets_as_any_group(gro
 
 
 # -- descriptions --------------------------------------------------------------------------
-
-
-async def test_a_group_is_described_with_its_leases(group: Api) -> None:
-    await stored(group, "orders", 0, "a", "b")
-    await post(group, "seek", {"to": {"orders": {"0": 1}}})
-    reply = (await group.get(G)).json()
-    assert reply["config"]["topics"]["orders"] == {"weight": 4, "filter": None}
-    assert reply["members"] == [{"member": "m1", "in_flight": 2, "waiting": 1, "active": True}]
-    assert (reply["in_flight"], reply["waiting"], reply["available"]) == (2, 1, 1)
-    assert [each["topic"] for each in reply["topics"]] == ["orders", "refunds"]
-    queue = reply["topics"][0]["queues"][0]
-    served = {"count": 3, "bytes": 300, "rate": 0.05}
-    lag_bytes, lag_seconds = queue.pop("lag_bytes"), queue.pop("lag_seconds")
-    assert queue == {
-        "queue": 0, "offset": 1, "floor": 1, "next": 1, "min_offset": 0, "max_offset": 2,
-        "lag_messages": 1, "available": 1, "in_flight": 2, "delayed": 1, "dead": 4, "expired": 5,
-        "lost": 6, "served": served,
-    }  # fmt: skip
-    assert lag_bytes > 0
-    assert lag_seconds >= 0
-    assert reply["lag_messages"] == reply["topics"][0]["lag_messages"] == 1
 
 
 async def test_groups_of_both_kinds_are_listed_in_one_order(group: Api) -> None:
@@ -620,35 +446,6 @@ async def test_a_group_that_only_stores_offsets_says_nothing_of_leases(api: Api)
     reply = (await api.get("/v1/groups/p")).json()
     assert set(reply) == {"group", "lag_messages", "lag_bytes", "lag_seconds", "topics"}
     assert "floor" not in reply["topics"][0]["queues"][0]
-
-
-async def test_the_groups_are_counted_for_prometheus(group: Api) -> None:
-    batch = await stored(group, "orders", 0, "a")
-    group.groups.answers.append(
-        Received(deliveries_of(group.store.table.get("orders"), batch, [0]))
-    )
-    await post(group, "receive", {})
-    group.groups.stats_ = GroupServiceStats(
-        groups=1,
-        waiting=2,
-        in_flight=3,
-        delivered_total=4,
-        settled_total=Counter({("ack", "done"): 5}),
-        expired_leases_total=6,
-        dead_letters_total=7,
-    )
-    text = (await group.get("/metrics")).body.decode()
-    for line in (
-        "holdfast_groups 1.0",
-        "holdfast_group_waiting 2.0",
-        "holdfast_group_in_flight 3.0",
-        "holdfast_group_delivered_total 4.0",
-        'holdfast_group_settled_total{status="done",verb="ack"} 5.0',
-        "holdfast_group_expired_leases_total 6.0",
-        "holdfast_group_dead_letters_total 7.0",
-        'holdfast_messages_out_total{topic="orders"} 1.0',
-    ):
-        assert line in text.splitlines(), line
 
 
 # -- permissions ---------------------------------------------------------------------------
