@@ -47,6 +47,7 @@ class SmallLog:
         """The header of every block that recovery accepted or that was appended since then."""
         self.durable_offset = 0
         self.next_offsets: dict[tuple[int, int], int] = {}
+        self._reopened: list[SmallLog] = []
 
     def open(
         self, from_offset: int | None = None, from_counts: tuple[int, int, int] = (0, 0, 0)
@@ -95,13 +96,34 @@ class SmallLog:
         self.durable_offset = self.log.written_offset
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files, also those of logs that `reopen` and `reopen_unrecovered` returned."""
         self.log.close()
+        for each in self._reopened:
+            each.close()
 
-    def reopened(self) -> "SmallLog":
-        """Close this log and return a new one on the same files, which is not open yet."""
+    def reopen(
+        self, from_offset: int | None = None, from_counts: tuple[int, int, int] = (0, 0, 0)
+    ) -> "tuple[SmallLog, RecoveryResult]":
+        """Close this log; return a new one on the same files, and the result of its recovery."""
         self.close()
-        return SmallLog(self.directory, self.disk)
+        log = SmallLog(self.directory, self.disk)
+        self._reopened.append(log)
+        return log, log.open(from_offset, from_counts)
+
+    def reopen_unrecovered(self) -> "SmallLog":
+        """Close this log; return a new one on the same files, open and not recovered."""
+        self.close()
+        log = SmallLog(self.directory, self.disk)
+        self._reopened.append(log)
+        log.log.open()
+        return log
+
+
+def open_small_log(directory: Path, disk: Disk | None = None) -> SmallLog:
+    """Return a log that is open and recovered."""
+    small = SmallLog(directory, disk)
+    small.open()
+    return small
 
 
 def walk(log: CommitLog, start_offset: int = 0) -> list[int | Damage]:

@@ -1,9 +1,9 @@
 import errno
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -25,6 +25,8 @@ from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.commitlog.format.checksum import crc32c
 from holdfast.commitlog.format.segment_format import (
     END_MARK_SIZE,
+    Blocks,
+    Keys,
     SegmentHeader,
     is_end_mark,
     parse_segment_name,
@@ -33,14 +35,16 @@ from holdfast.commitlog.segments import commit_log
 from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.commitlog.segments.footer import block_tables, read_footer, seal_segment
 from holdfast.commitlog.segments.log_scan import Damage, scan_segment
+from holdfast.commitlog.segments.segment import Segment
 from tests.support.batches import Columns, columns
-from tests.support.simulated_disk import SimulatedDisk, SimulatedFile
+from tests.support.simulated_disk import SimulatedDisk
 from tests.support.small_log import (
     FIRST,
     NOW_US,
     SEGMENT_BYTES,
     SmallLog,
     flip_bit,
+    open_small_log,
     overwrite,
     raw_batch,
     segment_path,
@@ -54,8 +58,7 @@ KEY_OF_HASH_0 = "bbfsptr"
 @pytest.fixture
 def simulated() -> Iterator[SmallLog]:
     """Yield a new log on a simulated disk."""
-    small = SmallLog(LOG, SimulatedDisk())
-    small.open()
+    small = open_small_log(LOG, SimulatedDisk())
     yield small
     small.close()
 
@@ -63,6 +66,27 @@ def simulated() -> Iterator[SmallLog]:
 def _disk(small: SmallLog) -> SimulatedDisk:
     assert isinstance(small.disk, SimulatedDisk)
     return small.disk
+
+
+def new_log(small: SmallLog, min_free_bytes: int = 0, **callbacks: Callable[[], Any]) -> CommitLog:
+    config = CommitLogConfig(segment_bytes=SEGMENT_BYTES, min_free_bytes=min_free_bytes)
+    return CommitLog(LOG, config, small.disk, now_us=lambda: NOW_US, **callbacks)
+
+
+def fail_to_read(*args: object) -> bytes:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def footer_of(segment: Segment) -> tuple[Blocks, Keys]:
+    tables = read_footer(segment)
+    assert tables is not None
+    return tables
+
+
+def end_first_segment(small: SmallLog) -> Segment:
+    ended = small.log.segments[0]
+    small.log.roll()
+    return ended
 
 
 def _fill_segments(small: SmallLog, count: int) -> None:
@@ -88,27 +112,23 @@ def test_opening_finds_the_segments_and_removes_unfinished_ones(small: SmallLog)
     _fill_segments(small, 3)
     (small.directory / f"{7:020d}.new").write_bytes(b"half")
     (small.directory / "README").write_bytes(b"not ours")
-    reopened = small.reopened()
-    reopened.log.open()
+    reopened = small.reopen_unrecovered()
     assert [s.start_offset for s in reopened.log.segments] == [0, SEGMENT_BYTES, 2 * SEGMENT_BYTES]
     assert reopened.log.damaged_headers == []
     assert reopened.log.size_bytes == 3 * SEGMENT_BYTES
     assert not list(small.directory.glob("*.new"))
     assert (small.directory / "README").exists()
-    reopened.close()
 
 
 def test_a_damaged_header_page_loses_no_block(small: SmallLog) -> None:
     _fill_segments(small, 2)
     places = walk(small.log)
     flip_bit(segment_path(small.log, 0), 8)
-    reopened = small.reopened()
-    reopened.log.open()
+    reopened = small.reopen_unrecovered()
     assert walk(reopened.log) == places
     [(path, reason)] = reopened.log.damaged_headers
     assert parse_segment_name(path.name) == 0
     assert "checksum" in reason
-    reopened.close()
 
 
 @pytest.mark.parametrize("what", ["short", "wrong start"])
@@ -120,12 +140,10 @@ def test_a_header_that_does_not_match_its_file_is_reported(small: SmallLog, what
             file.truncate(500_000)
     else:
         overwrite(path, 0, SegmentHeader(8, SEGMENT_BYTES, NOW_US).encode())
-    reopened = small.reopened()
-    reopened.log.open()
+    reopened = small.reopen_unrecovered()
     assert [found for found, _ in reopened.log.damaged_headers] == [path]
     assert walk(reopened.log)[0] == FIRST
     assert reopened.log.segments[0].end_offset == SEGMENT_BYTES
-    reopened.close()
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095])
@@ -136,11 +154,9 @@ def test_a_file_too_short_for_its_header_is_reported_and_not_changed(
     path = segment_path(small.log, 1)
     with path.open("r+b") as file:
         file.truncate(size)
-    reopened = small.reopened()
-    reopened.log.open()
+    reopened = small.reopen_unrecovered()
     assert reopened.log.damaged_headers == [(path, f"{size} bytes: too short for a segment")]
     assert [s.start_offset for s in reopened.log.segments] == [0, 2 * SEGMENT_BYTES]
-    reopened.close()
     assert path.stat().st_size == size
 
 
@@ -152,7 +168,7 @@ def test_a_newer_segment_is_refused(small: SmallLog) -> None:
     overwrite(segment_path(small.log, 0), 0, bytes(page))
     before = {path: path.read_bytes() for path in small.directory.iterdir()}
     with pytest.raises(UnknownFormatVersion, match="Nothing was changed"):
-        small.reopened().log.open()
+        small.reopen_unrecovered()
     assert {path: path.read_bytes() for path in small.directory.iterdir()} == before
 
 
@@ -161,12 +177,10 @@ def test_an_overlapping_file_hides_no_segment(small: SmallLog) -> None:
     places = walk(small.log)
     extra = small.directory / f"{5:020d}"
     extra.write_bytes(segment_path(small.log, 0).read_bytes())
-    reopened = small.reopened()
-    reopened.log.open()
+    reopened = small.reopen_unrecovered()
     assert walk(reopened.log) == places
     assert [path for path, _ in reopened.log.damaged_headers] == [extra]
     assert extra.exists()
-    reopened.close()
 
 
 # -- rolling ---------------------------------------------------------------------------------
@@ -210,14 +224,8 @@ def test_a_full_disk_is_reported_and_tried_again_later(
 ) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    told = []
-    log = CommitLog(
-        LOG,
-        CommitLogConfig(segment_bytes=SEGMENT_BYTES),
-        simulated.disk,
-        now_us=lambda: NOW_US,
-        disk_full=lambda: told.append(True),
-    )
+    reports = []
+    log = new_log(simulated, disk_full=lambda: reports.append(True))
     log.open()
     log.roll()
     disk = _disk(simulated)
@@ -229,7 +237,7 @@ def test_a_full_disk_is_reported_and_tried_again_later(
         assert raised.value.needed_bytes == SEGMENT_BYTES
     with pytest.raises(DiskFull):
         log.prepare_next()
-    assert len(told) == 1  # one call of the disk
+    assert len(reports) == 1  # one call of the disk
     assert log.segments is before
     assert not before[0].ended
     disk.full = False
@@ -242,13 +250,7 @@ def test_a_full_disk_is_reported_and_tried_again_later(
 
 def test_no_segment_is_created_without_the_reserve(simulated: SmallLog) -> None:
     has_reserve = False
-    log = CommitLog(
-        LOG,
-        CommitLogConfig(segment_bytes=SEGMENT_BYTES),
-        simulated.disk,
-        now_us=lambda: NOW_US,
-        has_reserve=lambda: has_reserve,
-    )
+    log = new_log(simulated, has_reserve=lambda: has_reserve)
     with pytest.raises(DiskFull):
         log.roll()
     has_reserve = True
@@ -274,13 +276,8 @@ def test_no_segment_is_created_from_the_last_free_bytes(
     simulated: SmallLog, spare: int, is_refused: bool
 ) -> None:
     least = 10_000
-    log = CommitLog(
-        LOG,
-        CommitLogConfig(segment_bytes=SEGMENT_BYTES, min_free_bytes=least),
-        simulated.disk,
-        now_us=lambda: NOW_US,
-        free_bytes=lambda: SEGMENT_BYTES + least + spare,
-    )
+    free = SEGMENT_BYTES + least + spare
+    log = new_log(simulated, min_free_bytes=least, free_bytes=lambda: free)
     if is_refused:
         with pytest.raises(DiskLow, match=f"next segment needs {SEGMENT_BYTES} "):
             log.roll()
@@ -294,12 +291,8 @@ def test_a_block_that_the_disk_fails_to_read_is_unreadable(
 ) -> None:
     simulated.log.roll()
     place = simulated.log.written_offset
-
-    def fails(*args: object) -> bytes:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(type(simulated.log.segments[0].file), "read", fails)
-    monkeypatch.setattr(type(simulated.log.segments[0].file), "read_nowait", fails)
+    for name in ("read", "read_nowait"):
+        monkeypatch.setattr(PooledFile, name, fail_to_read)
     with pytest.raises(CorruptRecord) as raised:
         simulated.log.read_batch(place, 100)
     assert raised.value.reason == "unreadable"
@@ -313,17 +306,12 @@ def test_a_footer_that_the_disk_fails_to_read_is_none(
     ended = small.log.segments[0]
     seal_segment(ended)
     assert read_footer(ended) is not None
-
-    def fails(*args: object) -> bytes:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(type(ended.file), "read", fails)
+    monkeypatch.setattr(PooledFile, "read", fail_to_read)
     assert read_footer(ended) is None
 
 
 def test_a_segment_of_another_size_starts_where_the_last_one_ends(tmp_path: Path) -> None:
-    small = SmallLog(tmp_path)
-    small.open()
+    small = open_small_log(tmp_path)
     _fill_segments(small, 1)
     small.close()
     larger = SmallLog(tmp_path, segment_bytes=2 * SEGMENT_BYTES)
@@ -380,8 +368,7 @@ def test_a_batch_is_checked_against_the_largest(small: SmallLog) -> None:
 def test_the_footer_of_accepted_batches_fits(
     batches: list[tuple[int, bool, int]],
 ) -> None:
-    small = SmallLog(LOG, SimulatedDisk())
-    small.open()
+    small = open_small_log(LOG, SimulatedDisk())
     for messages, is_keyed, body in batches:
         keys = [str(i % 10) for i in range(messages)] if is_keyed else None
         raw = encode_batch([b"x" * (body if i == 0 else 0) for i in range(messages)], keys=keys)
@@ -392,8 +379,7 @@ def test_the_footer_of_accepted_batches_fits(
         blocks = [h for h in small.headers if small.log.segment_at(h.physical_offset) is segment]
         seal_segment(segment)
         assert segment.sealed
-        tables = read_footer(segment)
-        assert tables is not None
+        tables = footer_of(segment)
         assert sorted(tables[0]["physical_offset"].tolist()) == [h.physical_offset for h in blocks]
         assert len(list(walk(small.log))) >= len(small.headers)
     found = [place for place in walk(small.log) if isinstance(place, int)]
@@ -408,8 +394,7 @@ def _sealed(small: SmallLog) -> list[int]:
     for queue, keys in [(1, ["b", "a"]), (0, None), (1, [KEY_OF_HASH_0, None]), (0, ["c", "a"])]:
         small.append(encode_batch([b"1", b"2"], keys=keys), queue_id=queue)
     small.append(raw_batch(), topic_id=0, queue_id=5)
-    ended = small.log.segments[0]
-    small.log.roll()
+    ended = end_first_segment(small)
     seal_segment(ended)
     assert ended.sealed
     return [header.physical_offset for header in small.headers]
@@ -417,8 +402,7 @@ def _sealed(small: SmallLog) -> list[int]:
 
 def test_a_footer_lists_blocks_by_queue_and_keys_by_hash(small: SmallLog) -> None:
     places = _sealed(small)
-    tables = read_footer(small.log.segments[0])
-    assert tables is not None
+    tables = footer_of(small.log.segments[0])
     blocks, keys = tables
     rows = [(b["topic_id"], b["queue_id"], b["base_offset"]) for b in blocks]
     assert rows == [(0, 5, 0), (1, 0, 0), (1, 0, 2), (1, 1, 0), (1, 1, 2)]
@@ -434,18 +418,15 @@ def test_a_footer_lists_blocks_by_queue_and_keys_by_hash(small: SmallLog) -> Non
 @given(st.lists(st.tuples(columns(max_messages=4), st.integers(0, 2)), max_size=6))
 @settings(max_examples=30, deadline=None)
 def test_a_footer_lists_the_blocks_of_a_scan(sent: list[tuple[Columns, int]]) -> None:
-    small = SmallLog(LOG, SimulatedDisk())
-    small.open()
+    small = open_small_log(LOG, SimulatedDisk())
     small.log.roll()
     hashes = []
     for each, queue in sent:
         small.append(each.encode(), queue_id=queue)
         hashes += [key_hash(key) for key in each.keys or [] if key]
-    segment = small.log.segments[0]
-    small.log.roll()
+    segment = end_first_segment(small)
     seal_segment(segment)
-    found = read_footer(segment)
-    assert found is not None
+    found = footer_of(segment)
     assert found[1]["key_hash"].tolist() == sorted(hashes)
     rows = [
         (h.topic_id, h.queue_id, h.base_offset, h.physical_offset, h.total_size, h.message_count,
@@ -475,16 +456,13 @@ def test_a_segment_before_the_recovered_part_can_be_sealed(small: SmallLog) -> N
     _fill_segments(small, 2)
     small.log.segments[0].sealed = False
     start = small.headers[1].physical_offset
-    reopened = small.reopened()
-    reopened.open(start, (SEGMENT_BYTES, 0, 0))
+    reopened, _ = small.reopen(start, (SEGMENT_BYTES, 0, 0))
     first = reopened.log.segments[0]
     assert first.ended
     assert not first.sealed
     seal_segment(first)
-    tables = read_footer(first)
-    assert tables is not None
+    tables = footer_of(first)
     assert tables[0]["physical_offset"].tolist() == [FIRST]
-    reopened.close()
 
 
 def test_a_segment_with_a_damaged_end_mark_gets_no_footer(small: SmallLog) -> None:
@@ -501,8 +479,7 @@ def test_a_damaged_payload_keeps_the_row_of_its_block(small: SmallLog) -> None:
     for key in "abcd":
         small.append(encode_batch([b"x"], keys=[key]))
     places = [header.physical_offset for header in small.headers]
-    ended = small.log.segments[0]
-    small.log.roll()
+    ended = end_first_segment(small)
     flip_bit(ended.path, places[1] + 130)  # payload
     flip_bit(ended.path, places[2] + 30)  # header
     damage: list[Damage] = []
@@ -518,12 +495,10 @@ def test_sealing_finds_the_same_tables_as_a_full_scan(small: SmallLog) -> None:
     for number in range(24):
         keys = ["k"] if number % 3 == 0 else None
         small.append(encode_batch([b"x" * number * 7], keys=keys))
-    ended = small.log.segments[0]
-    small.log.roll()
+    ended = end_first_segment(small)
     blocks, keys_found = block_tables(ended)
     seal_segment(ended)
-    sealed = read_footer(ended)
-    assert sealed is not None
+    sealed = footer_of(ended)
     assert len(blocks) == 24
     assert len(keys_found) == 8
     assert sealed[0].tobytes() == blocks.tobytes()
@@ -534,13 +509,11 @@ def test_sealing_does_not_verify_payloads_without_keys(small: SmallLog) -> None:
     for keys in (None, ["k"]):
         small.append(encode_batch([b"x"], keys=keys))
     places = [header.physical_offset for header in small.headers]
-    ended = small.log.segments[0]
-    small.log.roll()
+    ended = end_first_segment(small)
     for place in places:
         flip_bit(ended.path, place + 130)
     seal_segment(ended)
-    sealed = read_footer(ended)
-    assert sealed is not None
+    sealed = footer_of(ended)
     assert sealed[0]["physical_offset"].tolist() == places
     assert sealed[1].tolist() == []
     assert [found.start for found in scan_segment(ended) if isinstance(found, Damage)] == places
@@ -550,8 +523,7 @@ def test_sealing_does_not_verify_payloads_without_keys(small: SmallLog) -> None:
 def test_a_damaged_footer_is_not_read(small: SmallLog, at: int) -> None:
     _sealed(small)
     segment = small.log.segments[0]
-    tables = read_footer(segment)
-    assert tables is not None
+    tables = footer_of(segment)
     size = tables[0].nbytes + tables[1].nbytes + 64
     flip_bit(segment.path, segment.size - size + at if at >= 0 else segment.size + at)
     assert read_footer(segment) is None
@@ -666,6 +638,3 @@ def test_a_failed_write_counts_no_block(simulated: SmallLog) -> None:
     with pytest.raises(OSError, match="error"):
         simulated.append(raw_batch())
     assert simulated.log.written_offset == written
-    file = simulated.log.segments[0].file
-    assert isinstance(file, PooledFile)
-    assert isinstance(file._file, SimulatedFile)

@@ -14,7 +14,7 @@ from holdfast.commitlog.segments import log_scan
 from holdfast.commitlog.segments.log_scan import Damage, scan_log, scan_runs
 from tests.commitlog.format.test_batch_header import resealed
 from tests.support.batches import stamped
-from tests.support.small_log import SEGMENT_BYTES, SmallLog, overwrite, raw_batch
+from tests.support.small_log import SEGMENT_BYTES, SmallLog, open_small_log, overwrite, raw_batch
 
 #: Positions of damage: in the part of a segment that blocks reach, and at its end.
 _PLACES = st.one_of(st.integers(0, 12_000), st.integers(SEGMENT_BYTES - 300, SEGMENT_BYTES - 1))
@@ -94,8 +94,7 @@ def test_both_scans_find_the_same(
         if window is not None:
             patch.setattr(log_scan, "_WINDOW_BYTES", window)
         patch.setattr(log_scan, "_SHORT_RUN", 2)
-        small = SmallLog(Path(directory) / "log")
-        small.open()
+        small = open_small_log(Path(directory) / "log")
         for number, size in enumerate(sizes):
             if number in rolls:
                 small.log.roll()

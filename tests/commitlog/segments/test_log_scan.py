@@ -17,6 +17,7 @@ from tests.support.small_log import (
     SEGMENT_BYTES,
     SmallLog,
     flip_bit,
+    open_small_log,
     overwrite,
     raw_batch,
     segment_path,
@@ -168,8 +169,7 @@ def test_a_block_with_another_offset_is_damage(small: SmallLog) -> None:
 
 
 def test_a_segment_under_another_name_has_no_block(tmp_path: Path) -> None:
-    small = SmallLog(tmp_path / "log")
-    small.open()
+    small = open_small_log(tmp_path / "log")
     _blocks(small, 2)
     small.close()
     only = next((tmp_path / "log").iterdir())
@@ -179,7 +179,6 @@ def test_a_segment_under_another_name_has_no_block(tmp_path: Path) -> None:
     assert walk(moved.log) == [
         Damage(SEGMENT_BYTES + FIRST, 2 * SEGMENT_BYTES, "misplaced"),
     ]
-    moved.close()
 
 
 def _hostile_body(at: int, body_at: int, count: int = 8) -> bytes:
@@ -272,12 +271,10 @@ def _three_segments(small: SmallLog) -> list[int]:
 def test_a_missing_segment_is_a_hole(small: SmallLog, start: int) -> None:
     places = _three_segments(small)
     segment_path(small.log, 1).unlink()
-    reopened = small.reopened()
-    reopened.log.open()
+    reopened = small.reopen_unrecovered()
     found = walk(reopened.log, start)
     hole = Damage(max(start, SEGMENT_BYTES), 2 * SEGMENT_BYTES, "missing-segment")
     assert found[:-1] == [place for place in (places[0],) if place >= start] + [hole, places[2]]
-    reopened.close()
 
 
 def test_deleted_segments_are_not_a_hole(small: SmallLog) -> None:

@@ -20,6 +20,7 @@ from tests.support.small_log import (
     SEGMENT_BYTES,
     SmallLog,
     flip_bit,
+    open_small_log,
     overwrite,
     raw_batch,
     walk,
@@ -70,8 +71,7 @@ def test_an_intact_log_is_scanned_and_not_changed(small: SmallLog) -> None:
         small.append(raw_batch(size))
     small.log.prepare_next()
     before, headers = _files(small), small.headers
-    reopened = small.reopened()
-    recovered = reopened.open()
+    reopened, recovered = small.reopen()
     assert reopened.headers == headers
     assert recovered == RecoveryResult(
         written_offset=headers[-1].end_physical_offset,
@@ -82,29 +82,24 @@ def test_an_intact_log_is_scanned_and_not_changed(small: SmallLog) -> None:
     assert _files(reopened) == before
     assert [segment.ended for segment in reopened.log.segments] == [True, False]
     assert reopened.log.written_offset == recovered.written_offset
-    reopened.close()
 
 
 def test_appends_continue_at_the_end_of_the_log(small: SmallLog) -> None:
     _blocks(small, 3)
-    reopened = small.reopened()
-    reopened.open()
+    reopened, _ = small.reopen()
     batch = reopened.append(raw_batch())
     assert batch.header.physical_offset == FIRST + 3 * BLOCK
     assert batch.header.base_offset == 3
-    reopened.close()
 
 
 def test_the_prepared_segment_is_used_after_a_restart(small: SmallLog) -> None:
     _blocks(small, 1)
     small.log.prepare_next()
-    reopened = small.reopened()
-    reopened.open()
+    reopened, _ = small.reopen()
     assert len(reopened.log.segments) == 1
     inode = (small.directory / f"{SEGMENT_BYTES:020d}").stat().st_ino
     reopened.log.roll()
     assert reopened.log.segments[-1].path.stat().st_ino == inode
-    reopened.close()
 
 
 @pytest.mark.parametrize("header", [b"", b"\xff"], ids=["intact", "damaged"])
@@ -115,41 +110,35 @@ def test_a_truncated_prepared_segment_is_created_again(small: SmallLog, header: 
     with prepared.open("r+b") as file:
         file.write(header)
         file.truncate(FIRST + 1)
-    reopened = small.reopened()
-    reopened.open()
+    reopened, _ = small.reopen()
     reopened.log.roll()
     assert reopened.log.segments[-1].path == prepared
     assert prepared.stat().st_blocks * 512 >= SEGMENT_BYTES  # its space is allocated
-    reopened.close()
 
 
 def test_a_recovery_from_a_position_starts_with_its_counts(small: SmallLog) -> None:
     for _ in range(3):
         small.append(raw_batch(keys=10))
     position = small.headers[1].end_physical_offset
-    reopened = small.reopened()
-    recovered = reopened.open(position, (0, 2, 20))
+    reopened, recovered = small.reopen(position, (0, 2, 20))
     assert (recovered.blocks, len(reopened.headers)) == (1, 1)
     segment = reopened.log.segments[0]
     assert (segment.block_count, segment.key_count) == (3, 30)
     assert segment.written == small.headers[2].end_physical_offset
-    reopened.close()
 
 
 def test_a_recovery_from_the_end_finds_no_blocks(small: SmallLog) -> None:
     _blocks(small, 2)
     end = small.log.written_offset
-    reopened = small.reopened()
-    assert reopened.open(end, (0, 2, 0)) == RecoveryResult(written_offset=end)
+    reopened, recovered = small.reopen(end, (0, 2, 0))
+    assert recovered == RecoveryResult(written_offset=end)
     assert _blocks(reopened, 1) == [end]
-    reopened.close()
 
 
 def test_progress_grows_up_to_the_last_block(small: SmallLog) -> None:
     damaged, *_, last = _synced_blocks(small, 5)
     flip_bit(small.log.segments[0].path, damaged + HEADER_SIZE)
-    reopened = small.reopened()
-    reopened.log.open()
+    reopened = small.reopen_unrecovered()
     seen: list[tuple[int, int]] = []
     recover(
         reopened.log,
@@ -159,7 +148,6 @@ def test_progress_grows_up_to_the_last_block(small: SmallLog) -> None:
         progress=lambda done, total: seen.append((done, total)),
     )
     assert seen == [(damaged, SEGMENT_BYTES), (last, SEGMENT_BYTES)]
-    reopened.close()
 
 
 # -- torn tails ------------------------------------------------------------------------------
@@ -198,11 +186,9 @@ def test_a_flipped_bit_above_the_durable_offset_is_a_torn_tail(small: SmallLog) 
     path = small.log.segments[0].path
     whole = path.read_bytes()
     flip_bit(path, places[2] + 140, 3)
-    reopened = small.reopened()
-    recovered = reopened.open()
+    reopened, recovered = small.reopen()
     assert (_places(reopened), recovered.damage) == (places[:2], [])
     assert path.read_bytes() == _zeroed(whole, places[2])
-    reopened.close()
 
 
 def test_everything_after_a_hole_that_was_never_durable_is_cut(small: SmallLog) -> None:
@@ -210,26 +196,21 @@ def test_everything_after_a_hole_that_was_never_durable_is_cut(small: SmallLog) 
     path = small.log.segments[0].path
     whole = path.read_bytes()
     overwrite(path, places[2], bytes(BLOCK))
-    reopened = small.reopened()
-    recovered = reopened.open()
+    reopened, recovered = small.reopen()
     assert _places(reopened) == places[:2]
     assert recovered.cut_bytes == 4 * BLOCK
-    reopened.close()
     assert path.read_bytes() == _zeroed(whole, places[2])
 
 
 def test_cut_blocks_do_not_reappear_after_a_new_block(small: SmallLog) -> None:
     places = _blocks(small, 4)
     flip_bit(small.log.segments[0].path, places[1])
-    second = small.reopened()
-    second.open()
+    second, _ = small.reopen()
     # It is as large as the torn block: stale blocks would follow it directly.
     assert _blocks(second, 1) == [places[1]]
-    third = second.reopened()
-    third.open()
+    third, _ = second.reopen()
     assert _places(third) == places[:2]
     assert third.headers[1].store_timestamp_us == second.headers[1].store_timestamp_us
-    third.close()
 
 
 def test_a_cut_reaches_over_later_segments(small: SmallLog) -> None:
@@ -239,8 +220,7 @@ def test_a_cut_reaches_over_later_segments(small: SmallLog) -> None:
     small.log.roll()
     _blocks(small, 2)
     flip_bit(small.log.segments[0].path, places[1])
-    reopened = small.reopened()
-    reopened.open()
+    reopened, _ = small.reopen()
     assert _places(reopened) == places[:1]
     # The next segment is kept, empty, as the prepared one; later segments are deleted.
     assert sorted(_files(reopened)) == [f"{0:020d}", f"{SEGMENT_BYTES:020d}"]
@@ -249,7 +229,6 @@ def test_a_cut_reaches_over_later_segments(small: SmallLog) -> None:
     assert walk(reopened.log, SEGMENT_BYTES) == [
         Damage(SEGMENT_BYTES + FIRST, 2 * SEGMENT_BYTES, "unwritten")
     ]
-    reopened.close()
 
 
 def test_a_torn_end_mark_cuts_the_next_segment(small: SmallLog) -> None:
@@ -257,19 +236,16 @@ def test_a_torn_end_mark_cuts_the_next_segment(small: SmallLog) -> None:
     small.log.roll()
     _blocks(small, 1)
     overwrite(small.log.segments[0].path, places[1] + BLOCK, bytes(END_MARK_SIZE))
-    reopened = small.reopened()
-    recovered = reopened.open()
+    reopened, recovered = small.reopen()
     assert (_places(reopened), recovered.damage) == (places, [])
     assert recovered.written_offset == places[1] + BLOCK
     assert not any(_files(reopened)[f"{SEGMENT_BYTES:020d}"][FIRST:])
-    reopened.close()
 
 
 def test_blocks_cut_from_the_prepared_segment_do_not_reappear() -> None:
     """A power loss right after recovery must not bring back what recovery zeroed."""
     disk = SimulatedDisk()
-    small = SmallLog(LOG, disk)
-    small.open()
+    small = open_small_log(LOG, disk)
     small.append(raw_batch(400_000))
     small.log.roll()
     small.append(raw_batch(100))
@@ -277,8 +253,7 @@ def test_blocks_cut_from_the_prepared_segment_do_not_reappear() -> None:
     first = small.log.segments[0]
     first.file.write([bytes(END_MARK_SIZE)], first.written)
     first.file.sync()
-    second = SmallLog(LOG, disk.kill())
-    second.open()
+    second = open_small_log(LOG, disk.kill())
     assert len(second.headers) == 1
     after = second.disk
     assert isinstance(after, SimulatedDisk)
@@ -295,8 +270,7 @@ def test_damage_below_the_durable_offset_is_kept_and_reported(small: SmallLog, a
     places = _synced_blocks(small, 4)
     flip_bit(small.log.segments[0].path, places[1] + at)
     before = _files(small)
-    reopened = small.reopened()
-    recovered = reopened.open()
+    reopened, recovered = small.reopen()
     [damage] = recovered.damage
     assert (damage.start, damage.end) == (places[1], places[2])
     assert recovered.cut_bytes == 0
@@ -308,17 +282,14 @@ def test_damage_below_the_durable_offset_is_kept_and_reported(small: SmallLog, a
         assert _places(reopened) == places
         assert damage.header == small.headers[1]
     assert reopened.append(raw_batch()).header.base_offset == 4
-    reopened.close()
 
 
 def test_the_position_of_the_index_proves_durability(small: SmallLog) -> None:
     places = _blocks(small, 3)  # no block records durability
     flip_bit(small.log.segments[0].path, places[0])
-    reopened = small.reopened()
-    recovered = reopened.open(places[1], (0, 1, 0))
+    reopened, recovered = small.reopen(places[1], (0, 1, 0))
     assert (recovered.damage, recovered.cut_bytes) == ([], 0)
     assert _places(reopened) == places[1:]
-    reopened.close()
 
 
 def test_a_later_intact_block_proves_an_earlier_hole(small: SmallLog) -> None:
@@ -330,13 +301,11 @@ def test_a_later_intact_block_proves_an_earlier_hole(small: SmallLog) -> None:
     # Its header still records durability.
     flip_bit(small.log.segments[1].path, places[3] + 140 - SEGMENT_BYTES)
     before = _files(small)
-    reopened = small.reopened()
-    recovered = reopened.open()
+    reopened, recovered = small.reopen()
     assert [damage.start for damage in recovered.damage] == [places[1]]
     # The damaged block in the next segment was not durable: it is a torn tail.
     assert _places(reopened) == [places[0], places[2]]
     assert _files(reopened)[f"{0:020d}"] == before[f"{0:020d}"]
-    reopened.close()
 
 
 def test_a_hole_over_the_durable_offset_is_cut_where_it_may_be_torn(small: SmallLog) -> None:
@@ -347,14 +316,12 @@ def test_a_hole_over_the_durable_offset_is_cut_where_it_may_be_torn(small: Small
     for place in places[2:4]:
         flip_bit(path, place + 140)
     whole = path.read_bytes()
-    reopened = small.reopened()
-    recovered = reopened.open()
+    reopened, recovered = small.reopen()
     assert [damage.start for damage in recovered.damage] == [places[1]]
     assert recovered.written_offset == places[2]
     # The kept data is not overwritten, though no intact block ends there.
     assert _blocks(reopened, 1) == [places[2]]
     assert path.read_bytes()[: places[2]] == whole[: places[2]]
-    reopened.close()
 
 
 def test_a_missing_segment_is_reported_and_nothing_is_cut(small: SmallLog) -> None:
@@ -364,13 +331,11 @@ def test_a_missing_segment_is_reported_and_nothing_is_cut(small: SmallLog) -> No
         places += _synced_blocks(small, 1)
     small.log.segments[1].path.unlink()
     before = _files(small)
-    reopened = small.reopened()
-    recovered = reopened.open()
+    reopened, recovered = small.reopen()
     assert recovered.damage == [Damage(SEGMENT_BYTES, 2 * SEGMENT_BYTES, "missing-segment")]
     assert _places(reopened) == [places[0], *places[2:]]
     assert _files(reopened) == before
     assert [segment.ended for segment in reopened.log.segments] == [True, True, False]
-    reopened.close()
 
 
 def test_segments_after_a_missing_last_segment_are_not_changed(small: SmallLog) -> None:
@@ -380,13 +345,11 @@ def test_segments_after_a_missing_last_segment_are_not_changed(small: SmallLog) 
     away = path.with_name(f"{9 * SEGMENT_BYTES:020d}")
     away.write_bytes(path.read_bytes())
     before = away.read_bytes()
-    again = small.reopened()
-    recovered = again.open()
+    again, recovered = small.reopen()
     assert recovered.left_out == [away]
     assert walk(again.log)[:-1] == places
     assert away.read_bytes() == before
     assert len(again.log.segments) == 1
-    again.close()
 
 
 def test_a_lost_end_mark_below_the_durable_offset_is_damage(small: SmallLog) -> None:
@@ -395,12 +358,10 @@ def test_a_lost_end_mark_below_the_durable_offset_is_damage(small: SmallLog) -> 
     places += _synced_blocks(small, 2)
     overwrite(small.log.segments[0].path, places[1] + BLOCK, b"\xff" * END_MARK_SIZE)
     before = _files(small)
-    reopened = small.reopened()
-    recovered = reopened.open()
+    reopened, recovered = small.reopen()
     assert recovered.damage == [Damage(places[1] + BLOCK, SEGMENT_BYTES, "bad-magic")]
     assert _places(reopened) == places
     assert _files(reopened) == before
-    reopened.close()
 
 
 @pytest.mark.timeout(20)
@@ -412,8 +373,7 @@ def test_partly_proven_damage_up_to_the_end_of_a_segment_ends_there(
     assert ended is not None
     second = _blocks(small, 1)[0]  # records durability only up to the end mark
     overwrite(ended.path, damaged, b"\xff" * (BLOCK + END_MARK_SIZE))
-    small = small.reopened()
-    recovered = small.open()
+    small, recovered = small.reopen()
     assert recovered.damage == [Damage(damaged, SEGMENT_BYTES, "bad-magic")]
     assert _places(small) == [first, second]
     small.close()
@@ -427,14 +387,12 @@ def test_a_damaged_header_page_or_footer_loses_no_message(small: SmallLog, where
     seal_segment(ended)
     places += _synced_blocks(small, 1)
     flip_bit(ended.path, 9 if where == "header page" else SEGMENT_BYTES - 64)
-    reopened = small.reopened()
-    recovered = reopened.open()
+    reopened, recovered = small.reopen()
     assert (_places(reopened), recovered.damage, recovered.cut_bytes) == (places, [], 0)
     first = reopened.log.segments[0]
     assert first.sealed == (where == "header page")
     seal_segment(first)
     assert read_footer(first) is not None
-    reopened.close()
 
 
 # -- crashes at the seams --------------------------------------------------------------------
@@ -447,34 +405,28 @@ def test_a_grown_file_with_a_damaged_header_hides_no_segment(small: SmallLog) ->
     places += _synced_blocks(small, 2)
     overwrite(ended.path, 0, b"\xff" * 8)
     overwrite(ended.path, SEGMENT_BYTES, b"\xff" * 100)
-    reopened = small.reopened()
-    recovered = reopened.open()
+    reopened, recovered = small.reopen()
     assert (recovered.damage, recovered.cut_bytes) == ([], 0)
     assert _places(reopened) == places
-    reopened.close()
 
 
 def test_a_next_segment_is_created_after_an_ended_one(small: SmallLog) -> None:
     places = _synced_blocks(small, 2)
     small.log.roll()
     small.log.segments[1].path.unlink()
-    reopened = small.reopened()
-    recovered = reopened.open()
+    reopened, recovered = small.reopen()
     assert (_places(reopened), recovered.damage, recovered.cut_bytes) == (places, [], 0)
     assert reopened.log.segments[0].ended
     assert _blocks(reopened, 1) == [SEGMENT_BYTES + FIRST]
-    reopened.close()
 
 
 def test_an_unfinished_segment_is_created_again(small: SmallLog) -> None:
     _synced_blocks(small, 1)
     (small.directory / f"{SEGMENT_BYTES:020d}.new").write_bytes(b"HFSG")
-    reopened = small.reopened()
-    reopened.open()
+    reopened, _ = small.reopen()
     assert sorted(_files(reopened)) == [f"{0:020d}"]
     reopened.log.roll()
     assert len(_blocks(reopened, 1)) == 1
-    reopened.close()
 
 
 def test_recovering_again_changes_nothing(small: SmallLog) -> None:
@@ -483,22 +435,18 @@ def test_recovering_again_changes_nothing(small: SmallLog) -> None:
     path = small.log.segments[0].path
     flip_bit(path, places[1])
     flip_bit(path, places[4])
-    second = small.reopened()
-    first_time = second.open()
+    second, first_time = small.reopen()
     assert first_time.cut_bytes
     after = _files(second)
-    third = second.reopened()
-    second_time = third.open()
+    third, second_time = second.reopen()
     assert (second_time.damage, second_time.cut_bytes) == (first_time.damage, 0)
     assert _places(third) == _places(second)
     assert _files(third) == after
-    third.close()
 
 
 def test_a_crash_during_recovery_loses_nothing() -> None:
     disk = SimulatedDisk()
-    small = SmallLog(LOG, disk)
-    small.open()
+    small = open_small_log(LOG, disk)
     for _ in range(3):  # three segments; the last two will be cut
         for _ in range(2):
             small.append(raw_batch(300_000))
@@ -524,8 +472,7 @@ def test_a_crash_during_recovery_loses_nothing() -> None:
         _blocks(again, 2)
         while len(again.log.segments) < 3:
             again.append(raw_batch(300_000))
-        last = SmallLog(LOG, after.kill())
-        last.open()
+        last = open_small_log(LOG, after.kill())
         assert last.headers == again.headers, changes
     assert 8 < changes < 199
 
@@ -538,8 +485,7 @@ def test_a_crash_while_segments_are_deleted_leaves_no_hole(
     for seed in range(8):
         rng = random.Random(seed)
         disk = SimulatedDisk()
-        small = SmallLog(LOG, disk)
-        small.open()
+        small = open_small_log(LOG, disk)
         _synced_blocks(small, 1)
         for _ in range(8):
             small.append(raw_batch(500_000))
@@ -557,8 +503,7 @@ def test_a_crash_while_segments_are_deleted_leaves_no_hole(
 def test_the_names_of_segments_are_synced_at_a_start() -> None:
     for seed in range(20):
         disk = SimulatedDisk()
-        small = SmallLog(LOG, disk)
-        small.open()
+        small = open_small_log(LOG, disk)
         small.append(raw_batch())
         small.sync()
         disk.freeze_after(6)  # freeze after: remove, sync, create, write, sync, rename
@@ -566,22 +511,19 @@ def test_the_names_of_segments_are_synced_at_a_start() -> None:
             small.log.prepare_next()
         disk = disk.kill()
         assert len(disk.names(LOG)) == 2
-        small = SmallLog(LOG, disk)
-        small.open()
+        small = open_small_log(LOG, disk)
         small.log.roll()
         small.append(raw_batch())
         small.sync()
         disk = disk.crash(random.Random(seed))
-        small = SmallLog(LOG, disk)
-        small.open()
+        small = open_small_log(LOG, disk)
         assert len(small.headers) == 2, f"seed {seed}"
 
 
 @pytest.mark.parametrize("fault", ["sync", "write"])
 def test_an_error_of_the_disk_propagates(fault: str) -> None:
     disk = SimulatedDisk()
-    small = SmallLog(LOG, disk)
-    small.open()
+    small = open_small_log(LOG, disk)
     places = _blocks(small, 3)
     small.log.segments[0].file.write([b"\xff"], places[2])
     after = disk.kill()
@@ -608,8 +550,6 @@ def test_a_newer_block_is_refused_and_nothing_is_changed(
     path = small.log.segments[0].path
     overwrite(path, places[1], edit(path.read_bytes()[places[1] : places[2]]))
     before = _files(small)
-    reopened = small.reopened()
     with pytest.raises(UnknownFormatVersion):
-        reopened.open()
+        small.reopen()
     assert _files(small) == before
-    reopened.close()

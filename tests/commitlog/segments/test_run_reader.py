@@ -12,13 +12,12 @@ from holdfast.commitlog.format.batch_header import HEADER_SIZE
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.segments import run_reader
 from holdfast.commitlog.segments.run_reader import FEW, NEAR_BYTES, read_runs
-from tests.support.small_log import SmallLog, flip_bit, raw_batch, segment_path
+from tests.support.small_log import SmallLog, flip_bit, open_small_log, raw_batch, segment_path
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[SmallLog]:
-    log = SmallLog(tmp_path / "log")
-    log.open()
+    log = open_small_log(tmp_path / "log")
     log.log.roll()
     yield log
     log.close()

@@ -22,7 +22,7 @@ from holdfast.commitlog.segments.segment import (
     read_trailer,
 )
 from tests.support.simulated_disk import SimulatedDisk
-from tests.support.small_log import NOW_US, SEGMENT_BYTES, SmallLog, raw_batch
+from tests.support.small_log import NOW_US, SEGMENT_BYTES, open_small_log, raw_batch
 
 MIB = 1024 * 1024
 
@@ -112,8 +112,7 @@ def test_room_for_the_end_mark_and_the_footer_is_reserved(tmp_path: Path) -> Non
 
 
 def test_stored_blocks_reduce_the_room(tmp_path: Path) -> None:
-    small = SmallLog(tmp_path)
-    small.open()
+    small = open_small_log(tmp_path)
     header = small.append(raw_batch(keys=10)).header
     segment = small.log.segments[0]
     assert (segment.block_count, segment.key_count) == (1, 10)

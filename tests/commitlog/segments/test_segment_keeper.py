@@ -9,7 +9,7 @@ from holdfast.commitlog.format.segment_format import parse_segment_name
 from holdfast.commitlog.segments.footer import read_footer, seal_segment
 from holdfast.commitlog.segments.segment_keeper import SegmentKeeper
 from tests.support.simulated_disk import SimulatedDisk
-from tests.support.small_log import SEGMENT_BYTES, SmallLog, raw_batch
+from tests.support.small_log import SEGMENT_BYTES, SmallLog, open_small_log, raw_batch
 
 LOG = Path("/log")
 DEADLINE_S = 20.0
@@ -17,8 +17,7 @@ DEADLINE_S = 20.0
 
 @pytest.fixture
 def small() -> Iterator[SmallLog]:
-    made = SmallLog(LOG, SimulatedDisk())
-    made.open()
+    made = open_small_log(LOG, SimulatedDisk())
     yield made
     made.close()
 
