@@ -1,5 +1,5 @@
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -22,18 +22,10 @@ from holdfast.commitlog.errors import (
 from holdfast.commitlog.format.batch import Batch, tag_summary, tags_code
 from holdfast.commitlog.format.batch_encoding import Rows, encode_batch
 from holdfast.commitlog.format.batch_header import HEADER_SIZE
-from holdfast.commitlog.segments import commit_log
 from tests.commitlog.publishing import Publishing, batch, error_of
 from tests.support.small_log import FIRST, NOW_US, SEGMENT_BYTES, SmallLog
 
 SIZE = batch().header.total_size
-
-
-@pytest.fixture
-def publishing() -> Iterator[Publishing]:
-    made = Publishing()
-    yield made
-    made.stop()
 
 
 def _run(publishing: Publishing) -> None:
@@ -288,10 +280,7 @@ def test_a_mistaken_producer_fails_alone(publishing: Publishing) -> None:
     assert [publishing.events.completions(r) for r in (first, gap, fenced)] == [1, 1, 1]
 
 
-def test_a_full_disk_fails_only_publishes_that_need_a_segment(
-    publishing: Publishing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(commit_log, "DISK_FULL_RETRY_S", 0.0)
+def test_a_full_disk_fails_only_publishes_that_need_a_segment(publishing: Publishing) -> None:
     publishing.submit(batch(500_000))
     publishing.submit(batch(400_000))
     publishing.appender.start()
@@ -315,10 +304,7 @@ def test_a_full_disk_fails_only_publishes_that_need_a_segment(
     assert [h.base_offset for h in publishing.dispatched()] == [0, 1, 2, 3]
 
 
-def test_a_retry_completes_a_publish_that_a_full_disk_split(
-    publishing: Publishing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(commit_log, "DISK_FULL_RETRY_S", 0.0)
+def test_a_retry_completes_a_publish_that_a_full_disk_split(publishing: Publishing) -> None:
     batches = [batch(400_000, queue=q, producer_id=1, sequence=0) for q in range(3)]
     publishing.log.roll()
     publishing.disk.full = True
@@ -564,7 +550,6 @@ def test_a_full_disk_fails_all_publishes_of_a_shared_batch(publishing: Publishin
         publishing.events.next_completed()
     assert [type(request.error) for request in requests] == [DiskFull] * 3
     publishing.disk.full = False
-    publishing.log._no_room_until = 0.0
     later = publishing.submit(rows())
     publishing.events.next_completed()
     assert later.results[0].base_offset == 0

@@ -1,7 +1,7 @@
 """Publishes over several queues: each is stored in all its queues, or its retry can complete it."""
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -9,16 +9,8 @@ from holdfast.commitlog.append.appender import AppendRequest
 from holdfast.commitlog.errors import DiskFull, NoSegment, SequenceGap
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import Rows
-from holdfast.commitlog.segments import commit_log
 from tests.commitlog.publishing import Publishing, batch
 from tests.support.small_log import NOW_US
-
-
-@pytest.fixture
-def publishing() -> Iterator[Publishing]:
-    made = Publishing()
-    yield made
-    made.stop()
 
 
 def rows(*bodies: bytes, queue: int, producer_id: int, sequence: int) -> Rows:
@@ -55,12 +47,10 @@ def outcome(request: AppendRequest) -> list[tuple[int, bool]]:
 @pytest.mark.parametrize("fault", ["full", "create"])
 def test_a_publish_without_a_segment_is_stored_in_no_queue(
     publishing: Publishing,
-    monkeypatch: pytest.MonkeyPatch,
     kind: str,
     failing_part: int,
     fault: str,
 ) -> None:
-    monkeypatch.setattr(commit_log, "DISK_FULL_RETRY_S", 0.0)
     publishing.appender.start()
     # The room that is left fits exactly the parts before the failing one.
     for size in (400_000, 290_000, 290_000 - 110_000 * failing_part):
@@ -81,10 +71,7 @@ def test_a_publish_without_a_segment_is_stored_in_no_queue(
     assert outcome(answered(publishing, *sent)) == [(0, True)] * 3
 
 
-def test_a_stored_publish_needs_no_room_for_its_retry(
-    publishing: Publishing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(commit_log, "DISK_FULL_RETRY_S", 0.0)
+def test_a_stored_publish_needs_no_room_for_its_retry(publishing: Publishing) -> None:
     publishing.appender.start()
     sent = request_of("rows", [200_000] * 3, 0)
     answered(publishing, *sent)
@@ -94,11 +81,8 @@ def test_a_stored_publish_needs_no_room_for_its_retry(
 
 
 @pytest.mark.parametrize("stored", [1, 2])
-def test_no_later_publish_follows_a_split_one(
-    publishing: Publishing, monkeypatch: pytest.MonkeyPatch, stored: int
-) -> None:
+def test_no_later_publish_follows_a_split_one(publishing: Publishing, stored: int) -> None:
     """Otherwise its retry would be too old in the queues that have a later publish."""
-    monkeypatch.setattr(commit_log, "DISK_FULL_RETRY_S", 0.0)
     publishing.appender.start()
     answered(publishing, *request_of("rows", [10] * 3, 0))
     answered(publishing, batch(200_000 if stored == 1 else 10, queue=3))
@@ -153,11 +137,10 @@ def test_waiting_publishes_of_a_producer_keep_their_order(
 
 @pytest.mark.parametrize("kind", ["rows", "batches"])
 def test_a_small_publish_does_not_overtake_a_failed_larger_one(
-    publishing: Publishing, monkeypatch: pytest.MonkeyPatch, kind: str
+    publishing: Publishing, kind: str
 ) -> None:
     """The producer is unknown, so its first sequence may be any number, also one after the failed
     one."""
-    monkeypatch.setattr(commit_log, "DISK_FULL_RETRY_S", 0.0)
     publishing.appender.start()
     for queue in (3, 4):
         answered(publishing, batch(400_000, queue=queue))
