@@ -199,9 +199,7 @@ def _check_stays(path: Path, at: Path, above: Sequence[os.stat_result]) -> None:
     for folder, found in zip(reversed(at.parents), above, strict=False):
         if found.st_uid != 0:
             raise CannotActAsOwner(
-                path,
-                found.st_uid,
-                f"{at} is of root, but that user can replace it in {folder}",
+                path, found.st_uid, f"{at} is of root, but that user can replace it in {folder}"
             )
 
 

@@ -32,12 +32,7 @@ from holdfast.commitlog.errors import (
     UnknownFormatVersion,
 )
 from holdfast.commitlog.format.batch import Batch
-from holdfast.commitlog.format.batch_header import (
-    HEADER_SIZE,
-    BatchHeader,
-    Buffer,
-    place_of,
-)
+from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader, Buffer, place_of
 from holdfast.commitlog.format.segment_format import (
     END_MARK_SIZE,
     SEGMENT_HEADER_SIZE,
@@ -47,11 +42,7 @@ from holdfast.commitlog.format.segment_format import (
     parse_segment_name,
     segment_name,
 )
-from holdfast.commitlog.segments.segment import (
-    Segment,
-    create_segment,
-    largest_batch,
-)
+from holdfast.commitlog.segments.segment import Segment, create_segment, largest_batch
 
 _logger = logging.getLogger(__name__)
 

@@ -47,12 +47,7 @@ from holdfast.commitlog.disk.data_dir import (
     require_data_dir,
 )
 from holdfast.commitlog.disk.disk import make_directory
-from holdfast.commitlog.disk.owned_files import (
-    Folder,
-    opened_folder,
-    read_file,
-    refuse_planted,
-)
+from holdfast.commitlog.disk.owned_files import Folder, opened_folder, read_file, refuse_planted
 from holdfast.commitlog.errors import LogError, UnknownFormatVersion
 from holdfast.commitlog.segments.log_scan import Damage, scan_segment
 from holdfast.commitlog.segments.segment import Segment
@@ -287,10 +282,7 @@ class _Backup:
         return written
 
     def _write(
-        self,
-        stored_as: str,
-        data: Iterable[bytes],
-        progress: Progress = lambda count: None,
+        self, stored_as: str, data: Iterable[bytes], progress: Progress = lambda count: None
     ) -> tuple[int, str]:
         self._new.append(stored_as)
         return fill_file(self._target.create(stored_as), data, progress=progress)

@@ -32,9 +32,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def verify_files(
-    path: Path,
-    manifest: Manifest,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    path: Path, manifest: Manifest, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> list[str]:
     """Read every file of a backup; return one text per file that is missing or has changed. An
     empty list means that the backup is intact. OSError propagates."""

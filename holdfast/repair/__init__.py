@@ -48,10 +48,7 @@ class RepairReport:
 
 
 def repair_data_dir(
-    path: Path,
-    *,
-    accept_loss: bool,
-    progress: Progress = lambda done, total: None,
+    path: Path, *, accept_loss: bool, progress: Progress = lambda done, total: None
 ) -> RepairReport:
     """Repair a data directory that no broker has open.
 

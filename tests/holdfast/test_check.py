@@ -18,12 +18,7 @@ from holdfast.commitlog.format.segment_format import segment_name
 from holdfast.consumequeue.index.consume_queue import CqUnit
 from holdfast.consumequeue.index.index import _decode_unit, _encode_unit
 from holdfast.http_api.access.token_file import TokenFile
-from tests.support.stored import (
-    MIB,
-    open_storage,
-    settled,
-    small_config,
-)
+from tests.support.stored import MIB, open_storage, settled, small_config
 from tests.support.three_segments import FIRST, LAST, SECOND, fill
 
 
@@ -219,11 +214,7 @@ def test_a_damaged_block_is_reported_with_its_position_and_loss(
     change(path, b"", at=image.index(b"body 4") if kind == "payload-crc" else block + 40)
     report = checked(data_dir)
     (found,) = [each for each in report.findings if each.kind == kind]
-    assert (found.where, found.start, found.end) == (
-        f"commitlog/{FIRST}",
-        block,
-        block + size,
-    )
+    assert (found.where, found.start, found.end) == (f"commitlog/{FIRST}", block, block + size)
     assert _lost(report, kind) == ["offsets 4 to 6 of queue 0 of 't'"]
     assert "backup" in found.mend
     assert report.lost == {(1, 0): [(4, 6)]}

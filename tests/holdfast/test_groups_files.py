@@ -129,9 +129,7 @@ async def test_lost_cursors_start_at_the_stored_offsets(data_dir: Path, lost: st
         assert [fault.reason for fault in storage.degraded] == ["damaged-groups"]
 
 
-async def test_cursors_of_a_deleted_topic_are_deleted_at_a_start(
-    data_dir: Path,
-) -> None:
+async def test_cursors_of_a_deleted_topic_are_deleted_at_a_start(data_dir: Path) -> None:
     async with open_storage(small_config(data_dir)) as storage:
         await storage.store.topics.delete("t")
     async with open_storage(small_config(data_dir)) as storage:
@@ -173,9 +171,7 @@ async def test_a_repair_moves_an_unusable_environment(data_dir: Path) -> None:
     assert (await cursor_of(data_dir))[0] == 0
 
 
-async def test_a_cursor_beyond_the_log_is_reset_by_the_next_start(
-    data_dir: Path,
-) -> None:
+async def test_a_cursor_beyond_the_log_is_reset_by_the_next_start(data_dir: Path) -> None:
     async with open_storage(small_config(data_dir)) as storage:
         cursor = storage.groups.cursors[KEY]
         cursor.end = 20  # as after a power loss that removed later messages

@@ -17,12 +17,7 @@ from holdfast.commitlog.format.segment_format import segment_name
 from holdfast.repair import Loss, NotRepairable, RepairReport, repair_data_dir
 from holdfast.repair.apply import Repair
 from holdfast.repair.plan import loss_of
-from tests.support.stored import (
-    MIB,
-    batch,
-    open_storage,
-    small_config,
-)
+from tests.support.stored import MIB, batch, open_storage, small_config
 from tests.support.three_segments import FIRST, LAST, SECOND, Messages, fill, read_all
 
 

@@ -354,9 +354,7 @@ def test_publishes_after_a_failed_write_are_refused(publishing: Publishing) -> N
     assert [h.base_offset for h in publishing.dispatched()] == [0]
 
 
-def test_a_segment_that_cannot_be_created_fails_only_its_publish(
-    publishing: Publishing,
-) -> None:
+def test_a_segment_that_cannot_be_created_fails_only_its_publish(publishing: Publishing) -> None:
     request = publishing.submit()
     publishing.disk.fail("create", errno.EMFILE)
     following = publishing.submit()
@@ -403,9 +401,7 @@ def test_a_durable_duplicate_waits_for_its_originals_sync(publishing: Publishing
     assert retried.end_physical_offset == original.end_physical_offset
 
 
-def test_a_refused_publish_succeeds_if_it_was_stored_before(
-    publishing: Publishing,
-) -> None:
+def test_a_refused_publish_succeeds_if_it_was_stored_before(publishing: Publishing) -> None:
     full = RuntimeError("the topic is full")
     sent = [batch(producer_id=1, sequence=0, queue=queue) for queue in (0, 1)]
     original = publishing.submit(*sent)
@@ -424,9 +420,7 @@ def test_a_refused_publish_succeeds_if_it_was_stored_before(
     assert len(publishing.dispatched()) == 2
 
 
-def test_refused_rows_succeed_if_they_were_stored_before(
-    publishing: Publishing,
-) -> None:
+def test_refused_rows_succeed_if_they_were_stored_before(publishing: Publishing) -> None:
     def rows(sequence: int) -> Rows:
         return Rows(0, [b"x"], NOW_US, producer_id=1, sequence=sequence)
 
@@ -442,9 +436,7 @@ def test_refused_rows_succeed_if_they_were_stored_before(
     assert sum(header.message_count for header in publishing.dispatched()) == 2
 
 
-def test_a_durable_duplicate_of_a_synced_publish_completes_at_once(
-    publishing: Publishing,
-) -> None:
+def test_a_durable_duplicate_of_a_synced_publish_completes_at_once(publishing: Publishing) -> None:
     sent = batch(producer_id=1, sequence=0)
     publishing.appender.start()
     original = publishing.submit(sent)
@@ -500,9 +492,7 @@ def test_a_batch_between_rows_keeps_its_turn(publishing: Publishing) -> None:
     assert between.results[0].base_offset == 1
 
 
-def test_results_are_in_the_order_of_the_request(
-    publishing: Publishing,
-) -> None:
+def test_results_are_in_the_order_of_the_request(publishing: Publishing) -> None:
     publishing.submit(rows(queue=1))
     request = publishing.submit(rows(b"a", queue=0), batch(queue=2), rows(b"b", queue=1))
     _run(publishing)

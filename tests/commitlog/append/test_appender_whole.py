@@ -46,10 +46,7 @@ def outcome(request: AppendRequest) -> list[tuple[int, bool]]:
 @pytest.mark.parametrize("kind", ["rows", "batches"])
 @pytest.mark.parametrize("fault", ["full", "create"])
 def test_a_publish_without_a_segment_is_stored_in_no_queue(
-    publishing: Publishing,
-    kind: str,
-    failing_part: int,
-    fault: str,
+    publishing: Publishing, kind: str, failing_part: int, fault: str
 ) -> None:
     publishing.appender.start()
     # The room that is left fits exactly the parts before the failing one.
@@ -121,9 +118,7 @@ def test_several_batches_of_a_producer_to_one_queue_follow_each_other(
     assert outcome(answered(publishing, *sent)) == [(0, True), (1, True), (1, True), (2, True)]
 
 
-def test_waiting_publishes_of_a_producer_keep_their_order(
-    publishing: Publishing,
-) -> None:
+def test_waiting_publishes_of_a_producer_keep_their_order(publishing: Publishing) -> None:
     publishing.submit(rows(b"a", queue=0, producer_id=7, sequence=3))
     following = [
         publishing.submit(rows(b"b", queue=1, producer_id=7, sequence=4)),

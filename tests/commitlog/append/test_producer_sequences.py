@@ -458,9 +458,7 @@ def test_recording_a_group_again_changes_nothing() -> None:
 def test_a_restart_after_the_expiry_is_rebuilt() -> None:
     # A job that publishes two batches a day under one name, at intervals longer than the expiry.
     known = recorded(
-        header(0, offset=0, at=0),
-        header(1, offset=2, at=0),
-        header(0, offset=4, at=EXPIRY_US),
+        header(0, offset=0, at=0), header(1, offset=2, at=0), header(0, offset=4, at=EXPIRY_US)
     )
     assert find(known, header(1, at=EXPIRY_US)) is None
     found = find(known, header(0, at=EXPIRY_US))

@@ -245,9 +245,7 @@ def test_a_duplicate_completes_when_its_original_is_durable(publishing: Publishi
     assert publishing.disk.changes == before
 
 
-def test_blocks_record_the_durable_offset_at_their_append(
-    publishing: Publishing,
-) -> None:
+def test_blocks_record_the_durable_offset_at_their_append(publishing: Publishing) -> None:
     publishing.appender.start()
     marks = []
     for _ in range(3):

@@ -115,9 +115,7 @@ def test_another_version_is_refused_and_nothing_is_changed(path: Path, found: st
     DataDir(path, 0).close()  # the refused start has released the lock
 
 
-def test_an_older_layout_is_opened_and_upgraded_by_renew(
-    path: Path,
-) -> None:
+def test_an_older_layout_is_opened_and_upgraded_by_renew(path: Path) -> None:
     DataDir(path, 0).close()
     (path / "VERSION").write_text("1\n")
     opened = DataDir(path, 0)

@@ -286,8 +286,6 @@ def test_many_threads_share_one_open_file(tmp_path: Path) -> None:
     assert not failures
 
 
-def test_a_quarter_of_the_descriptors_at_most_is_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_quarter_of_the_descriptors_at_most_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda which: (100, 4096))
     assert [most_open_files(each) for each in (1, 24, 25, 26, 256)] == [1, 24, 25, 25, 25]

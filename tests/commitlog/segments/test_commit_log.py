@@ -365,9 +365,7 @@ def test_a_batch_is_checked_against_the_largest(small: SmallLog) -> None:
         max_size=12,
     )
 )
-def test_the_footer_of_accepted_batches_fits(
-    batches: list[tuple[int, bool, int]],
-) -> None:
+def test_the_footer_of_accepted_batches_fits(batches: list[tuple[int, bool, int]]) -> None:
     small = open_small_log(LOG, SimulatedDisk())
     for messages, is_keyed, body in batches:
         keys = [str(i % 10) for i in range(messages)] if is_keyed else None

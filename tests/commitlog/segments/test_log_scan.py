@@ -176,9 +176,7 @@ def test_a_segment_under_another_name_has_no_block(tmp_path: Path) -> None:
     only.rename(only.with_name(f"{SEGMENT_BYTES:020d}"))
     moved = SmallLog(tmp_path / "log")
     moved.log.open()
-    assert walk(moved.log) == [
-        Damage(SEGMENT_BYTES + FIRST, 2 * SEGMENT_BYTES, "misplaced"),
-    ]
+    assert walk(moved.log) == [Damage(SEGMENT_BYTES + FIRST, 2 * SEGMENT_BYTES, "misplaced")]
 
 
 def _hostile_body(at: int, body_at: int, count: int = 8) -> bytes:

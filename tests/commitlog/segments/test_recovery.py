@@ -365,9 +365,7 @@ def test_a_lost_end_mark_below_the_durable_offset_is_damage(small: SmallLog) -> 
 
 
 @pytest.mark.timeout(20)
-def test_partly_proven_damage_up_to_the_end_of_a_segment_ends_there(
-    small: SmallLog,
-) -> None:
+def test_partly_proven_damage_up_to_the_end_of_a_segment_ends_there(small: SmallLog) -> None:
     first, damaged = _synced_blocks(small, 2)
     ended = small.log.roll()
     assert ended is not None
@@ -478,9 +476,7 @@ def test_a_crash_during_recovery_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("changes", range(1, 12))
-def test_a_crash_while_segments_are_deleted_leaves_no_hole(
-    changes: int,
-) -> None:
+def test_a_crash_while_segments_are_deleted_leaves_no_hole(changes: int) -> None:
     """So much of the log is cut that several files become empty."""
     for seed in range(8):
         rng = random.Random(seed)
@@ -537,10 +533,7 @@ def test_an_error_of_the_disk_propagates(fault: str) -> None:
 
 @pytest.mark.parametrize(
     "edit",
-    [
-        lambda header: resealed(header, 4, "<H", 2),
-        lambda header: resealed(header, 6, "<H", 0x8000),
-    ],
+    [lambda header: resealed(header, 4, "<H", 2), lambda header: resealed(header, 6, "<H", 0x8000)],
     ids=["version", "flag"],
 )
 def test_a_newer_block_is_refused_and_nothing_is_changed(
