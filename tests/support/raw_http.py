@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -47,3 +47,10 @@ async def raw_connection(
         yield RawConnection(reader, writer)
     finally:
         writer.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until a condition is true. It is checked in each iteration of the event loop."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)

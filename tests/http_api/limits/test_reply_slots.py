@@ -16,6 +16,7 @@ from holdfast.http_api.limits.reply_slots import ClientPlaces, LargeReplySlot, O
 from holdfast.http_api.routing.context import SEARCHES_AT_WORK, WIDE_AT_WORK
 from tests.support.api_server import Api, running_api
 from tests.support.calls_a_turn import calls_a_turn
+from tests.support.raw_http import until
 
 LARGE_REPLIES = HttpConfig().max_replies_at_work
 
@@ -67,9 +68,7 @@ async def test_large_replies_wait_before_they_read_and_small_ones_do_not(api: Ap
     waiting.append(
         asyncio.create_task(api.get("/v1/topics/orders/messages?offsets=0:0&max_messages=501"))
     )
-    async with asyncio.timeout(10):
-        while len(turns._waiters or ()) < 5:
-            await asyncio.sleep(0)
+    await until(lambda: len(turns._waiters or ()) >= 5)
     assert (await api.get(large.replace("501", "500"))).status == 200
     assert (await api.get(heavy.replace(str(LARGE_BYTES + 1), str(LARGE_BYTES)))).status == 200
     assert (await api.get(large, Accept="application/vnd.holdfast.batch")).status == 200
@@ -108,9 +107,7 @@ async def test_a_poll_over_many_queues_takes_a_turn_and_gives_it_up_while_held(
         path = f"/v1/topics/wide/messages?offsets={offsets}&wait_ms=60000"
         polling = asyncio.create_task(api.get(path))
         if takes_turn:
-            async with asyncio.timeout(10):
-                while not turns._waiters:
-                    await asyncio.sleep(0)
+            await until(lambda: turns._waiters)
             assert api.hold.stats().held == 0
             turns.release()
         await api.held(1)
@@ -272,9 +269,7 @@ async def test_a_search_waits_for_a_place_and_for_the_turn_of_a_large_reply(api:
     for _ in range(LARGE_REPLIES):
         await turns.acquire()
     searching = asyncio.create_task(api.get(path))
-    async with asyncio.timeout(10):
-        while not turns._waiters:
-            await asyncio.sleep(0)
+    await until(lambda: turns._waiters)
     turns.release()
     assert (await searching).status == 200
     assert turns._value == 1
@@ -286,9 +281,7 @@ async def _waits(api: Api, places: ClientPlaces, count: int, path: str, waits: b
         for number in range(count):
             await stack.enter_async_context(places.place(f"other {number}"))
         asking = asyncio.create_task(api.get(path))
-        async with asyncio.timeout(10):
-            while not (places._waiting or asking.done()):
-                await asyncio.sleep(0)
+        await until(lambda: bool(places._waiting or asking.done()))
         assert bool(places._waiting) == waits
     assert (await asking).status == 200
     assert places._free == count

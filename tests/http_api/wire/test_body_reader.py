@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.api_server import Api, running_api
 from tests.support.loop_clock import LoopClock
-from tests.support.raw_http import raw_connection
+from tests.support.raw_http import raw_connection, until
 
 HEAD = b"POST /v1/topics/orders/messages?queue=0 HTTP/1.1\r\nHost: x\r\n"
 PATH = "/v1/topics/orders/messages"
@@ -18,6 +18,10 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 def slug(body: bytes) -> str:
     return body.decode().split("/problems/")[1].split('"')[0]
+
+
+def arriving(api: Api) -> int:
+    return api.context.http.connections.arriving.total_bytes
 
 
 def stored(api: Api) -> list[bytes]:
@@ -93,9 +97,7 @@ async def test_a_body_that_is_broken_off_is_not_stored(api: Api) -> None:
     async with raw_connection(api.server.port) as connection:
         await connection.send(HEAD + b"Content-Length: 4\r\n\r\nbo")
         await asyncio.sleep(0)
-    async with asyncio.timeout(10):
-        while api.server.connection_count:
-            await asyncio.sleep(0)
+    await until(lambda: not api.server.connection_count)
     assert stored(api) == []
 
 
@@ -116,27 +118,23 @@ async def test_bodies_that_are_arriving_share_a_limit() -> None:
         raw_connection(api.server.port) as other,
     ):
         await slow.send(HEAD + b"Content-Length: 900\r\n\r\nx")
-        async with asyncio.timeout(10):
-            while not api.context.http.connections.arriving.total_bytes:
-                await asyncio.sleep(0)
+        await until(lambda: arriving(api))
         await other.send(HEAD + b"Content-Length: 101\r\n\r\n")
         status, headers, body = await other.answer()
         assert (status, slug(body), headers["retry-after"]) == (503, "overloaded", "1")
         await slow.send(b"x" * 899)
         assert (await slow.answer())[0] == 200
-        assert api.context.http.connections.arriving.total_bytes == 0
+        assert arriving(api) == 0
 
 
 async def test_a_body_counts_until_it_is_answered(api: Api) -> None:
     api.publish_gate = asyncio.Event()
     task = asyncio.create_task(api.publish("orders", {"body": "x" * 1000}))
-    async with asyncio.timeout(10):
-        while not api.publishes:
-            await asyncio.sleep(0)
-    assert api.context.http.connections.arriving.total_bytes > 1000
+    await until(lambda: api.publishes)
+    assert arriving(api) > 1000
     api.publish_gate.set()
     assert (await task).status == 200
-    assert api.context.http.connections.arriving.total_bytes == 0
+    assert arriving(api) == 0
 
 
 async def test_many_bombs_at_once_share_the_limit_by_what_they_say_they_are() -> None:
@@ -148,7 +146,7 @@ async def test_many_bombs_at_once_share_the_limit_by_what_they_say_they_are() ->
         )
         assert {answer.status for answer in answers} == {200, 503}
         assert {answer.problem for answer in answers if answer.status == 503} == {"overloaded"}
-        assert api.context.http.connections.arriving.total_bytes == 0
+        assert arriving(api) == 0
         answer = await api.ask("POST", PATH, bomb, Content_Encoding="gzip")
         assert answer.status == 200
 
@@ -192,9 +190,7 @@ async def test_who_takes_the_most_gives_way_when_the_room_is_full() -> None:
                 (modest, 300, 1000),
             ):
                 await one.send(HEAD + b"Content-Length: %d\r\n\r\nx" % size)
-                async with asyncio.timeout(10):
-                    while api.context.http.connections.arriving.total_bytes != all_of_them:
-                        await asyncio.sleep(0)
+                await until(lambda: arriving(api) == all_of_them)  # noqa: B023
             await newcomer.send(HEAD + b"Content-Length: 200\r\n\r\n" + b"x" * 200)
             assert (await newcomer.answer())[0] == 200
             status, headers, body = await oldest.answer()
@@ -202,7 +198,7 @@ async def test_who_takes_the_most_gives_way_when_the_room_is_full() -> None:
             for one, left in ((next_one, 399), (modest, 299)):
                 await one.send(b"x" * left)
                 assert (await one.answer())[0] == 200
-        assert api.context.http.connections.arriving.total_bytes == 0
+        assert arriving(api) == 0
         assert len(api.context.http.connections.arriving) == 0
 
 
@@ -213,9 +209,7 @@ async def test_who_would_take_the_most_is_refused_and_pushes_nobody_out() -> Non
         raw_connection(api.server.port) as newcomer,
     ):
         await first.send(HEAD + b"Content-Length: 600\r\n\r\nx")
-        async with asyncio.timeout(10):
-            while not api.context.http.connections.arriving.total_bytes:
-                await asyncio.sleep(0)
+        await until(lambda: arriving(api))
         await newcomer.send(HEAD + b"Content-Length: 600\r\n\r\n")
         status, _, body = await newcomer.answer()
         assert (status, slug(body)) == (503, "overloaded")
@@ -239,10 +233,7 @@ async def test_what_gave_way_in_vain_is_not_counted_any_more() -> None:
             ):
                 await one.send(HEAD + b"Content-Length: %d\r\n\r\n" % size + b"x" * begun)
                 async with asyncio.timeout(10):
-                    while (
-                        not api.publishes
-                        or api.context.http.connections.arriving.total_bytes != all_of_them
-                    ):
+                    while not api.publishes or arriving(api) != all_of_them:
                         await asyncio.sleep(0)
             # If the oldest body of the largest client is dropped, there is room for only 100 more
             # bytes.
@@ -250,12 +241,12 @@ async def test_what_gave_way_in_vain_is_not_counted_any_more() -> None:
             for one in (newcomer, small):
                 status, _, body = await one.answer()
                 assert (status, slug(body)) == (503, "overloaded")
-            assert api.context.http.connections.arriving.total_bytes == 900
+            assert arriving(api) == 900
             api.publish_gate.set()
             await large.send(b"x" * 199)
             for one in (at_work, large):
                 assert (await one.answer())[0] == 200
-        assert api.context.http.connections.arriving.total_bytes == 0
+        assert arriving(api) == 0
 
 
 async def test_a_body_that_only_trickles_is_given_up_before_its_time() -> None:
@@ -263,8 +254,7 @@ async def test_a_body_that_only_trickles_is_given_up_before_its_time() -> None:
     async with running_api(**settings) as api, raw_connection(api.server.port) as one:
         await one.send(HEAD + b"Content-Length: 1000\r\n\r\n")
         async with asyncio.timeout(10):
-            while not api.server.connection_count:
-                await asyncio.sleep(0)
+            await until(lambda: api.server.connection_count)
             answer = asyncio.create_task(one.answer())
             while not answer.done():
                 await one.send(b"x")
@@ -290,8 +280,7 @@ async def test_what_arrived_with_the_head_counts_for_the_first_interval_of_a_bod
     settings: dict[str, Any] = {"transfer_grace_ms": 1000, "min_transfer_bytes_per_s": 100}
     async with running_api(**settings) as api, raw_connection(api.server.port) as one:
         await one.send(HEAD + b"Content-Length: 200\r\n\r\n" + b"x" * 150)
-        while not api.context.http.connections.arriving.total_bytes:
-            await asyncio.sleep(0)
+        await until(lambda: arriving(api))
         await clock.advance(1.0)
         await one.send(b"x" * 50)
         assert (await one.answer())[0] == 200
@@ -319,8 +308,7 @@ async def test_a_body_whose_connection_was_stopped_already_is_read_on(api: Api) 
         (connection,) = api.connections
         one.writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         async with asyncio.timeout(10):
-            while not connection.reader.is_paused:
-                await asyncio.sleep(0)
+            await until(lambda: connection.reader.is_paused)
             await api.publish("orders", {"body": "x", "queue": 1})
             assert [(await one.answer())[0] for _ in range(2)] == [200, 200]
     assert stored(api)[1:] == [body]

@@ -9,7 +9,7 @@ import pytest
 from holdfast.http_api.wire.connection_registry import RECEIVE_BUFFER_BYTES
 from holdfast.http_api.wire.request_reader import MAX_WAITING, PauseReason
 from tests.support.api_server import Api
-from tests.support.raw_http import RawConnection, raw_connection
+from tests.support.raw_http import RawConnection, raw_connection, until
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 PULL = b"GET /v1/topics/orders/queues/1/messages?offset=0&wait_ms=60000 HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -41,15 +41,12 @@ MIXED = HEALTH + post(b"one") + HEALTH + chunked(b"t", b"wo") + post(b"") + post
 async def test_requests_of_every_kind_in_pieces_of_any_size(api: Api, size: int) -> None:
     """Each piece arrives in its own iteration of the event loop."""
     async with raw_connection(api.server.port) as one:
-        async with asyncio.timeout(10):
-            while not api.context.http.connections.open:
-                await asyncio.sleep(0)
+        await until(lambda: api.context.http.connections.open)
         (connection,) = api.connections
         for start in range(0, len(MIXED), size):
             left = memoryview(MIXED)[start : start + size]
             while left:
-                while connection.reader.is_paused:
-                    await asyncio.sleep(0)
+                await until(lambda: not connection.reader.is_paused)
                 room = connection.get_buffer(-1)
                 count = min(len(room), len(left))
                 room[:count] = left[:count]
@@ -77,8 +74,7 @@ async def test_a_large_body_behind_a_held_pull_waits_for_its_turn(api: Api) -> N
         (connection,) = api.connections
         one.writer.write(post(body) + HEALTH)
         async with asyncio.timeout(10):
-            while not connection.reader.pause_reasons & PauseReason.BODY_TURN:
-                await asyncio.sleep(0)
+            await until(lambda: connection.reader.pause_reasons & PauseReason.BODY_TURN)
             # Only the beginning of the body was received and counted. The connection reads no more
             # until the body has its place.
             assert 0 < api.context.http.connections.arriving.total_bytes < 2 * RECEIVE_BUFFER_BYTES
@@ -95,8 +91,7 @@ async def test_a_body_in_chunks_that_is_flooded_behind_a_held_pull_is_read_on(ap
         (connection,) = api.connections
         one.writer.write(chunked(*chunks) + HEALTH)
         async with asyncio.timeout(10):
-            while not connection.reader.pause_reasons & PauseReason.BODY_BUFFER:
-                await asyncio.sleep(0)
+            await until(lambda: connection.reader.pause_reasons & PauseReason.BODY_BUFFER)
             await api.publish("orders", {"body": "y", "queue": 1})
         assert await statuses(one, 3) == [200] * 3
     assert stored(api)[1:] == [b"".join(chunks)]
@@ -108,9 +103,7 @@ async def test_only_so_many_requests_are_taken_in_behind_a_held_pull(api: Api) -
         await api.held(1)
         (connection,) = api.connections
         one.writer.write(HEALTH * 5000)
-        async with asyncio.timeout(10):
-            while not connection.reader.pause_reasons & PauseReason.PIPELINE:
-                await asyncio.sleep(0)
+        await until(lambda: connection.reader.pause_reasons & PauseReason.PIPELINE)
         assert 0 < len(connection.reader.waiting) <= 2 * MAX_WAITING
         await api.publish("orders", {"body": "y", "queue": 1})
         assert await statuses(one, 5001) == [200] * 5001
@@ -166,9 +159,7 @@ async def test_a_client_that_goes_away_in_the_turn_in_which_it_came(api: Api, se
         one.close()
         await asyncio.sleep(0)
     api.publish_gate.set()
-    async with asyncio.timeout(10):
-        while api.context.http.connections.count or asyncio.all_tasks() - tasks:
-            await asyncio.sleep(0)
+    await until(lambda: not (api.context.http.connections.count or asyncio.all_tasks() - tasks))
     assert api.context.http.connections.arriving.total_bytes == 0
     assert api.hold.stats().held == 0
 
@@ -177,8 +168,7 @@ async def test_a_chunk_that_cannot_be_read_ends_its_request_at_once(api: Api) ->
     async with raw_connection(api.server.port) as one:
         await one.send(POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n")
         async with asyncio.timeout(10):
-            while not api.context.http.connections.arriving.total_bytes:
-                await asyncio.sleep(0)
+            await until(lambda: api.context.http.connections.arriving.total_bytes)
             await one.send(b"zz\r\n")
             assert (await one.closed()).startswith(b"HTTP/1.1 400 ")
     assert stored(api) == []
@@ -201,8 +191,6 @@ async def test_behind_a_body_only_a_head_that_begins_must_come_to_its_end_soon(
     async with raw_connection(api.server.port) as one:
         await one.send(sent + behind)
         assert (await one.answer())[0] == 200
-        async with asyncio.timeout(10):
-            while not len(connections.idle):
-                await asyncio.sleep(0)
+        await until(lambda: len(connections.idle))
         if not behind.strip():
             assert len(connections.header_timeouts) == 0

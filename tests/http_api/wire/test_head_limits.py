@@ -4,7 +4,7 @@ total."""
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
 
@@ -16,7 +16,7 @@ from holdfast.http_api.wire.connection_registry import RECEIVE_BUFFER_BYTES
 from holdfast.http_api.wire.heads import unfinished_head_memory
 from holdfast.http_api.wire.request_reader import UNCOUNTED_BYTES, PauseReason
 from tests.support.api_server import Api, running_api
-from tests.support.raw_http import RawConnection, raw_connection
+from tests.support.raw_http import RawConnection, raw_connection, until
 
 PULL = b"GET /v1/topics/orders/queues/1/messages?offset=0&wait_ms=60000 HTTP/1.1\r\nHost: x\r\n\r\n"
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -39,12 +39,6 @@ def head(size: int, *, is_whole: bool = True) -> bytes:
     whole = lines + end
     assert len(whole) == size
     return whole if is_whole else whole[:-4]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 def counted(api: Api) -> int:

@@ -22,7 +22,7 @@ from holdfast.http_api.wire.connection import Connection
 from holdfast.http_api.wire.reply import Bytes, Reply
 from tests.support.api_server import Api, raising, running_api
 from tests.support.certificates import Certificates
-from tests.support.raw_http import raw_connection
+from tests.support.raw_http import raw_connection, until
 
 PULL = (
     b"GET /v1/topics/orders/queues/0/messages?offset=0&max_bytes=16000000 HTTP/1.1\r\nHost: x\r\n"
@@ -59,12 +59,6 @@ async def api_with(*, large: int = 0, **settings: Any) -> AsyncIterator[Api]:
             assert garbage() == []
         finally:
             gc.enable()
-
-
-async def until(is_so: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not is_so():
-            await asyncio.sleep(0)
 
 
 async def nobody_left(api: Api) -> None:

@@ -15,6 +15,7 @@ from holdfast.http_api.wire.connection_registry import Connections
 from holdfast.http_api.wire.reply import Reply
 from holdfast.http_api.wire.request import Request
 from tests.fuzz.wire import _Wire
+from tests.support.raw_http import until
 
 #: In the first seeds a connection waited for bytes that it already had: a parser that was paused in
 #: one body stayed paused in the next, or answered requests were counted as waiting.
@@ -60,8 +61,7 @@ async def test_each_is_answered(seed: int) -> None:
     most = chance.choice([7, 100, 1000, 4096, 16384])
     async with asyncio.timeout(20):
         while left:
-            while not wire.reads_on:
-                await asyncio.sleep(0)
+            await until(lambda: wire.reads_on)
             room = connection.get_buffer(-1)
             size = min(len(room), len(left), chance.randrange(1, most + 1))
             room[:size] = left[:size]
@@ -69,10 +69,8 @@ async def test_each_is_answered(seed: int) -> None:
             left = left[size:]
             for _ in range(chance.randrange(4)):
                 await asyncio.sleep(0)
-        while answered < count:
-            await asyncio.sleep(0)
-        while connection.task is not None:
-            await asyncio.sleep(0)
+        await until(lambda: not (answered < count))
+        await until(lambda: not (connection.task is not None))
     assert not wire.is_closed
     connection.connection_lost(None)
     assert connections.arriving.total_bytes == 0

@@ -17,7 +17,7 @@ from holdfast.http_api.wire.tls import TlsFiles, TlsUnusable
 from tests.support.api_server import Api, running_api
 from tests.support.certificates import LONG_AGO, Certificates
 from tests.support.loop_clock import LoopClock
-from tests.support.raw_http import raw_connection
+from tests.support.raw_http import raw_connection, until
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 PULL = b"GET /v1/topics/orders/queues/0/messages?offset=0&wait_ms=60000 HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -39,9 +39,9 @@ async def health(api: Api, context: ssl.SSLContext) -> int:
 
 
 async def nobody_left(api: Api) -> None:
-    async with asyncio.timeout(10):
-        while api.server.connection_count or not api.context.http.connections.is_empty:
-            await asyncio.sleep(0)
+    await until(
+        lambda: not (api.server.connection_count or not api.context.http.connections.is_empty)
+    )
 
 
 async def test_requests_are_answered_over_tls(ca: Certificates) -> None:
@@ -237,8 +237,7 @@ async def test_a_handshake_that_does_not_come_counts_and_ends(ca: Certificates) 
     settings = served_with(ca.issue("server"), header_timeout_ms=3000, max_connections_per_client=1)
     clock = LoopClock()
     async with running_api(**settings) as api, raw_connection(api.server.port) as silent:
-        while not api.server.connection_count:
-            await asyncio.sleep(0)
+        await until(lambda: api.server.connection_count)
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await health(api, ca.trusting())
         await clock.advance(3.0)
@@ -254,8 +253,7 @@ async def test_a_head_that_does_not_come_over_tls_closes_the_connection(ca: Cert
         running_api(**settings) as api,
         raw_connection(api.server.port, ca.trusting()) as slow,
     ):
-        while not api.context.http.connections.open:
-            await asyncio.sleep(0)
+        await until(lambda: api.context.http.connections.open)
         await slow.send(b"GET /hea")
         await clock.advance(1.0)
         assert await slow.closed() == b""

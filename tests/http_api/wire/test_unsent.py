@@ -19,7 +19,7 @@ from holdfast.http_api.routing.router import Route, Router
 from holdfast.http_api.wire.reply import Reply
 from tests.support.api_server import Api, running_api
 from tests.support.certificates import Certificates
-from tests.support.raw_http import raw_connection
+from tests.support.raw_http import raw_connection, until
 from tests.support.tokens import access_of, bearer, make_token
 
 ASK = b"GET /thing HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -104,11 +104,9 @@ async def asked(ca: Certificates, is_encrypted: bool) -> AsyncIterator[tuple[Api
         client = Client(api.server.port, ca.trusting() if is_encrypted else None)
         thing = Thing(api)
         await client.ask()
-        while not thing.asked:
-            await asyncio.sleep(0)
+        await until(lambda: thing.asked)
         yield api, thing, client
-        while api.context.http.connections.open:
-            await asyncio.sleep(0)
+        await until(lambda: not api.context.http.connections.open)
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
@@ -143,8 +141,7 @@ async def test_who_asks_again_had_its_reply(tmp_path: Path) -> None:
         await client.read()
         thing.may_answer.clear()
         client.send()
-        while thing.asked < 2:
-            await asyncio.sleep(0)
+        await until(lambda: not (thing.asked < 2))
         client.close()
     assert (thing.asked, thing.unsent) == (2, 0)
 
@@ -153,8 +150,7 @@ async def test_a_connection_that_is_closing_takes_no_reply(api: Api) -> None:
     thing = Thing(api)
     thing.may_answer.set()
     async with raw_connection(api.server.port) as one:
-        while not api.context.http.connections.open:
-            await asyncio.sleep(0)
+        await until(lambda: api.context.http.connections.open)
         (connection,) = api.connections
         thing.before = connection.close
         await one.send(ASK)
@@ -168,8 +164,7 @@ async def test_a_reply_is_not_sent_to_whoever_lost_the_right_to_it(api: Api) -> 
     token, text = make_token("all")
     api.context.http.access = access_of(token)
     asked = asyncio.create_task(api.get("/thing", **bearer(text)))
-    while not thing.asked:
-        await asyncio.sleep(0)
+    await until(lambda: thing.asked)
     api.context.http.access.tokens = Tokens()
     thing.may_answer.set()
     assert (await asked).problem == "unauthenticated"
@@ -199,10 +194,8 @@ async def test_a_client_that_vanishes_in_the_middle_of_its_reply_is_told() -> No
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         one.sendall(ASK)
         async with asyncio.timeout(10):
-            while not len(api.context.http.connections.unsent):
-                await asyncio.sleep(0)
+            await until(lambda: len(api.context.http.connections.unsent))
             assert thing.unsent == 0
             one.close()
-            while not thing.unsent:
-                await asyncio.sleep(0)
+            await until(lambda: thing.unsent)
         assert (thing.asked, thing.unsent) == (1, 1)
