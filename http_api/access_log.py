@@ -5,15 +5,12 @@ A line contains no secret: it has the path without the query, and the id of a to
 
 import logging
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from holdfast.http_api.access.tokens import redact_secrets
 from holdfast.http_api.wire.reply import Reply
-
-if TYPE_CHECKING:
-    from holdfast.http_api.wire.request import Request
+from holdfast.http_api.wire.request import Request
 
 LOGGER = "holdfast.access"
 
@@ -30,58 +27,37 @@ class AccessLog:
     """
 
     def __init__(self, form: str) -> None:
-        self._line = _json_line if form == "json" else _common_line
+        self._is_json = form == "json"
 
-    def log_request(self, request: "Request", principal: str, reply: Reply, seconds: float) -> None:
+    def log_request(self, request: Request, principal: str, reply: Reply, seconds: float) -> None:
         """Log a request. `seconds` is the time from the start of its processing to its reply.
 
         This time includes `reply.held_s`, for which the request waited for a message.
         """
+        client, method, now = request.peer.client, request.method, datetime.now(UTC)
         path = _safe(redact_secrets(request.url.raw_path))[:_MAX_PATH]
         version = f"HTTP/{request.version.major}.{request.version.minor}"
-        answered = _Answered(
-            request.peer.client, principal, request.method, path, version, reply, seconds
-        )
-        _logger.info("%s", self._line(answered, datetime.now(UTC)))
-
-
-class _Answered(NamedTuple):
-    """The values of one log line."""
-
-    client: str
-    principal: str
-    method: str
-    path: str
-    version: str
-    reply: Reply
-    seconds: float
-
-
-def _common_line(answered: _Answered, now: datetime) -> str:
-    client, principal, method, path, version, reply, seconds = answered
-    at = now.strftime("%d/%b/%Y:%H:%M:%S +0000")
-    return (
-        f'{client or "-"} - {_safe(principal).replace(" ", "_")} [{at}] "{_safe(method)} {path} '
-        f'{version}" {reply.status} {reply.size} {seconds:.6f}'
-    )
-
-
-def _json_line(answered: _Answered, now: datetime) -> str:
-    client, principal, method, path, version, reply, seconds = answered
-    at = now.isoformat(timespec="milliseconds")
-    event = {
-        "time": at.replace("+00:00", "Z"),
-        "client": client,
-        "principal": principal,
-        "method": method,
-        "path": path,
-        "version": version,
-        "status": reply.status,
-        "bytes": reply.size,
-        "seconds": round(seconds, 6),
-        "held_seconds": round(reply.held_s, 6),
-    }
-    return msgspec.json.encode(event).decode()
+        if self._is_json:
+            event = {
+                "time": now.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+                "client": client,
+                "principal": principal,
+                "method": method,
+                "path": path,
+                "version": version,
+                "status": reply.status,
+                "bytes": reply.size,
+                "seconds": round(seconds, 6),
+                "held_seconds": round(reply.held_s, 6),
+            }
+            line = msgspec.json.encode(event).decode()
+        else:
+            user = _safe(principal).replace(" ", "_")
+            line = (
+                f'{client or "-"} - {user} [{now:%d/%b/%Y:%H:%M:%S +0000}] "{_safe(method)} {path} '
+                f'{version}" {reply.status} {reply.size} {seconds:.6f}'
+            )
+        _logger.info("%s", line)
 
 
 def _safe(text: str) -> str:

@@ -70,7 +70,6 @@ class App:
 
     @property
     def connections(self) -> Connections:
-        """The registry of open connections that the server uses."""
         return self._http.connections
 
     def show_certificate(self, expires_s: Callable[[], float | None]) -> None:

@@ -69,11 +69,9 @@ class Metrics:
         return counters
 
     def forget_topic(self, name: str) -> None:
-        """Drop the counters of a deleted topic."""
         self._topics.pop(name, None)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
-        """Count one answered request, with its duration in seconds."""
         durations = self._requests.get((route, status))
         if durations is None:
             durations = self._requests[route, status] = Durations()
@@ -84,7 +82,6 @@ class Metrics:
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the current values."""
         for name, doc in _TOPIC_DOCS.items():
             family = CounterMetricFamily(f"holdfast_{name}", doc, labels=["topic"])
             for topic, counters in self._topics.items():
@@ -130,7 +127,6 @@ class Durations:
         self.sum_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one duration."""
         self._counts[bisect_left(BUCKETS_S, seconds)] += 1
         self.sum_s += seconds
 

@@ -44,7 +44,6 @@ class Server:
 
     @property
     def connection_count(self) -> int:
-        """The number of open connections."""
         return self._connections.count
 
     async def reload(self) -> None:

@@ -113,7 +113,6 @@ class AuditLog:
         """How many lines were not written because too many lines were waiting."""
 
     def start(self) -> None:
-        """Start the thread that writes."""
         self._thread = threading.Thread(target=self._write, name="holdfast-audit", daemon=True)
         self._thread.start()
 

@@ -50,7 +50,6 @@ class Names:
     text: str
 
     def cover(self, name: str) -> bool:
-        """Return whether `name` is in the set."""
         text = self.text
         if text == "*":
             return True

@@ -67,7 +67,6 @@ class _DocumentWithRates(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def encode_tokens(content: TokenFileContent) -> bytes:
-    """Return the bytes of the whole file."""
     has_rates = any(token.publish_rates is not None for token in content.tokens)
     entries = [
         _EntryWithRates(*_values(token), *(token.publish_rates or (None, None)))

@@ -57,7 +57,6 @@ class Token:
         return Principal(f"token:{self.token_id}", self.grants, self.publish_rates)
 
     def is_expired(self, now_ms: float) -> bool:
-        """Return whether the token has expired."""
         return self.expires_ms is not None and now_ms >= self.expires_ms
 
 

@@ -31,7 +31,6 @@ class TokenWatcher:
         """Why the tokens in memory may differ from the file; None if they are equal."""
 
     async def start(self) -> None:
-        """Read the tokens, then start watching the file."""
         await self.check_file()
         self._task = asyncio.create_task(self._watch(), name="access-tokens")
 

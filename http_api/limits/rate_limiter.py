@@ -96,7 +96,6 @@ class PublishLimiter:
         raise _rate_limited(reason, seconds, limit, name)
 
     def published(self, client: str, principal: Principal, messages: int, size: int) -> None:
-        """Charge the client for the messages and bytes that it publishes."""
         rates = self.rates_of(principal)
         if any(rates):
             self._rate.charge(client, rates, messages, size, monotonic())

@@ -76,7 +76,6 @@ class _Clients:
         return found
 
     def find_or_add(self, client: str, rates: Rates, now: float) -> _Tokens:
-        """Return the tokens of a client at the time `now`."""
         found = self.find(client, rates, now)
         if found is None:
             found = self._tokens[client] = _Tokens(rates, now)

@@ -50,7 +50,6 @@ class OpenCall(Generic[P]):
 
     @property
     def headers(self) -> MultiMapping[str]:
-        """The request's headers. Names are case-insensitive."""
         return self.request.headers
 
     @property

@@ -212,7 +212,6 @@ def _children(raw: bytes | memoryview, is_list: bool) -> Sequence[msgspec.Raw]:
 
 
 def unsupported(found: str, allowed: Sequence[str]) -> Problem:
-    """Return the problem of a body with an unsupported media type."""
     return Problem(
         "unsupported-media-type",
         f"{found[:100] or 'a body without Content-Type'} is not understood here; send "

@@ -95,7 +95,6 @@ _PLAIN: Mapping[str, str] = {
 
 
 def openapi_document(routes: Sequence[Route], config: HttpConfig, version: str) -> bytes:
-    """Return the OpenAPI document as JSON."""
     types = list(_types(routes))
     schemas, components = _schemas(types)
     schema_of = {id(type_): schema for type_, schema in zip(types, schemas, strict=True)}
@@ -205,13 +204,7 @@ def _tag(path: str) -> str:
 
 def _parameters(route: Route, config: HttpConfig) -> list[_Json]:
     in_path = [
-        {
-            "name": name,
-            "in": "path",
-            "required": True,
-            "description": _PATH_DOCS[name],
-            "schema": _PATH_PARAMETERS[name],
-        }
+        _parameter(name, "path", _PATH_DOCS[name], _PATH_PARAMETERS[name], is_required=True)
         for name in re.findall(r"{(\w+)}", route.path)
     ]
     in_query = []
@@ -219,25 +212,24 @@ def _parameters(route: Route, config: HttpConfig) -> list[_Json]:
         schema = plain_schema(param.schema(param, config), is_short=name in INT32)
         if param.default is not None:
             schema["default"] = getattr(config, param.default)
-        in_query.append(
-            {
-                "name": name,
-                "in": "query",
-                "description": param.doc,
-                "schema": schema,
-                **({"required": True} if param.is_required else {}),
-            }
-        )
+        in_query.append(_parameter(name, "query", param.doc, schema, is_required=param.is_required))
     in_head = [
-        {
-            "name": name,
-            "in": "header",
-            "description": _REQUEST_HEADERS[name],
-            "schema": {"type": "string", **_HEADER_PATTERNS.get(name, {})},
-        }
+        _parameter(
+            name,
+            "header",
+            _REQUEST_HEADERS[name],
+            {"type": "string", **_HEADER_PATTERNS.get(name, {})},
+        )
         for name in _HEADERS_OF.get(route.handler.__name__, ())
     ]
     return [*in_path, *in_query, *in_head]
+
+
+def _parameter(
+    name: str, where: str, doc: str, schema: _Json, *, is_required: bool = False
+) -> _Json:
+    required = {"required": True} if is_required else {}
+    return {"name": name, "in": where, "description": doc, "schema": schema, **required}
 
 
 def _content(types: Mapping[str, Any], schema_of: Mapping[int, _Json]) -> _Json:

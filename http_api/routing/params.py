@@ -64,7 +64,6 @@ class Param:
     """Whether every value counts as 0 if the limit is 0. If not, values above 0 are refused."""
 
     def limit(self, config: HttpConfig) -> int:
-        """Return the largest allowed value."""
         maximum = self.maximum
         return maximum if isinstance(maximum, int) else int(getattr(config, maximum))
 
@@ -321,7 +320,6 @@ def _text_schema(param: Param, config: HttpConfig) -> dict[str, object]:
 
 
 def invalid(parameter: str, found: object, allowed: str, detail: str | None = None) -> Problem:
-    """Return the problem of a value that is not allowed."""
     shown = found if not isinstance(found, str) else found[:200]
     return Problem(
         "invalid-parameter",

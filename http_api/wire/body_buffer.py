@@ -63,7 +63,6 @@ class ArrivingBody:
     # -- the reader's side ---------------------------------------------------------------------
 
     def is_eof(self) -> bool:
-        """Return whether the whole body has arrived."""
         return self.total_bytes == self._length
 
     def set_read_chunk_size(self, n: int) -> None:
@@ -100,7 +99,6 @@ class ArrivingBody:
         return body.toreadonly()
 
     async def readany(self) -> bytes | memoryview:
-        """Wait for the whole body and return it."""
         await self.wait_eof()
         return self.read_nowait()
 

@@ -169,7 +169,6 @@ class Connection(asyncio.BufferedProtocol):
         return self.reader.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Process `nbytes` received bytes."""
         self._after_input(nbytes, self.reader.receive(nbytes))
 
     def data_received(self, data: bytes) -> None:

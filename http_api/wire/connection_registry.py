@@ -92,7 +92,6 @@ class Connections:
 
     @property
     def count(self) -> int:
-        """The number of admitted connections that have not ended."""
         return self._limits.count
 
     def enter(self, transport: asyncio.Transport, *, is_plain: bool) -> str | None:
@@ -125,7 +124,6 @@ class Connections:
         return None
 
     def leave(self, client: str) -> None:
-        """Count an admitted connection as ended."""
         self._limits.leave(client)
 
     def log_seldom(self, what: str, sentence: str) -> None:
@@ -154,7 +152,6 @@ class Connections:
 
     @property
     def is_empty(self) -> bool:
-        """Whether every connection has ended."""
         return not (self.open or self.handshakes or self._rejected)
 
     def _close_slow_head(self, connection: Closable) -> None:
@@ -207,7 +204,6 @@ class ConnectionLimits:
         return None
 
     def leave(self, client: str) -> None:
-        """Count a connection of this client as closed."""
         self.count -= 1
         self.by_client[client] -= 1
         if not self.by_client[client]:

@@ -125,7 +125,6 @@ class Problem(Exception):
 
     @property
     def kind(self) -> Kind:
-        """The problem's kind, which has the status and the title."""
         return KINDS[self.slug]
 
     def body(self) -> dict[str, object]:

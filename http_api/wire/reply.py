@@ -124,7 +124,6 @@ class Reply:
         return (head, *self.parts), size
 
     def head_of_stream(self, *, is_chunked: bool) -> bytes:
-        """Return the head of a streamed response."""
         lines = [
             f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}",
             f"Content-Type: {self.media_type}",
@@ -141,7 +140,6 @@ def nothing() -> None:
 
 
 def problem_reply(problem: Problem) -> Reply:
-    """Return the reply for a problem."""
     return Reply(
         problem.kind.status,
         PROBLEM_JSON,

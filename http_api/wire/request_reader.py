@@ -214,7 +214,6 @@ class RequestReader:
 
     @property
     def is_chunked_body_open(self) -> bool:
-        """Whether a chunked body is arriving."""
         return self._ends is not None and self._ends.chunks is not None
 
     @property
@@ -587,7 +586,6 @@ class RequestReader:
             self._apply_pause()
 
     def _apply_pause(self) -> None:
-        """Pause or resume reading from the transport."""
         is_paused = bool(self.pause_reasons) and not self.discards_input
         if is_paused != self.is_paused and self._transport is not None:
             self.is_paused = is_paused

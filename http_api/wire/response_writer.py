@@ -193,12 +193,10 @@ class ResponseWriter:
             transport.write_eof()
 
     def close(self) -> None:
-        """Close after the written bytes have been sent."""
         if self.transport is not None:
             self.transport.close()
 
     def abort(self) -> None:
-        """Close without sending the remaining bytes."""
         if self.transport is not None:
             self.transport.abort()
 

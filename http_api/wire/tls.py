@@ -118,7 +118,6 @@ class ServerTls:
         """When the certificate in use expires, in seconds since 1970; None if it is unknown."""
 
     def start(self) -> None:
-        """Begin to watch the files."""
         self._watch = asyncio.create_task(self._watch_files(), name="tls-files")
 
     async def stop(self) -> None:

@@ -68,7 +68,6 @@ class TlsHandshakeProtocol(asyncio.Protocol):
         self._early += data
 
     def abort(self) -> None:
-        """Close at once."""
         if self._raw is not None:
             self._raw.abort()
 

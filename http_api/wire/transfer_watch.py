@@ -56,7 +56,6 @@ class TransferWatch:
         self._schedule(now)
 
     def stop(self) -> None:
-        """Stop watching."""
         self._timer.cancel()
 
     def _schedule(self, now: float) -> None:
