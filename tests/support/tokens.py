@@ -6,6 +6,7 @@ from itertools import count
 from holdfast.http_api.access.authorization import Access
 from holdfast.http_api.access.grants import parse_grants
 from holdfast.http_api.access.tokens import Token, Tokens, digest_of, token_text
+from tests.support.api_server import Api
 
 _numbers = count(1)
 
@@ -30,3 +31,10 @@ def access_of(*tokens: Token) -> Access:
 def bearer(text: str) -> dict[str, str]:
     """Return the header that sends a token."""
     return {"Authorization": f"Bearer {text}"}
+
+
+def let_in(api: Api, *grants: str) -> dict[str, str]:
+    """Require a token from now on; return the header of the token with these grants."""
+    token, text = make_token(*grants)
+    api.context.http.access = access_of(token)
+    return bearer(text)

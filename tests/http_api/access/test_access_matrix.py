@@ -14,19 +14,27 @@ import pytest
 
 from holdfast.commitlog.format.message_id import format_message_id
 from holdfast.groups.settings import GroupSettings, Subscription
-from holdfast.http_api.access.grants import VERBS, Exposure
+from holdfast.http_api.access.grants import (
+    AUTHENTICATED,
+    PUBLIC,
+    VERBS,
+    Exposure,
+    RequiredPermission,
+    require,
+)
 from holdfast.http_api.routes import ROUTES
 from holdfast.http_api.routing.router import Route, Router
 from tests.support.api_server import Answer, Api
-from tests.support.tokens import access_of, bearer, make_token
+from tests.support.tokens import access_of, bearer, let_in, make_token
 
 PAST_MS = 1
 
 
 @dataclass(frozen=True)
 class Request:
-    """One valid request to a route."""
+    """One valid request to a route, and the permission that the route must require."""
 
+    access: RequiredPermission
     query: str = ""
     body: Any = None
     status: int = 200
@@ -41,41 +49,43 @@ GROUP = "/v1/groups/{group}"
 OFFSETS = GROUP + "/topics/{topic}/offsets"
 
 GOOD: Mapping[tuple[str, str], Request] = {
-    ("POST", MESSAGES): Request(body={"messages": [{"body": "x"}]}),
-    ("GET", QUEUE + "/messages"): Request("?offset=0"),
-    ("GET", MESSAGES): Request("?offsets=0:0"),
-    ("PUT", TOPIC): Request(body={}),
-    ("PATCH", TOPIC): Request(body={"retention_ms": 1000}),
-    ("GET", "/v1/topics"): Request(),
-    ("GET", TOPIC): Request(),
-    ("DELETE", TOPIC): Request("?confirm=orders"),
-    ("GET", QUEUE + "/offset"): Request("?timestamp_ms=0"),
-    ("GET", TOPIC + "/splits"): Request(),
-    ("PUT", READ_LEASE): Request(body={"lease_ms": 1000}),
-    ("DELETE", READ_LEASE): Request(),
-    ("GET", MESSAGES + "/search"): Request("?key=k"),
-    ("GET", "/v1/messages/{message_id}"): Request(),
-    ("GET", "/v1/groups"): Request(),
-    ("GET", GROUP): Request(),
-    ("PUT", GROUP): Request(body={"topics": {"orders": {}}}),
-    ("DELETE", GROUP): Request("?confirm=billing"),
-    ("POST", GROUP + "/receive"): Request(body={"member": "m"}),
-    ("POST", GROUP + "/ack"): Request(body={"receipts": ["r"]}),
-    ("POST", GROUP + "/nack"): Request(body={"receipts": ["r"]}),
-    ("POST", GROUP + "/release"): Request(body={"receipts": ["r"]}),
-    ("POST", GROUP + "/extend"): Request(body={"receipts": ["r"]}),
-    ("POST", GROUP + "/reject"): Request(body={"receipts": ["r"]}),
-    ("POST", GROUP + "/seek"): Request(body={"to": "earliest"}),
-    ("POST", GROUP + "/leave"): Request(body={"member": "m"}),
-    ("POST", GROUP + "/redrive"): Request(body={"dead_letter_topic": "orders"}),
-    ("GET", OFFSETS): Request(),
-    ("PUT", OFFSETS): Request(body={"offsets": {"0": 0}}),
-    ("POST", OFFSETS + "/reset"): Request(body={"to": "earliest"}),
-    ("GET", "/v1/info"): Request(),
-    ("GET", "/healthz"): Request(),
-    ("GET", "/readyz"): Request(),
-    ("GET", "/metrics"): Request(),
-    ("GET", "/openapi.json"): Request(),
+    ("POST", MESSAGES): Request(require("publish"), body={"messages": [{"body": "x"}]}),
+    ("GET", QUEUE + "/messages"): Request(require("consume"), "?offset=0"),
+    ("GET", MESSAGES): Request(require("consume"), "?offsets=0:0"),
+    ("PUT", TOPIC): Request(require("admin"), body={}),
+    ("PATCH", TOPIC): Request(require("admin"), body={"retention_ms": 1000}),
+    ("GET", "/v1/topics"): Request(require("publish", "consume", "admin")),
+    ("GET", TOPIC): Request(require("publish", "consume", "admin")),
+    ("DELETE", TOPIC): Request(require("admin"), "?confirm=orders"),
+    ("GET", QUEUE + "/offset"): Request(require("consume"), "?timestamp_ms=0"),
+    ("GET", TOPIC + "/splits"): Request(require("consume")),
+    ("PUT", READ_LEASE): Request(require("consume"), body={"lease_ms": 1000}),
+    ("DELETE", READ_LEASE): Request(require("consume")),
+    ("GET", MESSAGES + "/search"): Request(require("consume"), "?key=k"),
+    ("GET", "/v1/messages/{message_id}"): Request(require("consume")),
+    ("GET", "/v1/groups"): Request(require("consume", "admin")),
+    ("GET", GROUP): Request(require("consume", "admin")),
+    ("PUT", GROUP): Request(require("consume", "admin"), body={"topics": {"orders": {}}}),
+    ("DELETE", GROUP): Request(require("admin"), "?confirm=billing"),
+    ("POST", GROUP + "/receive"): Request(require("consume"), body={"member": "m"}),
+    ("POST", GROUP + "/ack"): Request(require("consume"), body={"receipts": ["r"]}),
+    ("POST", GROUP + "/nack"): Request(require("consume"), body={"receipts": ["r"]}),
+    ("POST", GROUP + "/release"): Request(require("consume"), body={"receipts": ["r"]}),
+    ("POST", GROUP + "/extend"): Request(require("consume"), body={"receipts": ["r"]}),
+    ("POST", GROUP + "/reject"): Request(require("consume"), body={"receipts": ["r"]}),
+    ("POST", GROUP + "/seek"): Request(require("consume", "admin"), body={"to": "earliest"}),
+    ("POST", GROUP + "/leave"): Request(require("consume"), body={"member": "m"}),
+    ("POST", GROUP + "/redrive"): Request(
+        require("consume", "admin"), body={"dead_letter_topic": "orders"}
+    ),
+    ("GET", OFFSETS): Request(require("consume", "admin")),
+    ("PUT", OFFSETS): Request(require("consume"), body={"offsets": {"0": 0}}),
+    ("POST", OFFSETS + "/reset"): Request(require("consume", "admin"), body={"to": "earliest"}),
+    ("GET", "/v1/info"): Request(require("operate")),
+    ("GET", "/healthz"): Request(PUBLIC),
+    ("GET", "/readyz"): Request(PUBLIC),
+    ("GET", "/metrics"): Request(require("operate")),
+    ("GET", "/openapi.json"): Request(AUTHENTICATED),
 }
 
 BY_NAME = [pytest.param(route, id=f"{route.method} {route.path}") for route in ROUTES]
@@ -138,56 +148,16 @@ def test_every_route_is_called_here() -> None:
     assert GOOD.keys() == {(route.method, route.path) for route in ROUTES}
 
 
-def test_every_route_asks_for_what_its_verb_is_about() -> None:
-    """The expected verbs are repeated here by hand, to check the routes' own declarations."""
-    seen = "publish consume admin"
-    offsets = "consume admin"
-    assert {
-        f"{r.method} {r.path}": " ".join(r.access.verbs) or r.access.exposure for r in ROUTES
-    } == {
-        f"POST {MESSAGES}": "publish",
-        f"GET {QUEUE}/messages": "consume",
-        f"GET {MESSAGES}": "consume",
-        f"GET {QUEUE}/offset": "consume",
-        f"GET {TOPIC}/splits": "consume",
-        f"PUT {READ_LEASE}": "consume",
-        f"DELETE {READ_LEASE}": "consume",
-        f"GET {MESSAGES}/search": "consume",
-        "GET /v1/messages/{message_id}": "consume",
-        f"PUT {TOPIC}": "admin",
-        f"PATCH {TOPIC}": "admin",
-        f"DELETE {TOPIC}": "admin",
-        f"GET {TOPIC}": seen,
-        "GET /v1/topics": seen,
-        "GET /v1/groups": offsets,
-        f"GET {GROUP}": offsets,
-        f"PUT {GROUP}": offsets,
-        f"DELETE {GROUP}": "admin",
-        f"POST {GROUP}/receive": "consume",
-        f"POST {GROUP}/ack": "consume",
-        f"POST {GROUP}/nack": "consume",
-        f"POST {GROUP}/release": "consume",
-        f"POST {GROUP}/extend": "consume",
-        f"POST {GROUP}/reject": "consume",
-        f"POST {GROUP}/seek": offsets,
-        f"POST {GROUP}/leave": "consume",
-        f"POST {GROUP}/redrive": offsets,
-        f"GET {OFFSETS}": offsets,
-        f"PUT {OFFSETS}": "consume",
-        f"POST {OFFSETS}/reset": offsets,
-        "GET /v1/info": "operate",
-        "GET /metrics": "operate",
-        "GET /openapi.json": Exposure.AUTHENTICATED,
-        "GET /healthz": Exposure.PUBLIC,
-        "GET /readyz": Exposure.PUBLIC,
-    }
+def test_every_route_requires_the_expected_permission() -> None:
+    """GOOD repeats the permissions by hand, to check the declarations of the routes."""
+    for route in ROUTES:
+        assert route.access == GOOD[route.method, route.path].access, route
 
 
 @pytest.mark.parametrize("route", BY_NAME)
 async def test_whoever_has_the_right_token_gets_in(api: Api, route: Route) -> None:
-    token, text = make_token(*right_grants(route))
-    api.context.http.access = access_of(token)
-    assert (await ask(api, route, bearer(text))).status == GOOD[route.method, route.path].status
+    header = let_in(api, *right_grants(route))
+    assert (await ask(api, route, header)).status == GOOD[route.method, route.path].status
 
 
 @pytest.mark.parametrize("route", SHUT_TO_STRANGERS)
@@ -236,9 +206,8 @@ async def test_every_verb_but_the_right_ones_is_refused(api: Api, route: Route) 
     others = [verb for verb in VERBS if verb not in route.access.verbs]
     grants = ["operate" if verb == "operate" else f"{verb}:*" for verb in others]
     grants = [f"{each}:*" if each in ("consume:*", "admin:*") else each for each in grants]
-    token, text = make_token(*grants)
-    api.context.http.access = access_of(token)
-    answer = await ask(api, route, bearer(text))
+    header = let_in(api, *grants)
+    answer = await ask(api, route, header)
     if route.access.exposure is Exposure.AUTHENTICATED:
         assert answer.status == 200
     else:
@@ -257,18 +226,16 @@ NAMES_GROUP = [each for each in SHUT_TO_STRANGERS if "{group}" in each.values[0]
 @pytest.mark.parametrize("route", NAMES_TOPIC)
 async def test_another_topics_grant_is_refused(api: Api, route: Route) -> None:
     for topics in ("=order", "=orders2", "ordersx", "a", "Orders"):
-        token, text = make_token(f"publish:{topics}", f"consume:{topics}:*", f"admin:{topics}:*")
-        api.context.http.access = access_of(token)
-        answer = await ask(api, route, bearer(text))
+        header = let_in(api, f"publish:{topics}", f"consume:{topics}:*", f"admin:{topics}:*")
+        answer = await ask(api, route, header)
         assert (answer.status, answer.problem) == (403, "forbidden"), topics
 
 
 @pytest.mark.parametrize("route", NAMES_GROUP)
 async def test_another_groups_grant_is_refused(api: Api, route: Route) -> None:
     for groups in ("", ":=billin", ":billingx", ":z"):
-        token, text = make_token("publish:*", f"consume:*{groups}", f"admin:*{groups}")
-        api.context.http.access = access_of(token)
-        answer = await ask(api, route, bearer(text))
+        header = let_in(api, "publish:*", f"consume:*{groups}", f"admin:*{groups}")
+        answer = await ask(api, route, header)
         assert (answer.status, answer.problem) == (403, "forbidden"), groups
 
 
@@ -277,9 +244,8 @@ async def test_another_groups_grant_is_refused(api: Api, route: Route) -> None:
     [each for each in NAMES_GROUP if "{topic}" in each.values[0].path],  # type: ignore[union-attr]
 )
 async def test_topic_and_group_must_stand_in_one_grant(api: Api, route: Route) -> None:
-    token, text = make_token("consume:orders:other", "consume:other:billing", "admin:other:billing")
-    api.context.http.access = access_of(token)
-    assert (await ask(api, route, bearer(text))).status == 403
+    header = let_in(api, "consume:orders:other", "consume:other:billing", "admin:other:billing")
+    assert (await ask(api, route, header)).status == 403
 
 
 #: The requests that a token may send to a granted group without grants for its topics: describe
@@ -294,9 +260,8 @@ WITHOUT_ITS_TOPICS = {
 async def test_a_grant_with_the_group_on_none_of_its_topics_is_refused(
     api: Api, route: Route
 ) -> None:
-    token, text = make_token("consume:=zz:=billing", "admin:=zz:=billing", "publish:*")
-    api.context.http.access = access_of(token)
-    answer = await ask(api, route, bearer(text))
+    header = let_in(api, "consume:=zz:=billing", "admin:=zz:=billing", "publish:*")
+    answer = await ask(api, route, header)
     if (route.method, route.path) in WITHOUT_ITS_TOPICS:
         assert answer.status == 200
     else:
@@ -314,9 +279,8 @@ async def test_offsets_stored_on_another_topic_need_its_grant_where_they_are_del
         if route.path not in (GROUP, OFFSETS, f"{OFFSETS}/reset"):
             return  # the route is only for groups with leases
         await api.groups.delete_group("billing")
-    token, text = make_token(*right_grants(route))
-    api.context.http.access = access_of(token)
-    answer = await ask(api, route, bearer(text))
+    header = let_in(api, *right_grants(route))
+    answer = await ask(api, route, header)
     if route.method == "DELETE":
         assert (answer.status, answer.problem) == (403, "forbidden")
         assert "other" not in str(answer)

@@ -18,15 +18,7 @@ from holdfast.http_api.routing.context import BrokerStatus
 from tests.support.api_server import Api, running_api
 from tests.support.certificates import Certificates
 from tests.support.raw_http import raw_connection
-from tests.support.tokens import access_of, bearer, make_token
-
-
-def let_in(api: Api, *grants: str) -> dict[str, str]:
-    """Require a token from now on; return the header of the token with these grants."""
-    token, text = make_token(*grants)
-    api.context.http.access = access_of(token)
-    return bearer(text)
-
+from tests.support.tokens import access_of, bearer, let_in, make_token
 
 # -- permissions and errors ------------------------------------------------------------------
 
@@ -94,9 +86,8 @@ async def test_a_refusal_says_what_is_missing_and_not_whether_it_exists(api: Api
 
 
 async def test_a_refused_body_is_not_read(api: Api) -> None:
-    token, text = make_token("consume:*")
-    api.context.http.access = access_of(token)
-    for header in ("", f"Authorization: Bearer {text}\r\n"):
+    text = let_in(api, "consume:*")["Authorization"]
+    for header in ("", f"Authorization: {text}\r\n"):
         async with raw_connection(api.server.port) as connection:
             head = (
                 f"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\n{header}"

@@ -35,11 +35,20 @@ class Clients:
         self._tokens.pop()
         self._show()
 
-    async def receive(self, token: str, group: str = "g", **body: Any) -> tuple[int, Any]:
-        """Return the status and the body of a receive."""
-        path = f"/v1/groups/{group}/receive"
-        async with self.api.session.post(path, json=body, headers=bearer(token)) as response:
+    async def ask(self, token: str, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """Send a request with a token; return the status and the body of the reply."""
+        asking = self.api.session.request(method, path, json=body, headers=bearer(token))
+        async with asking as response:
             return response.status, await response.json(content_type=None)
+
+    async def receive(self, token: str, group: str = "g", **body: Any) -> tuple[int, Any]:
+        return await self.ask(token, "POST", f"/v1/groups/{group}/receive", body)
+
+    @property
+    def changes_lock(self) -> asyncio.Lock:
+        """The lock that each change of a group holds."""
+        assert self.api.broker._groups is not None
+        return self.api.broker._groups.changes._lock
 
     def waiting(self, token: str, **body: Any) -> "asyncio.Task[tuple[int, Any]]":
         """Start a receive that waits for a minute, or until `end_of_wait`."""
@@ -68,6 +77,11 @@ async def clients(tmp_path: Path) -> AsyncIterator[Clients]:
         yield clients
 
 
+@pytest.fixture
+def api(clients: Clients) -> GroupApi:
+    return clients.api
+
+
 async def in_flight(api: GroupApi, topic: int, group: str = "g") -> int:
     found: int = (await api.queue(topic=topic, group=group))["in_flight"]
     return found
@@ -78,9 +92,8 @@ async def in_flight(api: GroupApi, topic: int, group: str = "g") -> int:
 
 @pytest.mark.parametrize("member", ["m", None])
 async def test_a_repeated_attempt_delivers_only_topics_that_the_token_grants(
-    clients: Clients, member: str | None
+    clients: Clients, api: GroupApi, member: str | None
 ) -> None:
-    api = clients.api
     await api.publish("secret", topic="b.secret")
     await api.publish("public", topic="a.pub")
     who: dict[str, Any] = {"attempt_id": "1"} if member is None else {
@@ -96,16 +109,16 @@ async def test_a_repeated_attempt_delivers_only_topics_that_the_token_grants(
     assert sorted(bodies(repeated)) == ["public", "secret"], "whose attempt it was gets all of it"
 
 
-async def test_a_repeated_attempt_delivers_only_topics_that_it_names(clients: Clients) -> None:
-    api = clients.api
+async def test_a_repeated_attempt_delivers_only_topics_that_it_names(
+    clients: Clients, api: GroupApi
+) -> None:
     await api.publish("secret", topic="b.secret")
     assert bodies(await api.receive(attempt_id="1")) == ["secret"]
     again = await api.receive(attempt_id="1", topics=["a.pub"])
     assert (bodies(again), again["available"]) == ([], 0)
 
 
-async def test_an_attempt_is_one_members(clients: Clients) -> None:
-    api = clients.api
+async def test_an_attempt_is_one_members(clients: Clients, api: GroupApi) -> None:
     await api.publish("public", topic="a.pub")
     assert bodies(await api.receive("m", attempt_id="1")) == ["public"]
     assert bodies(await api.receive("n", attempt_id="1")) == []
@@ -117,24 +130,19 @@ async def test_an_attempt_is_one_members(clients: Clients) -> None:
 @pytest.mark.parametrize("settled", [False, True])
 @pytest.mark.parametrize("how", ["the group is changed", "a pattern finds a topic"])
 async def test_a_held_receive_gets_nothing_of_a_topic_that_the_group_got_meanwhile(
-    clients: Clients, how: str, settled: bool
+    clients: Clients, api: GroupApi, how: str, settled: bool
 ) -> None:
-    api = clients.api
     narrow = clients.token("consume:a.:=h")
-    if how == "the group is changed":
-        await api.group("h", {"a.pub": {}})
-        held = clients.waiting(narrow, group="h", settled=settled)
-        await api.held(1)
+    is_changed = how == "the group is changed"
+    topic = "b.secret" if is_changed else "b.new.1"
+    await api.group("h", {"a.pub": {}} if is_changed else {"a.pub": {}, "b.new*": {}})
+    held = clients.waiting(narrow, group="h", settled=settled)
+    await api.held(1)
+    if is_changed:
         await api.group("h", {"a.pub": {}, "b.secret": {}})
-        await api.publish("secret", topic="b.secret")
-        topic = "b.secret"
     else:
-        await api.group("h", {"a.pub": {}, "b.new*": {}})
-        held = clients.waiting(narrow, group="h", settled=settled)
-        await api.held(1)
-        await api.topic("b.new.1")
-        await api.publish("secret", topic="b.new.1")
-        topic = "b.new.1"
+        await api.topic(topic)
+    await api.publish("secret", topic=topic)
     status, problem = await clients.end_of_wait(held)
     assert (status, topic in str(problem)) == (403, False)
     assert await in_flight(api, 1, "h") == 0
@@ -143,8 +151,9 @@ async def test_a_held_receive_gets_nothing_of_a_topic_that_the_group_got_meanwhi
     assert (got["messages"][0]["attempt"], got["messages"][0]["redelivered"]) == (1, False)
 
 
-async def test_a_held_receive_gets_what_it_is_granted_of_a_wider_group(clients: Clients) -> None:
-    api = clients.api
+async def test_a_held_receive_gets_what_it_is_granted_of_a_wider_group(
+    clients: Clients, api: GroupApi
+) -> None:
     await api.group("h", {"a.*": {}})
     narrow = clients.token("consume:a.:=h")
     held = clients.waiting(narrow, group="h")
@@ -161,9 +170,8 @@ async def test_a_held_receive_gets_what_it_is_granted_of_a_wider_group(clients: 
 
 @pytest.mark.parametrize("mode", ["single_active", "exclusive", "keyed"])
 async def test_a_held_receive_of_any_mode_gets_only_what_is_granted(
-    clients: Clients, mode: str
+    clients: Clients, api: GroupApi, mode: str
 ) -> None:
-    api = clients.api
     await api.group("h", {"a.pub": {}}, mode=mode)
     narrow = clients.token("consume:a.:=h")
     held = clients.waiting(narrow, group="h", member="m")
@@ -176,8 +184,8 @@ async def test_a_held_receive_of_any_mode_gets_only_what_is_granted(
 
 async def test_who_waits_behind_a_token_without_the_grant_gets_the_message(
     clients: Clients,
+    api: GroupApi,
 ) -> None:
-    api = clients.api
     await api.group("h", {"a.pub": {}})
     narrow = clients.token("consume:a.:=h")
     first = clients.waiting(narrow, group="h")
@@ -194,8 +202,9 @@ async def test_who_waits_behind_a_token_without_the_grant_gets_the_message(
     assert (status, bodies(got)) == (200, ["public"])
 
 
-async def test_a_held_settled_receive_of_a_revoked_token_settles_nothing(clients: Clients) -> None:
-    api = clients.api
+async def test_a_held_settled_receive_of_a_revoked_token_settles_nothing(
+    clients: Clients, api: GroupApi
+) -> None:
     await api.group("h", {"a.pub": {}})
     token = clients.token("consume:a.:=h")
     held = clients.waiting(token, group="h", settled=True)
@@ -210,9 +219,8 @@ async def test_a_held_settled_receive_of_a_revoked_token_settles_nothing(clients
 
 
 async def test_a_seek_moves_no_topic_that_the_group_got_while_it_began(
-    clients: Clients, monkeypatch: pytest.MonkeyPatch
+    clients: Clients, api: GroupApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api = clients.api
     await api.publish("secret", topic="b.secret")
     await api.group("h", {"a.pub": {}}, start="latest")
     narrow = clients.token("consume:a.:=h")
@@ -226,44 +234,34 @@ async def test_a_seek_moves_no_topic_that_the_group_got_while_it_began(
         await catch_up()
 
     monkeypatch.setattr(watch, "catch_up", slow)
-    headers = bearer(narrow)
-    path = "/v1/groups/h/seek"
     seeking = asyncio.create_task(
-        api.session.post(path, json={"to": "earliest"}, headers=headers).__aenter__()
+        clients.ask(narrow, "POST", "/v1/groups/h/seek", {"to": "earliest"})
     )
     await has_begun.wait()
     monkeypatch.setattr(watch, "catch_up", catch_up)
     await api.group("h", {"a.pub": {}, "b.secret": {}})
     may_go_on.set()
-    async with await seeking as response:
-        assert response.status == 403
-        assert "b.secret" not in await response.text()
+    status, problem = await seeking
+    assert (status, "b.secret" in str(problem)) == (403, False)
     assert bodies(await api.receive(group="h")) == []
 
 
 @pytest.mark.parametrize("how", ["PUT", "DELETE"])
 async def test_a_change_that_waits_for_another_is_compared_with_what_that_one_made(
-    clients: Clients, how: str
+    clients: Clients, api: GroupApi, how: str
 ) -> None:
-    api = clients.api
     await api.group("h", {"a.pub": {}})
     narrow = clients.token("admin:a.:=h")
-    assert api.broker._groups is not None
     path = "/v1/groups/h" if how == "PUT" else "/v1/groups/h?confirm=h"
-    lock = api.broker._groups.changes._lock
-
-    async def change() -> int:
-        body: Any = {"topics": {"a.pub": {}}} if how == "PUT" else None
-        async with api.session.request(how, path, json=body, headers=bearer(narrow)) as response:
-            return response.status
-
+    body = {"topics": {"a.pub": {}}} if how == "PUT" else None
+    lock = clients.changes_lock
     async with lock:
         wider = asyncio.create_task(api.group("h", {"a.pub": {}, "b.secret": {}}))
         await until(lambda: waits(lock, 1))
-        changing = asyncio.create_task(change())
+        changing = asyncio.create_task(clients.ask(narrow, how, path, body))
         await until(lambda: waits(lock, 2))
     await wider
-    assert await changing == 403
+    assert (await changing)[0] == 403
     assert [each["topic"] for each in (await api.describe("h"))["topics"]] == ["a.pub", "b.secret"]
 
 
@@ -274,16 +272,14 @@ async def stored_on(api: GroupApi, topic: str, group: str = "h") -> dict[str, in
 
 
 async def delete(clients: Clients, token: str, group: str = "h") -> tuple[int, str]:
-    path = f"/v1/groups/{group}?confirm={group}"
-    async with clients.api.session.delete(path, headers=bearer(token)) as response:
-        return response.status, await response.text()
+    status, reply = await clients.ask(token, "DELETE", f"/v1/groups/{group}?confirm={group}")
+    return status, str(reply)
 
 
 @pytest.mark.parametrize("has_leases", [True, False])
 async def test_a_group_is_deleted_only_with_all_topics_on_which_it_has_stored_offsets(
-    clients: Clients, has_leases: bool
+    clients: Clients, api: GroupApi, has_leases: bool
 ) -> None:
-    api = clients.api
     for topic in ("a.pub", "b.secret"):
         path = f"/v1/groups/h/topics/{topic}/offsets"
         await api.ask("PUT", path, {"offsets": {"0": 0}})
@@ -299,12 +295,11 @@ async def test_a_group_is_deleted_only_with_all_topics_on_which_it_has_stored_of
 
 async def test_offsets_stored_while_a_deletion_waits_are_compared_with_its_grants(
     clients: Clients,
+    api: GroupApi,
 ) -> None:
-    api = clients.api
     await api.group("h", {"a.pub": {}})
     narrow = clients.token("admin:a.:=h")
-    assert api.broker._groups is not None
-    lock = api.broker._groups.changes._lock
+    lock = clients.changes_lock
     async with lock:
         deleting = asyncio.create_task(delete(clients, narrow))
         await until(lambda: waits(lock, 1))
@@ -347,27 +342,21 @@ async def test_offsets_stored_while_a_group_is_being_deleted_stay(
 
 async def test_a_change_that_waits_names_no_dead_letters_topic_that_its_token_may_not_publish_to(
     clients: Clients,
+    api: GroupApi,
 ) -> None:
-    api = clients.api
     await api.topic("dead")
     await api.group("h", {"a.pub": {}}, dead_letter_topic="dead")
     narrow = clients.token("admin:a.:=h")
-    assert api.broker._groups is not None
-    lock = api.broker._groups.changes._lock
-
-    async def change() -> int:
-        body = {"dead_letter_topic": "dead"}
-        async with api.session.put("/v1/groups/h", json=body, headers=bearer(narrow)) as response:
-            return response.status
-
-    assert await change() == 200, "it changes nothing of it"
+    change = narrow, "PUT", "/v1/groups/h", {"dead_letter_topic": "dead"}
+    assert (await clients.ask(*change))[0] == 200, "the topic stays the same"
+    lock = clients.changes_lock
     async with lock:
         without = asyncio.create_task(api.ask("PUT", "/v1/groups/h", {"dead_letter_topic": None}))
         await until(lambda: waits(lock, 1))
-        changing = asyncio.create_task(change())
+        changing = asyncio.create_task(clients.ask(*change))
         await until(lambda: waits(lock, 2))
     await without
-    assert await changing == 403
+    assert (await changing)[0] == 403
     assert (await api.describe("h"))["config"]["dead_letter_topic"] is None
 
 
@@ -388,16 +377,14 @@ async def waits(lock: asyncio.Lock, count: int) -> bool:
     ],
 )
 async def test_a_token_takes_no_topic_from_groups_that_it_may_not_change(
-    clients: Clients, grants: tuple[str, ...], may: bool
+    clients: Clients, api: GroupApi, grants: tuple[str, ...], may: bool
 ) -> None:
-    api = clients.api
     await api.group("all", topics={"a.*": {}})
     await api.publish("public", topic="a.pub")
     token = clients.token(*grants)
     settings = {"topics": {"b.secret": {}}, "dead_letter_topic": "a.pub"}
-    async with api.session.put("/v1/groups/mine", json=settings, headers=bearer(token)) as response:
-        reply = await response.json()
-        assert response.status == (201 if may else 403), reply
+    status, reply = await clients.ask(token, "PUT", "/v1/groups/mine", settings)
+    assert status == (201 if may else 403), reply
     if not may:
         assert reply["type"] == "/problems/forbidden"
         assert "'all'" not in str(reply)
@@ -405,9 +392,7 @@ async def test_a_token_takes_no_topic_from_groups_that_it_may_not_change(
         assert bodies(await api.receive(group="all")) == ["public"]
         return
     assert bodies(await api.receive(group="all")) == []
-    path = "/v1/groups/mine?confirm=mine"
-    async with api.session.delete(path, headers=bearer(clients.token("all"))) as response:
-        assert response.status == 200
+    assert (await delete(clients, clients.token("all"), "mine"))[0] == 200
     assert bodies(await api.receive(group="all")) == ["public"]
 
 
@@ -415,9 +400,8 @@ async def test_a_token_takes_no_topic_from_groups_that_it_may_not_change(
 
 
 async def leave(clients: Clients, token: str, member: str = "bob") -> tuple[int, str]:
-    path, body = "/v1/groups/g/leave", {"member": member}
-    async with clients.api.session.post(path, json=body, headers=bearer(token)) as response:
-        return response.status, await response.text()
+    status, reply = await clients.ask(token, "POST", "/v1/groups/g/leave", {"member": member})
+    return status, str(reply)
 
 
 async def members(api: GroupApi) -> list[str]:
@@ -432,9 +416,8 @@ async def held_by_bob(api: GroupApi) -> None:
 
 @pytest.mark.parametrize("grant", ["consume:=zz:=g", "consume:a.:=h", "admin:*:=g"])
 async def test_who_may_consume_none_of_a_groups_topics_makes_nobody_leave(
-    clients: Clients, grant: str
+    clients: Clients, api: GroupApi, grant: str
 ) -> None:
-    api = clients.api
     await held_by_bob(api)
     status, text = await leave(clients, clients.token(grant))
     assert status == 403
@@ -443,8 +426,9 @@ async def test_who_may_consume_none_of_a_groups_topics_makes_nobody_leave(
     assert (await in_flight(api, 0), await in_flight(api, 1)) == (2, 2)
 
 
-async def test_leaving_gives_back_only_topics_that_the_token_grants(clients: Clients) -> None:
-    api = clients.api
+async def test_leaving_gives_back_only_topics_that_the_token_grants(
+    clients: Clients, api: GroupApi
+) -> None:
     await held_by_bob(api)
     narrow, other = clients.token("consume:=a.pub:=g"), clients.token("consume:=b.secret:=g")
     assert (await leave(clients, narrow))[0] == 200
@@ -457,8 +441,8 @@ async def test_leaving_gives_back_only_topics_that_the_token_grants(clients: Cli
 
 async def test_leaving_ends_only_receives_of_topics_that_the_token_grants(
     clients: Clients,
+    api: GroupApi,
 ) -> None:
-    api = clients.api
     everything = api.waiting("bob")
     public = api.waiting("bob", topics=["a.pub"])
     await api.held(2)
@@ -474,8 +458,8 @@ async def test_leaving_ends_only_receives_of_topics_that_the_token_grants(
 
 async def test_an_exclusive_member_goes_only_with_the_last_of_what_it_holds(
     clients: Clients,
+    api: GroupApi,
 ) -> None:
-    api = clients.api
     await api.group(topics={"a.pub": {}, "b.secret": {}}, mode="exclusive")
     await held_by_bob(api)
     assert (await leave(clients, clients.token("consume:=a.pub:=g")))[0] == 200
@@ -500,20 +484,18 @@ async def test_an_exclusive_member_goes_only_with_the_last_of_what_it_holds(
 )
 async def test_a_group_is_described_as_far_as_the_token_sees_its_topics(
     clients: Clients,
+    api: GroupApi,
     grants: tuple[str, ...],
     topics: list[str],
     in_flight: int,
     members: list[str],
     letters: str | None,
 ) -> None:
-    api = clients.api
     await api.topic("dead")
     await api.group(topics={"a.pub": {}, "b.secret": {}}, dead_letter_topic="dead")
     await held_by_bob(api)
-    headers = bearer(clients.token(*grants))
-    async with api.session.get("/v1/groups/g", headers=headers) as response:
-        assert response.status == 200
-        reply = await response.json()
+    status, reply = await clients.ask(clients.token(*grants), "GET", "/v1/groups/g")
+    assert status == 200
     assert [each["topic"] for each in reply["topics"]] == topics
     assert list(reply["config"]["topics"]) == topics
     assert reply["config"]["dead_letter_topic"] == letters

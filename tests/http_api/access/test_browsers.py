@@ -10,7 +10,7 @@ from holdfast.http_api.access.authorization import Access
 from holdfast.http_api.access.hosts import AllowedHosts
 from tests.support.api_server import Api, running_api
 from tests.support.raw_http import raw_connection
-from tests.support.tokens import access_of, bearer, make_token
+from tests.support.tokens import access_of, let_in
 
 CONSOLE = "https://console.example"
 PATH = "/v1/topics/orders/messages"
@@ -130,9 +130,8 @@ async def test_every_origin_gets_in_by_its_token_alone() -> None:
         await api.store.topics.create("orders", queues=1)
         answer = await api.ask("POST", PATH, b"x", Origin="https://any.example")
         assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (403, "*")
-        token, text = make_token("all")
-        api.context.http.access = access_of(token)
-        answer = await api.ask("POST", PATH, b"x", Origin="https://any.example", **bearer(text))
+        header = let_in(api, "all")
+        answer = await api.ask("POST", PATH, b"x", Origin="https://any.example", **header)
         assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (200, "*")
 
 

@@ -3,7 +3,7 @@ from multidict import CIMultiDict
 
 from holdfast.http_api.wire.aiohttp_parser import MAX_FIELD_BYTES
 from holdfast.http_api.wire.problems import Problem
-from holdfast.http_api.wire.request import list_header, single_header
+from holdfast.http_api.wire.request import client_of, list_header, single_header
 from tests.support.api_server import Api
 from tests.support.raw_http import raw_connection
 
@@ -69,3 +69,21 @@ async def test_no_line_of_a_header_is_passed_over(
         received = await connection.closed()
     assert received.startswith(b"HTTP/1.1 " + answer), received
     assert said in received
+
+
+@pytest.mark.parametrize(
+    ("host", "client"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("::1", "::1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("2001:db8:1:3::9", "2001:db8:1:3::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+        ("a-unix-socket", "a-unix-socket"),
+    ],
+)
+def test_an_ipv6_network_is_one_client_and_an_ipv4_address_is(host: str, client: str) -> None:
+    assert client_of(host) == client
