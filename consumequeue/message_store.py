@@ -2,11 +2,10 @@
 
 The store belongs to the event loop: call every method there. Methods that are not `async` never
 wait. A small thread pool reads the disk. The appender thread and the state thread write, and pass
-the results to the loop with one call per commit. MessageStore makes the parts and
-hands them out.
+the results to the loop with one call per commit.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 
@@ -16,37 +15,21 @@ from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
 from holdfast.consumequeue.damage.damage_book import DamageBook
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue
 from holdfast.consumequeue.index.index import Index
-from holdfast.consumequeue.maintenance.read_leases import ReadLease, ReadLeases
+from holdfast.consumequeue.maintenance.read_leases import ReadLeases
 from holdfast.consumequeue.publishing import (
     ArrivalListener,
     PublishAdmission,
     Publisher,
-    StoredBatch,
     TopicRoom,
 )
-from holdfast.consumequeue.reading.fetched import Fetched, MessageFilter
 from holdfast.consumequeue.reading.lookups import Lookups
 from holdfast.consumequeue.reading.queue_reading import QueueReader
-from holdfast.consumequeue.reading.splits import Split
 from holdfast.consumequeue.state.changes import StateChanges
 from holdfast.consumequeue.state.group_offsets import GroupOffsets
-from holdfast.consumequeue.state.records import StoredOffsets
 from holdfast.consumequeue.state.store import StateStore
 from holdfast.consumequeue.state.topic_changes import TopicChanges
 from holdfast.consumequeue.state.topic_table import TopicTable
-from holdfast.consumequeue.topics import QueueKey, QueueState, Topic
-
-__all__ = [
-    "Fetched",
-    "MessageFilter",
-    "MessageStore",
-    "StoredBatch",
-    "QueueKey",
-    "QueueState",
-    "ReadLease",
-    "Split",
-    "StoredOffsets",
-]
+from holdfast.consumequeue.topics import QueueKey
 
 
 class MessageStore:
@@ -54,12 +37,8 @@ class MessageStore:
 
     `table` finds topics, and `topics` changes them. `publishing` appends messages, unless
     `admission` refuses. `reading` and `lookups` read, `offsets` has the stored offsets of groups,
-    and `state` commits records and waits for running changes.
-
-    The code that creates the store may set three callbacks. `check_new_queues` is awaited before
-    queues are added to a topic, and raises an error to prevent that. `topic_created` is awaited
-    before the creator of a topic gets its reply. `topic_deleted` is called with the id of a deleted
-    topic.
+    and `state` commits records and waits for running changes. The code that creates the store sets
+    the callbacks of `topics`.
     """
 
     def __init__(
@@ -80,23 +59,8 @@ class MessageStore:
         damage: DamageBook,
         now_ms: Callable[[], int],
     ) -> None:
-        self.check_new_queues: Callable[[Topic], Awaitable[None]] = _nothing
-        self.topic_created: Callable[[Topic], Awaitable[None]] = _nothing
-        self.topic_deleted: Callable[[int], None] = lambda topic_id: None
-
         self.state = changes = StateChanges(state, appender)
-
         self.table = table
-        self.topics = TopicChanges(
-            table,
-            config,
-            changes,
-            now_ms=now_ms,
-            check_new_queues=self._check_new_queues,
-            created=self._topic_created,
-            deleted=self._topic_deleted,
-        )
-
         self.admission = admission
         self.publishing = Publisher(
             table, config, appender, admission, arrival_listeners, timeout_ms=sync_timeout_ms
@@ -109,7 +73,6 @@ class MessageStore:
             ),
             monotonic,
         )
-
         self.reading = QueueReader(
             log=log,
             index=index,
@@ -119,28 +82,17 @@ class MessageStore:
             cache_bytes=queue_config.hot_cache_bytes,
             damage=damage,
         )
-
         self.lookups = Lookups(
             log=log, index=index, queues=queues, table=table, reading=self.reading
         )
-
         self.read_leases = ReadLeases(
             readable=self.reading.readable, limits=queue_config, now_ms=now_ms
         )
-
         self.offsets = GroupOffsets(table, config, changes, self.reading.queue_state)
-
-    async def _check_new_queues(self, topic: Topic) -> None:
-        await self.check_new_queues(topic)
-
-    async def _topic_created(self, topic: Topic) -> None:
-        await self.topic_created(topic)
-
-    def _topic_deleted(self, topic_id: int) -> None:
-        self.read_leases.end_topic(topic_id)
-        self.topic_room.forget(topic_id)
-        self.topic_deleted(topic_id)
-
-
-async def _nothing(topic: Topic) -> None:
-    """Do nothing: the default of the callbacks about topics."""
+        self.topics = TopicChanges(
+            table,
+            config,
+            changes,
+            now_ms=now_ms,
+            deleted_listeners=[self.read_leases.end_topic, self.topic_room.forget],
+        )

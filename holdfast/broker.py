@@ -153,7 +153,7 @@ class Broker:
             observe_scan=http.metrics.scan_seconds.observe,
         )
         self._arrival_listeners.append(hold.message_arriving)
-        store.topic_deleted = self._topic_deleted
+        store.topics.deleted_listeners.append(hold.topic_deleted)
         groups = self._groups = GroupService(
             store,
             storage.groups,
@@ -165,8 +165,9 @@ class Broker:
             may_subscribe=http.access.may_subscribe,
         )
         self._arrival_listeners.append(groups.queue_changes.note)
-        store.check_new_queues = groups.registry.check_new_queues
-        store.topic_created = groups.changes.topic_created
+        store.topics.deleted_listeners.append(groups.registry.topic_deleted)
+        store.topics.check_new_queues = groups.registry.check_new_queues
+        store.topics.created = groups.changes.topic_created
         await groups.start()
         await hold.start(groups.scan)
         return ApiContext(
@@ -241,12 +242,6 @@ class Broker:
     def _trimmed(self, begins: Mapping[QueueKey, int]) -> None:
         if self._groups is not None:
             self._groups.queue_changes.note(begins)
-
-    def _topic_deleted(self, topic_id: int) -> None:
-        assert self._hold is not None
-        self._hold.topic_deleted(topic_id)
-        if self._groups is not None:
-            self._groups.registry.topic_deleted(topic_id)
 
     def _fail(self, error: Exception) -> None:
         assert self.failed is not None

@@ -23,7 +23,7 @@ from holdfast.holdservice.errors import HoldLimitExceeded
 from holdfast.holdservice.hold_table import SCAN_STEP, HeldPull, HoldTable
 
 if TYPE_CHECKING:
-    from holdfast.consumequeue.message_store import MessageFilter
+    from holdfast.consumequeue.reading.fetched import MessageFilter
 
 __all__ = ["HoldLimitExceeded", "HoldStats", "Outcome", "PullRequestHoldService", "HoldResult"]
 

@@ -14,6 +14,7 @@ from time import monotonic
 
 from holdfast.commitlog.log_limit import LogLimit
 from holdfast.consumequeue.errors import StateUnavailable
+from holdfast.consumequeue.index.consume_queue import ConsumeQueue
 from holdfast.consumequeue.lost_ranges import LostRange, LostRanges, overlaps, with_lost, without
 from holdfast.consumequeue.state.records import (
     DAMAGE,
@@ -25,6 +26,7 @@ from holdfast.consumequeue.state.records import (
     parse_key,
 )
 from holdfast.consumequeue.state.store import Changes
+from holdfast.consumequeue.state.topic_table import TopicTable
 from holdfast.consumequeue.topics import STATE_TOPIC_ID, STATE_TOPIC_NAME, QueueKey
 
 _logger = logging.getLogger(__name__)
@@ -134,21 +136,17 @@ class DamageBook:
 
     # -- reports and records ---------------------------------------------------------------
 
-    def faults(
-        self,
-        topic_name: Callable[[int], str | None],
-        min_offset: Callable[[QueueKey], int],
-    ) -> list[Fault]:
-        """Return the damage to messages that are still kept. `topic_name` returns None for a topic
-        that was deleted; `min_offset` returns where a queue begins."""
+    def faults(self, table: TopicTable, queues: Mapping[QueueKey, ConsumeQueue]) -> list[Fault]:
+        """Return the damage to messages that are still kept in a topic of `table`."""
         found = list(self.files)
         for start, (end, reason) in sorted(self.damage.items()):
             found.append(Fault(reason, f"the log is damaged from {start} to {end}"))
         for key, ranges in sorted(self.lost.items()):
-            name = STATE_TOPIC_NAME if key[0] == STATE_TOPIC_ID else topic_name(key[0])
-            if name is None:
+            topic, cq = table.by_id(key[0]), queues.get(key)
+            if topic is None and key[0] != STATE_TOPIC_ID:
                 continue
-            begin = min_offset(key)
+            name = STATE_TOPIC_NAME if topic is None else topic.name
+            begin = 0 if cq is None else cq.min_offset
             for each in without(ranges, 0, begin):
                 if not each.accepted:
                     detail = (

@@ -22,19 +22,12 @@ class EntryColumns:
     """Consecutive entries of a queue: queue offset, physical offset, size and message count. The
     values are not verified: the reader must verify each block that it reads with them."""
 
-    __slots__ = ("base_offsets", "message_counts", "physical_offsets", "sizes")
+    __slots__ = ("_rows", "base_offsets", "message_counts", "physical_offsets", "sizes")
 
-    def __init__(
-        self,
-        base_offsets: Int64s,
-        physical_offsets: Int64s,
-        sizes: Int64s,
-        message_counts: Int64s,
-    ) -> None:
-        self.base_offsets = base_offsets
-        self.physical_offsets = physical_offsets
-        self.sizes = sizes
-        self.message_counts = message_counts
+    def __init__(self, rows: Int64s) -> None:
+        """`rows` has one row per column, in the order of the docstring."""
+        self._rows = rows
+        self.base_offsets, self.physical_offsets, self.sizes, self.message_counts = rows
 
     def __len__(self) -> int:
         return len(self.base_offsets)
@@ -52,8 +45,7 @@ class EntryColumns:
     def of_units(cls, units: Sequence[CqUnit]) -> Self:
         """Return columns of entries that are in memory."""
         rows = [(unit[0], unit[1], unit[2], unit[3]) for unit in units]
-        base, physical, size, count = np.array(rows, np.int64).reshape(-1, 4).T
-        return cls(base, physical, size, count)
+        return cls(np.array(rows, np.int64).reshape(-1, 4).T)
 
     @classmethod
     def of_items(cls, key: QueueKey, items: Iterable[tuple[bytes, bytes]]) -> Self:
@@ -62,21 +54,12 @@ class EntryColumns:
         rows = np.frombuffer(b"".join(chain.from_iterable(items)), ITEM_DTYPE)
         topic_id, queue_id = key
         rows = rows[: _leading((rows["topic_id"] == topic_id) & (rows["queue_id"] == queue_id))]
-        return cls(
-            *(
-                rows[name].astype(np.int64)
-                for name in ("base_offset", "physical_offset", "size", "message_count")
-            )
-        )
+        names = ("base_offset", "physical_offset", "size", "message_count")
+        return cls(np.array([rows[name] for name in names], np.int64))
 
     def joined(self, following: Self) -> Self:
         """Return these entries followed by `following`."""
-        return type(self)(
-            np.concatenate((self.base_offsets, following.base_offsets)),
-            np.concatenate((self.physical_offsets, following.physical_offsets)),
-            np.concatenate((self.sizes, following.sizes)),
-            np.concatenate((self.message_counts, following.message_counts)),
-        )
+        return type(self)(np.concatenate((self._rows, following._rows), axis=1))
 
     def within(self, offset: int, end_offset: int, max_messages: int, max_bytes: int) -> Self:
         """Return the entries, starting with the one that holds `offset`, up to the first gap. They
@@ -96,12 +79,7 @@ class EntryColumns:
 
     def cut(self, start: int, end: int) -> Self:
         """Return the entries from index `start` to before index `end`."""
-        return type(self)(
-            self.base_offsets[start:end],
-            self.physical_offsets[start:end],
-            self.sizes[start:end],
-            self.message_counts[start:end],
-        )
+        return type(self)(self._rows[:, start:end])
 
 
 def _leading(which: npt.NDArray[np.bool_]) -> int:

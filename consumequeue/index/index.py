@@ -173,7 +173,7 @@ class Index:
                     txn.delete(raw, db=known)
                 else:
                     txn.put(raw, _with_crc(raw, _encode_producer(state)), db=known)
-            txn.put(b"reput", _with_crc(b"reput", _encode_position(position)), db=meta)
+            txn.put(b"reput", _with_crc(b"reput", _REPUT.pack(*position)), db=meta)
 
     def delete_before(self, key: QueueKey, offset: int, most: int = 10_000) -> int:
         """Delete at most `most` entries of a queue that end at or before `offset`; return how many
@@ -378,30 +378,8 @@ def _decode_unit(raw_key: bytes, value: bytes) -> CqUnit:
     return CqUnit(base_offset, physical, size, count, timestamp, summary, queue_bytes)
 
 
-def _encode_position(position: ReputPosition) -> bytes:
-    return _REPUT.pack(
-        position.physical_offset,
-        position.segment_start,
-        position.block_count,
-        position.key_count,
-    )
-
-
 def _encode_producer(state: ProducerState) -> bytes:
-    queues = {
-        queue: [
-            (
-                entry.sequence,
-                entry.base_offset,
-                entry.message_count,
-                entry.end_physical_offset,
-                entry.store_timestamp_us,
-            )
-            for entry in stored
-        ]
-        for queue, stored in state.queues.items()
-    }
-    packed = msgpack.packb((state.epoch, state.last_request, state.last_timestamp_us, queues))
+    packed = msgpack.packb((state.epoch, state.last_request, state.last_timestamp_us, state.queues))
     assert isinstance(packed, bytes)
     return packed
 

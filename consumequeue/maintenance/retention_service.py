@@ -5,8 +5,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, TypeVarTuple
 
 import lmdb
 
@@ -33,12 +32,13 @@ from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
 
 
 class InThread(Protocol):
     """Runs a function in a thread without blocking the event loop."""
 
-    def __call__(self, function: Callable[[], _T], /) -> Awaitable[_T]:
+    def __call__(self, function: Callable[[*_Ts], _T], /, *args: *_Ts) -> Awaitable[_T]:
         """Return the function's result."""
 
 
@@ -104,7 +104,7 @@ class RetentionService:
                 await self._expire(
                     topic.topic_id,
                     queues,
-                    await self.in_thread(partial(find_expired, self.index, topic, queues, now_us)),
+                    await self.in_thread(find_expired, self.index, topic, queues, now_us),
                 )
             await self._drop_deleted_topics(by_topic)
             indexed = await self._indexed_segments()
@@ -127,7 +127,7 @@ class RetentionService:
             pinned = self.read_leases.pinned(topic_id)
             if pinned is not None and not self.is_disk_low():
                 begins = await self.in_thread(
-                    partial(limit_to_leases, self.index, queues, begins, pinned.starts)
+                    limit_to_leases, self.index, queues, begins, pinned.starts
                 )
             await self._move(begins)
 
@@ -152,7 +152,7 @@ class RetentionService:
             await self.commit_state(changes)
             await self._forget_deleted(stored)
         if begins:
-            await self.in_thread(partial(self._apply, begins))
+            await self.in_thread(self._apply, begins)
             self.on_trim(begins)
 
     async def _forget_deleted(self, topic_ids: list[int]) -> None:
@@ -174,9 +174,7 @@ class RetentionService:
                 continue
             for queue in queues:
                 cq = self.queues.pop((topic_id, queue))
-                await self.in_thread(
-                    partial(_delete_all, self.index, (topic_id, queue), cq.max_offset)
-                )
+                await self.in_thread(_delete_all, self.index, (topic_id, queue), cq.max_offset)
 
     async def _indexed_segments(self) -> list[Segment]:
         """Return the segments that are completely in the index on disk, oldest first. Only these
@@ -230,7 +228,7 @@ class RetentionService:
     async def _content(self, segment: Segment) -> SegmentQueues:
         held = self._contents.get(segment.start_offset)
         if held is None:
-            held = await self.in_thread(partial(self._queues_of, segment))
+            held = await self.in_thread(self._queues_of, segment)
             self._contents[segment.start_offset] = held
         return held
 
@@ -244,7 +242,7 @@ class RetentionService:
             return queues_by_index(self.index, self.queues, segment)
 
     async def _delete_before(self, end: int) -> int:
-        gone = await self.in_thread(partial(self.log.delete_before, end))
+        gone = await self.in_thread(self.log.delete_before, end)
         for segment in gone:
             self._contents.pop(segment.start_offset, None)
             _logger.info("retention deleted segment %s", segment.path.name)

@@ -47,7 +47,19 @@ def sized_parts(index: Index, topic_id: int, parts: Iterable[_Part]) -> Iterator
     """Yield each part (queue, its index, start, end) with the borders at its start and its end.
     Each part costs two index look-ups."""
     for part in parts:
-        yield (part, *_ends(index, topic_id, part))
+        queue, cq, start, end = part
+        key = (topic_id, queue)
+        first = next(units_from(index, key, cq, start), None)
+        last = next(units_from(index, key, cq, end - 1), None)
+        if first is None or last is None:
+            yield part, _Border(start, 0, 0), _Border(end, 0, 0)
+            continue
+        end_bytes = max(last.end_queue_bytes, first.queue_bytes)
+        yield (
+            part,
+            _Border(start, first.queue_bytes, first.physical_offset),
+            _Border(end, end_bytes, last.end_physical_offset),
+        )
 
 
 def piece_bytes(
@@ -65,46 +77,23 @@ def cut_parts(
 ) -> Iterator[Split]:
     """Yield the pieces of parts in order, each about `target` bytes. No piece is empty; together
     the pieces cover every offset of the parts. Each costs at most two index look-ups."""
-    for part, start, end in parts:
-        yield from _cut(index, topic_id, part, start, end, target)
-
-
-def _ends(index: Index, topic_id: int, part: _Part) -> tuple[_Border, _Border]:
-    """Return the borders of a part."""
-    queue, cq, start, end = part
-    key = (topic_id, queue)
-    first = next(units_from(index, key, cq, start), None)
-    last = next(units_from(index, key, cq, end - 1), None)
-    if first is None or last is None:
-        return _Border(start, 0, 0), _Border(end, 0, 0)
-    end_bytes = max(last.end_queue_bytes, first.queue_bytes)
-    return (
-        _Border(start, first.queue_bytes, first.physical_offset),
-        _Border(end, end_bytes, last.end_physical_offset),
-    )
-
-
-def _cut(
-    index: Index, topic_id: int, part: _Part, start: _Border, end: _Border, target: int
-) -> Iterator[Split]:
-    queue, cq, _, _ = part
-    size = end.bytes - start.bytes
-    pieces = max(1, -(-size // target))
-    low = start
-    piece = 1
-    while piece < pieces:
-        wanted = start.bytes + size * piece // pieces
-        unit = first_unit_reaching(index, (topic_id, queue), cq, QUEUE_BYTES, wanted)
-        if unit is None or unit.base_offset >= end.offset:
-            break
-        if low.offset < unit.base_offset:
-            high = _Border(unit.base_offset, unit.queue_bytes, unit.physical_offset)
-            yield _split(queue, low, high)
-            low = high
-        # Millions of pieces may begin in one large batch: skip to the first piece after the batch.
-        behind = unit.queue_bytes + 1 - start.bytes
-        piece = max(piece + 1, -(-behind * pieces // size))
-    yield _split(queue, low, end)
+    for (queue, cq, _, _), start, end in parts:
+        size = end.bytes - start.bytes
+        pieces = max(1, -(-size // target))
+        low, piece = start, 1
+        while piece < pieces:
+            wanted = start.bytes + size * piece // pieces
+            unit = first_unit_reaching(index, (topic_id, queue), cq, QUEUE_BYTES, wanted)
+            if unit is None or unit.base_offset >= end.offset:
+                break
+            if low.offset < unit.base_offset:
+                high = _Border(unit.base_offset, unit.queue_bytes, unit.physical_offset)
+                yield _split(queue, low, high)
+                low = high
+            # Millions of pieces may begin in one large batch: skip to the first piece after it.
+            after = unit.queue_bytes + 1 - start.bytes
+            piece = max(piece + 1, -(-after * pieces // size))
+        yield _split(queue, low, end)
 
 
 def _split(queue: int, low: _Border, high: _Border) -> Split:

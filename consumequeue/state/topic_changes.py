@@ -24,18 +24,21 @@ from holdfast.consumequeue.topics import Topic, TopicConfig, check_name
 
 @dataclass(eq=False)
 class TopicChanges:
-    """Changes one topic at a time; each change is durable before it is visible. `check_new_queues`
-    is awaited before an existing topic gets more queues; it raises an error to prevent that.
-    `created` is awaited with a new topic. `deleted` is called with the id of a deleted topic."""
+    """Changes one topic at a time; each change is durable before it is visible.
+
+    `check_new_queues` is awaited before an existing topic gets more queues; it raises an error to
+    prevent that. `created` is awaited with a new topic before its creator gets the reply. The
+    `deleted_listeners` are called with the id of a deleted topic.
+    """
 
     table: TopicTable
     config: TopicsConfig
     state: StateChanges
     _: KW_ONLY
     now_ms: Callable[[], int]
-    check_new_queues: Callable[[Topic], Awaitable[None]]
-    created: Callable[[Topic], Awaitable[None]]
-    deleted: Callable[[int], None]
+    deleted_listeners: list[Callable[[int], None]]
+    check_new_queues: Callable[[Topic], Awaitable[None]] | None = None
+    created: Callable[[Topic], Awaitable[None]] | None = None
 
     def __post_init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -98,7 +101,8 @@ class TopicChanges:
             )
             self.table.next_topic_id = topic.topic_id + 1
             self.table.put(topic)
-        await self.created(topic)
+        if self.created is not None:
+            await self.created(topic)
         return topic, True
 
     async def change(
@@ -141,7 +145,7 @@ class TopicChanges:
                         "removed",
                     )
                 count = self._checked_queues(name, queues * levels, had=count)
-                if count > topic.queue_count:
+                if count > topic.queue_count and self.check_new_queues is not None:
                     await self.check_new_queues(topic)
             former = topic.former_queue_counts
             if count > topic.queue_count:
@@ -175,7 +179,8 @@ class TopicChanges:
                     changes[offsets_key(group, topic.topic_id)] = None
             await self.state.commit(changes)
             self.table.remove(topic)
-            self.deleted(topic.topic_id)
+            for listener in self.deleted_listeners:
+                listener(topic.topic_id)
 
     def _checked_queues(self, name: str, queues: int, *, had: int) -> int:
         if queues < 1:

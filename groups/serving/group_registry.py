@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from holdfast.consumequeue.errors import KeyedBacklog, UnknownGroup
-from holdfast.consumequeue.message_store import MessageStore, QueueState
+from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.slices import LoopBudget, in_slices
-from holdfast.consumequeue.topics import QueueKey, Topic, check_name
+from holdfast.consumequeue.topics import QueueKey, QueueState, Topic, check_name
 from holdfast.groups.core.members import AllInFlight
 from holdfast.groups.core.receipts import ReceiptCodec
 from holdfast.groups.cursor.cursor import Cursor

@@ -16,9 +16,9 @@ from time import monotonic
 from typing import Any, Protocol
 
 from holdfast.consumequeue.errors import StoreError
-from holdfast.consumequeue.message_store import MessageStore, QueueState
+from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.slices import in_slices
-from holdfast.consumequeue.topics import QueueKey, Topic
+from holdfast.consumequeue.topics import QueueKey, QueueState, Topic
 from holdfast.groups.core import settling
 from holdfast.groups.core.group import ENDED_A_TURN, Group, MayEnd
 from holdfast.groups.core.group_topic import QueueLane

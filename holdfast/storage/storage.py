@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 
 from holdfast.commitlog.ageing_clock import AgeingClock, wall_clock_us
 from holdfast.commitlog.append.appender import Appender, AppendRequest
@@ -46,6 +46,7 @@ __all__ = ["Storage", "StorageEvents"]
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
 
 _READER_THREADS = 4
 
@@ -287,8 +288,8 @@ class Storage:
             return {}
         return {name: str(error) for name, error in self.alarms.raised().items()}
 
-    def _in_thread(self, function: Callable[[], _T]) -> Awaitable[_T]:
-        return call_in_thread(function, executor=self._executor)
+    def _in_thread(self, function: Callable[[*_Ts], _T], *args: *_Ts) -> Awaitable[_T]:
+        return call_in_thread(function, *args, executor=self._executor)
 
     def run_on_loop(self, function: Callable[[], None]) -> None:
         """Call a function on the event loop, later. Any thread may call this."""

@@ -108,16 +108,7 @@ class OpenDataDir:
 
     def faults(self) -> list[Fault]:
         """Return the known damage to data that is still kept."""
-
-        def topic_name(topic_id: int) -> str | None:
-            topic = self.table.by_id(topic_id)
-            return None if topic is None else topic.name
-
-        def min_offset(key: QueueKey) -> int:
-            cq = self.queues.get(key)
-            return 0 if cq is None else cq.min_offset
-
-        return self.damage.faults(topic_name, min_offset)
+        return self.damage.faults(self.table, self.queues)
 
     @property
     def may_lack_topics(self) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.consumequeue.message_store import MessageFilter
+from holdfast.consumequeue.reading.fetched import MessageFilter
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.access.audit import record_denial
 from holdfast.http_api.access.authorization import Denied

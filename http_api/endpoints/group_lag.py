@@ -17,9 +17,9 @@ from holdfast.consumequeue.errors import (
     UnknownGroup,
     UnknownTopic,
 )
-from holdfast.consumequeue.message_store import QueueState, StoredOffsets
 from holdfast.consumequeue.slices import LoopBudget, in_slices
-from holdfast.consumequeue.topics import Topic
+from holdfast.consumequeue.state.records import StoredOffsets
+from holdfast.consumequeue.topics import QueueState, Topic
 from holdfast.groups.descriptions import GroupReply, QueueLagReply, TopicLagReply
 from holdfast.http_api.access.grants import GROUP_VERBS, TOPIC_VERBS, Principal
 from holdfast.http_api.endpoints.topics import PageParams, states_of

@@ -12,8 +12,8 @@ from aiohttp import hdrs
 from multidict import MultiMapping
 
 from holdfast.consumequeue.errors import OffsetsChanged, UnknownGroup, UnknownQueue
-from holdfast.consumequeue.message_store import StoredOffsets
 from holdfast.consumequeue.slices import in_slices
+from holdfast.consumequeue.state.records import StoredOffsets
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.endpoints.pull import offset_at
 from holdfast.http_api.routing.call import Call, NoParams

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from holdfast.consumequeue.errors import UnknownTopic
 from holdfast.consumequeue.lost_ranges import LostRanges, with_lost
-from holdfast.consumequeue.message_store import Fetched, MessageFilter
-from holdfast.consumequeue.reading.fetched import MAX_SKIPPED_RANGES
+from holdfast.consumequeue.reading.fetched import MAX_SKIPPED_RANGES, Fetched, MessageFilter
 from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.holdservice.filters import parse_filter

@@ -10,10 +10,9 @@ from holdfast.commitlog.format.message_id import parse_message_id
 from holdfast.consumequeue.errors import UnknownMessage
 from holdfast.consumequeue.lost_ranges import LostRange
 from holdfast.consumequeue.maintenance.read_leases import ReadLease
-from holdfast.consumequeue.message_store import QueueState
 from holdfast.consumequeue.reading.fetched import BatchSlice
 from holdfast.consumequeue.slices import in_slices
-from holdfast.consumequeue.topics import Topic
+from holdfast.consumequeue.topics import QueueState, Topic
 from holdfast.http_api.access.authorization import missing_grant
 from holdfast.http_api.endpoints.pull import offset_headers
 from holdfast.http_api.endpoints.read_leases import lease_reply

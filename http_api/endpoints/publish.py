@@ -24,7 +24,7 @@ from holdfast.commitlog.format.batch_header import HEADER_SIZE
 from holdfast.commitlog.format.message_id import format_message_id
 from holdfast.commitlog.format.priority import HIGHEST_PRIORITY, queue_of
 from holdfast.consumequeue.errors import TopicFull, UnknownTopic
-from holdfast.consumequeue.message_store import StoredBatch
+from holdfast.consumequeue.publishing import StoredBatch
 from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.access.authorization import missing_grant

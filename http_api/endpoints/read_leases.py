@@ -9,7 +9,7 @@ import re
 from msgspec import UNSET, UnsetType
 
 from holdfast.consumequeue.errors import UnknownReadLease
-from holdfast.consumequeue.message_store import ReadLease
+from holdfast.consumequeue.maintenance.read_leases import ReadLease
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.routing.call import Call, NoParams
 from holdfast.http_api.routing.context import ApiContext

@@ -7,9 +7,9 @@ from itertools import islice
 from typing import Any, cast
 
 from holdfast.consumequeue.errors import KeyedBacklog
-from holdfast.consumequeue.message_store import MessageStore, QueueState
+from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.slices import ITEMS_A_TURN, in_slices
-from holdfast.consumequeue.topics import Topic
+from holdfast.consumequeue.topics import QueueState, Topic
 from holdfast.http_api.access.grants import GROUP_VERBS, TOPIC_VERBS
 from holdfast.http_api.endpoints.read_leases import describe_read_leases
 from holdfast.http_api.routing.call import Call, NoParams

@@ -29,14 +29,16 @@ from holdfast.consumequeue.errors import (
     UnknownQueue,
     UnknownTopic,
 )
-from holdfast.consumequeue.message_store import MessageStore, QueueState, Split, StoredOffsets
+from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.reading.fetched import Fetched
 from holdfast.consumequeue.reading.queue_reading import QueueReader
+from holdfast.consumequeue.reading.splits import Split
 from holdfast.consumequeue.slices import ITEMS_A_TURN
 from holdfast.consumequeue.state.changes import StateChanges
 from holdfast.consumequeue.state.group_offsets import GroupOffsets
+from holdfast.consumequeue.state.records import StoredOffsets
 from holdfast.consumequeue.state.store import StateStore
-from holdfast.consumequeue.topics import Topic, TopicConfig
+from holdfast.consumequeue.topics import QueueState, Topic, TopicConfig
 from holdfast.storage.storage import Storage
 from tests.support.calls_a_turn import calls_a_turn
 from tests.support.small_log import flip_bit
@@ -283,7 +285,7 @@ async def test_all_topics_share_a_limit_of_queues(tmp_path: Path) -> None:
 async def test_a_topic_made_again_is_another(storage: Storage, topic: Topic) -> None:
     store = storage.store
     told: list[int] = []
-    store.topic_deleted = told.append
+    store.topics.deleted_listeners.append(told.append)
     await store.publishing.publish(topic, [batch("old")])
     await store.offsets.store_offsets("g", topic, {0: 1})
     message_id = format_message_id(topic.topic_id, 0, 0)
@@ -701,7 +703,7 @@ async def test_offsets_of_many_queues_are_checked_some_a_turn_of_the_loop(
 ) -> None:
     wide, _ = await store.topics.create("wide", queues=1000)
     offsets: Any = store.offsets.check_offsets
-    with calls_a_turn(offsets.__self__, "_queue_state") as looked:
+    with calls_a_turn(offsets.__self__, "queue_state") as looked:
         stored = await store.offsets.store_offsets("g", wide, dict.fromkeys(range(1000), 0))
     assert len(stored.offsets) == looked.total == 1000
     assert looked.most <= ITEMS_A_TURN

@@ -18,7 +18,8 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import Rows, as_batch, encode_batch
 from holdfast.config import Config
 from holdfast.consumequeue.config import TopicsConfig
-from holdfast.consumequeue.message_store import MessageStore, StoredBatch
+from holdfast.consumequeue.message_store import MessageStore
+from holdfast.consumequeue.publishing import StoredBatch
 from holdfast.consumequeue.topics import Topic
 from holdfast.groups.config import GroupsConfig
 from holdfast.holdservice.config import HoldServiceConfig
@@ -178,7 +179,7 @@ async def running_api(
                 max_offset=store.reading.max_offset,
                 scan=store.reading.scan_hot,
             )
-            store.topic_deleted = holder.topic_deleted
+            store.topics.deleted_listeners.append(holder.topic_deleted)
             groups = FakeGroups(store)
             http = HttpContext(
                 config=config,

@@ -69,9 +69,9 @@ class GroupBroker:
             passed_s=lambda: time.monotonic() + self.skipped_s,
             may_subscribe=lambda owner, topic, group: self.may_subscribe(owner, topic, group),
         )
-        store.check_new_queues = self.groups.registry.check_new_queues
-        store.topic_created = self.groups.changes.topic_created
-        store.topic_deleted = self.groups.registry.topic_deleted
+        store.topics.check_new_queues = self.groups.registry.check_new_queues
+        store.topics.created = self.groups.changes.topic_created
+        store.topics.deleted_listeners.append(self.groups.registry.topic_deleted)
         await self.groups.start()
         await self.hold.start(self.groups.scan)
 

@@ -31,7 +31,7 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
         "lmdb_env": ("errors",),
         "index": ("lmdb_env", "errors", "topics"),
         "state": ("index", "lmdb_env", "config", "errors", "lost_ranges", "slices", "topics"),
-        "damage": ("state", "errors", "lost_ranges", "topics"),
+        "damage": ("index", "state", "errors", "lost_ranges", "topics"),
         "reading": (
             "damage",
             "index",

@@ -162,8 +162,8 @@ class SimulatedGroups(SimulatedReading):
             wall_us=self.clock.now_us,
             passed_s=lambda: self._passed_s,
         )
-        self.store.topic_created = self.groups.changes.topic_created
-        self.store.topic_deleted = self.groups.registry.topic_deleted
+        self.store.topics.created = self.groups.changes.topic_created
+        self.store.topics.deleted_listeners.append(self.groups.registry.topic_deleted)
         await self.groups.start()
         self._is_serving = True
         return power_lost

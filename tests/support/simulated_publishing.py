@@ -19,7 +19,7 @@ from holdfast.commitlog.errors import (
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.consumequeue.errors import UnknownTopic
-from holdfast.consumequeue.message_store import StoredBatch
+from holdfast.consumequeue.publishing import StoredBatch
 from holdfast.consumequeue.topics import Topic
 from tests.support.history import History
 from tests.support.simulated_clients import MOST_TRIES, Attempt, Plan, Producer

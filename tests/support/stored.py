@@ -15,7 +15,8 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.config import Config
 from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
-from holdfast.consumequeue.message_store import Fetched, MessageStore
+from holdfast.consumequeue.message_store import MessageStore
+from holdfast.consumequeue.reading.fetched import Fetched
 from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey, Topic
 from holdfast.storage.storage import Storage, StorageEvents
 

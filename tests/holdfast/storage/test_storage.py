@@ -20,8 +20,9 @@ from holdfast.commitlog.errors import DiskFull, LogOverloaded, LogPoisoned
 from holdfast.commitlog.format.batch_encoding import Rows
 from holdfast.commitlog.segments import commit_log
 from holdfast.consumequeue.errors import StateUnavailable
-from holdfast.consumequeue.message_store import MessageStore, StoredOffsets
+from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.state.journal import state_in_log
+from holdfast.consumequeue.state.records import StoredOffsets
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.storage.alarms import Alarms
 from holdfast.storage.storage import Storage, StorageEvents

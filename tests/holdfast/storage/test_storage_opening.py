@@ -16,8 +16,8 @@ from holdfast.commitlog.format.batch_header import MAGIC
 from holdfast.consumequeue.damage.damage_book import Fault
 from holdfast.consumequeue.errors import OffsetTrimmed, QueueCorrupt
 from holdfast.consumequeue.index.index import Index, IndexCorrupt
-from holdfast.consumequeue.message_store import StoredOffsets
 from holdfast.consumequeue.state.changes import StateChanges
+from holdfast.consumequeue.state.records import StoredOffsets
 from holdfast.consumequeue.state.store import StateStore
 from holdfast.storage import storage_opening
 from holdfast.storage.storage import Storage, StorageEvents
