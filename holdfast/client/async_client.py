@@ -146,7 +146,7 @@ class AsyncClient:
         """Close the open producers (which send their buffers), then the consumers (which leave
         their groups), then all connections.
 
-        Waiting readers end with ClientClosed. May be called twice.
+        Waiting readers end with ClientClosed. May be repeated.
         """
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._transport.close)
@@ -244,10 +244,9 @@ class AsyncClient:
         `producer`.
 
         Concurrent calls with the same topic and durability share requests: messages that arrive
-        while a request is in flight are sent together in the next one. So tasks that share one
-        client reach a higher rate than tasks with one client each. Each call still has its own
-        result or error, timeout and cancellation. A message is sent at once if no request is in
-        flight, or if it is large. In the synchronous client each call sends its own request.
+        while a request is in flight are sent together in the next one, except large messages. Each
+        call still has its own result or error, timeout and cancellation. In the synchronous client
+        each call sends its own request.
         """
         own_properties = dict(properties) if properties else None
         message = NewMessage(encode_body(body), key, tag, own_properties, queue, ttl_ms, priority)
@@ -410,7 +409,7 @@ class AsyncClient:
         filter: str | None = None,
         skip_corrupt: bool = False,
     ) -> PullResult:
-        """Pull once; return the messages from `offset` on. Wait up to `wait_ms` for the first.
+        """Pull once; return the messages from `offset` on. Wait up to `wait_ms` for the first one.
 
         Return at most `max_messages`, and at most `max_bytes` unless a single message is larger.
         `skip_corrupt` works as in `pull`; `skipped` lists the skipped ranges.
@@ -467,18 +466,15 @@ class AsyncClient:
         A lease lasts `lease_ms` (default: the group's setting) and is extended at half its time
         until the message is settled. Acknowledgements are sent in batches: after `ack_batch` of
         them, after `ack_interval_ms`, or when the consumer is idle. With `settled`, the broker
-        acknowledges messages as it sends them; then a crash loses messages that are being
-        processed.
+        acknowledges messages as it sends them; then a crash loses messages in process.
 
         `filter` is a list of tags separated by commas, or a SQL92 condition; other members get
         the messages that do not match. With `follow=False` the consumer ends when no message is
-        available. A message that waits for its retry delay is not available; with
-        `wait_for_delayed` the consumer also waits for such messages before it ends.
+        available; with `wait_for_delayed` it also waits for messages that wait for their retry
+        delay. With `follow`, requests are retried for ever while the broker is unreachable.
 
         `member` is this member's name in the group; each member needs its own. Raises
-        UnknownTopic, ExclusiveHeld, Forbidden. With `follow`, requests are retried for ever while
-        the broker is unreachable. A receive whose reply was lost is repeated and returns the same
-        messages.
+        UnknownTopic, ExclusiveHeld, Forbidden.
         """
         topics = (topic,) if isinstance(topic, str) else tuple(topic)
         return AsyncConsumer(
@@ -770,9 +766,7 @@ class AsyncClient:
 
         In a group with leases, all messages below these offsets are settled.
         """
-        return await read_offsets(
-            self._transport, check_name("group", group), check_name("topic", topic)
-        )
+        return await read_offsets(self._transport, group, topic)
 
     async def store_offsets(
         self,
@@ -787,13 +781,7 @@ class AsyncClient:
         the etag of an earlier result, and the offsets have changed since then, OffsetsChanged is
         raised. A group with leases restarts at the new offsets.
         """
-        return await write_offsets(
-            self._transport,
-            check_name("group", group),
-            check_name("topic", topic),
-            offsets,
-            if_match=if_match,
-        )
+        return await write_offsets(self._transport, group, topic, offsets, if_match=if_match)
 
     async def reset_offsets(
         self,

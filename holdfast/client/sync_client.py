@@ -56,12 +56,10 @@ def _derive(
 
 
 def _run(client: "Client", call: Callable[[AsyncClient], Coroutine[Any, Any, R]]) -> R:
-    """Run a request in the calling thread."""
     return run_blocking(call(client._requests))
 
 
 def _read(client: "Client", call: Callable[[AsyncClient], AsyncReader[R]]) -> Reader[R]:
-    """Return the blocking reader of the same messages."""
     transport = client._transport.child()
     model = call(AsyncClient.over(transport))
     return Reader(model.source, model.items, transport)
@@ -70,19 +68,16 @@ def _read(client: "Client", call: Callable[[AsyncClient], AsyncReader[R]]) -> Re
 def _consume_by_offsets(
     client: "Client", call: Callable[[AsyncClient], AsyncOffsetConsumer]
 ) -> OffsetConsumer:
-    """Return the blocking offset consumer with the same options."""
     consumer = OffsetConsumer(client._transport, call(client._requests).options)
     client._offset_consumers.add(consumer)
     return consumer
 
 
 def _consume(client: "Client", call: Callable[[AsyncClient], AsyncConsumer]) -> Consumer:
-    """Return the blocking consumer with the same options."""
     return Consumer(call(client._loop_client), client._loop_thread)
 
 
 def _produce(client: "Client", call: Callable[[AsyncClient], AsyncProducer]) -> Producer:
-    """Return the blocking producer with the same options."""
     model = call(client._loop_client)
     producer = Producer(model.target, model.options, client._loop_thread)
     client._producers.add(producer)
@@ -158,11 +153,7 @@ class Client:
     producer = _derive(AsyncClient.producer, _produce)
 
     def close(self) -> None:
-        """Close the open producers (which send their buffers), then the consumers (which leave
-        their groups), then all connections.
-
-        Waiting readers end with ClientClosed. May be called twice.
-        """
+        """Close producers, consumers and connections, as AsyncClient.close does."""
         with ExitStack() as stack:
             for consumer in list(self._offset_consumers):  # runs after the transport was closed
                 stack.callback(consumer._join_thread)

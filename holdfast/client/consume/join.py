@@ -43,7 +43,8 @@ class _Fairness(msgspec.Struct):
 
 
 class GroupFacts(msgspec.Struct):
-    """The settings of a group that matter to its members."""
+    """The settings of a group that matter to its members. In a keyed group, the messages of a key
+    are delivered in order. With the fairness cost "time", topics share processing time."""
 
     mode: str = "competing"
     lease_ms: int = 30_000
@@ -51,12 +52,10 @@ class GroupFacts(msgspec.Struct):
 
     @property
     def is_keyed(self) -> bool:
-        """Whether the messages of a key are delivered in order."""
         return self.mode == "keyed"
 
     @property
     def shares_time(self) -> bool:
-        """Whether topics share the group's processing time (fairness cost "time")."""
         return self.fairness.cost == "time"
 
 

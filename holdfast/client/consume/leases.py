@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from holdfast.client.consume.ack_batcher import MAX_RECEIPTS
 from holdfast.client.consume.delivery import (
@@ -17,6 +18,7 @@ QueueKey = tuple[str, int, str | None]
 """A topic, a queue, and a key in that queue."""
 
 
+@dataclass(eq=False)
 class LeaseRenewer:
     """Holds the deliveries whose leases `run` extends by `lease_s` when half of their time has
     passed. Belongs to one event loop.
@@ -25,19 +27,14 @@ class LeaseRenewer:
     lease has ended at the broker.
     """
 
-    def __init__(
-        self,
-        extend: Callable[[Sequence[str]], Awaitable[Sequence[Status]]],
-        on_lost: Callable[[Delivery], None],
-    ) -> None:
-        self._extend = extend
-        self._on_lost = on_lost
-        #: The deliveries by `id()`, because a message may be redelivered before this member knows
-        #: that its first lease is lost.
-        self._held: dict[int, Delivery] = {}
-        #: Wakes `run`, because a lease may have to be extended earlier than planned.
-        self._wakeup = asyncio.Event()
-        self.lease_s = 30.0
+    extend: Callable[[Sequence[str]], Awaitable[Sequence[Status]]]
+    on_lost: Callable[[Delivery], None]
+    lease_s: float = 30.0
+    #: The deliveries by `id()`, because a message may be redelivered before this member knows that
+    #: its first lease is lost.
+    _held: dict[int, Delivery] = field(default_factory=dict)
+    #: Wakes `run`, because a lease may have to be extended earlier than planned.
+    _wakeup: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -86,12 +83,12 @@ class LeaseRenewer:
                 self._wakeup.clear()
 
     async def _extend_some(self, deliveries: Sequence[Delivery], now_s: float) -> None:
-        statuses = await self._extend([each.receipt or "" for each in deliveries])
+        statuses = await self.extend([each.receipt or "" for each in deliveries])
         for delivery, status in zip(deliveries, statuses, strict=True):
             if status == "done":
                 delivery._lease.extend_at_s = now_s + self.lease_s / 2
             elif self.remove(delivery):
-                self._on_lost(delivery)
+                self.on_lost(delivery)
 
 
 class RedeliveredKeys:

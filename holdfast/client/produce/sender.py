@@ -5,6 +5,7 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -41,14 +42,12 @@ class PublishReply(msgspec.Struct):
     durable: bool
 
 
+@dataclass(slots=True, eq=False)
 class ProducerIdentity:
     """A random producer id and the next sequence number, by which the broker recognizes retries."""
 
-    __slots__ = ("next_sequence", "producer_id")
-
-    def __init__(self) -> None:
-        self.producer_id = secrets.randbelow(2**63 - 1) + 1
-        self.next_sequence = 0
+    producer_id: int = field(default_factory=lambda: secrets.randbelow(2**63 - 1) + 1)
+    next_sequence: int = 0
 
 
 class IdentityPool:

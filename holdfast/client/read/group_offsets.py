@@ -26,7 +26,7 @@ from holdfast.client.errors import (
 from holdfast.client.read.message import Message, StoredOffsets
 from holdfast.client.read.pull import PullOptions, Start
 from holdfast.client.read.sources import Range, SingleMessageSource, Source, TopicSource
-from holdfast.client.transport.requests import JSON, Reply, Transport
+from holdfast.client.transport.requests import JSON, Reply, Transport, check_name
 
 _log = logging.getLogger("holdfast.client")
 
@@ -255,4 +255,5 @@ def _decode(reply: Reply) -> StoredOffsets:
 
 
 def _offsets_path(group: str, topic: str) -> str:
+    group, topic = check_name("group", group), check_name("topic", topic)
     return f"/v1/groups/{group}/topics/{topic}/offsets"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, repeat
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -63,25 +63,6 @@ class PullResult(NamedTuple):
     skipped: tuple[Skipped, ...] = ()
 
 
-class _Columns(Protocol):
-    """The fields of messages other than the body, by row."""
-
-    @property
-    def topic(self) -> str: ...
-    @property
-    def topic_id(self) -> int: ...
-    @property
-    def queue(self) -> int: ...
-    @property
-    def keys(self) -> Sequence[str | None]: ...
-    @property
-    def tags(self) -> Sequence[str | None]: ...
-    def offset_of(self, row: int) -> int: ...
-    def properties_of(self, row: int) -> Mapping[str, str]: ...
-    def born_timestamp_ms_of(self, row: int) -> int: ...
-    def store_timestamp_ms_of(self, row: int) -> int: ...
-
-
 class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
     """One message, as a client reads it. `body` holds the published bytes; a missing key or tag
     is None.
@@ -90,7 +71,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
     """
 
     body: bytes
-    _columns: _Columns
+    _columns: "LoneMessage | MessageBatch | RunColumns"
     _row: int
 
     @property

@@ -76,7 +76,7 @@ class AsyncReader(Generic[T]):
     async def next_range(self) -> Range | None:
         """Return the next range, and start to fetch the range after it.
 
-        Return None at the end and after close(). Once the source has failed, every call raises its
+        Return None at the end and after close(). If the source has failed, every call raises its
         error.
         """
         if self._failure is not None:
@@ -126,12 +126,10 @@ class AsyncReader(Generic[T]):
 class Reader(Generic[T]):
     """The reader that `Client.pull` returns: iterate with `for`, or call next(), in one thread.
 
-    Leaving `for` or `with` ends the reading and its waiting request; so does close(), from any
-    thread. If an error has ended the reading, every further call raises the same error.
-
-    The source sends its requests over `transport`, in the calling thread; no other reader may use
-    this transport. The request for the next range is sent before the current range is returned.
-    Its reply waits in the socket meanwhile, so no background thread is needed.
+    It behaves like AsyncReader; any thread may call close(). The source sends its requests over
+    `transport`, in the calling thread; no other reader may use this transport. The request for the
+    next range is sent before the current range is returned. Its reply waits in the socket
+    meanwhile, so no background thread is needed.
     """
 
     def __init__(
@@ -244,10 +242,7 @@ class AsyncOffsetConsumer(AsyncReader[Message]):
         return await super().next_range()
 
     async def commit(self) -> None:
-        """Store durably that all messages returned so far are processed.
-
-        Raises OffsetsChanged when another consumer has changed the group's offsets.
-        """
+        """Store durably that all messages returned so far are processed. Raises OffsetsChanged."""
         self._committer.progress.finish_current()
         await self._committer.commit(self._transport)
 
@@ -300,19 +295,13 @@ class OffsetConsumer(Reader[Message]):
         return super()._next_range()
 
     def commit(self) -> None:
-        """Store durably that all messages returned so far are processed.
-
-        Raises OffsetsChanged when another consumer has changed the group's offsets.
-        """
+        """Store durably that all messages returned so far are processed. Raises OffsetsChanged."""
         self._committer.progress.finish_current()
         self._commit()
 
     def close(self) -> None:
-        """Stop reading and store the progress. The last returned message counts as not processed.
-        May be repeated.
-
-        If the client was closed before, raises ClientClosed and stores nothing.
-        """
+        """Close as AsyncOffsetConsumer.close does. If the client was closed before, raise
+        ClientClosed and store nothing."""
         if self._was_closed():
             return
         super().close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import weakref
 from collections.abc import Sequence
 from typing import cast
 
@@ -33,7 +34,7 @@ class AsyncTransport(Transport):
         super().__init__(target, retry, retry_log)
         self._receive_buffer = bytearray(_RECEIVE_BUFFER_BYTES)
         self._idle: list[AsyncConnection] = []
-        self._busy: set[AsyncConnection] = set()
+        self._connections: weakref.WeakSet[AsyncConnection] = weakref.WeakSet()
         self._is_closed = False
 
     async def _send_once(
@@ -43,31 +44,18 @@ class AsyncTransport(Transport):
         kept = self._take_idle_connection()
         connection = kept or await self._connect()
         try:
-            reply = await self._exchange(connection, head, blocks, quiet_timeout_s)
+            reply = await connection.exchange(head, blocks, quiet_timeout_s)
         except ConnectionLost as lost:
             # The broker may close an idle connection at any time. Send the request again on a new
             # connection.
             if kept is None or lost.has_begun or not safe or self._is_closed:
                 raise
             connection = await self._connect()
-            reply = await self._exchange(connection, head, blocks, quiet_timeout_s)
+            reply = await connection.exchange(head, blocks, quiet_timeout_s)
         if connection.is_open:
             connection.idle_since_s = self.now_s()
             self._idle.append(connection)
         return reply
-
-    async def _exchange(
-        self,
-        connection: "AsyncConnection",
-        head: bytes,
-        blocks: Sequence[bytes],
-        quiet_timeout_s: float,
-    ) -> ReplyParser:
-        self._busy.add(connection)
-        try:
-            return await connection.exchange(head, blocks, quiet_timeout_s)
-        finally:
-            self._busy.discard(connection)
 
     def _take_idle_connection(self) -> "AsyncConnection | None":
         """Return the most recently used idle connection; None if there is none that can be used."""
@@ -97,6 +85,7 @@ class AsyncTransport(Transport):
         if self._is_closed:
             connection.abort()
             raise ClientClosed
+        self._connections.add(connection)
         return connection
 
     def check_open(self) -> None:
@@ -111,7 +100,7 @@ class AsyncTransport(Transport):
 
     async def close(self) -> None:
         self._is_closed = True
-        for connection in (*self._idle, *self._busy):
+        for connection in list(self._connections):
             connection.abort()
         self._idle.clear()
         # The loop calls connection_lost() in its next iteration.

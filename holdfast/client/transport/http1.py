@@ -174,7 +174,8 @@ class ReplyParser:
         size = int(length)
         is_left = self.leaves_body and self.status < 300
         if is_left or len(data) >= size:
-            self._check_excess(data[size:])
+            # Bytes after the reply belong to no request: do not use the connection again.
+            self.keeps_alive &= len(data) <= size
             self.body = data[:size]
             if is_left:
                 self.unread_bytes = size - len(self.body)
@@ -190,15 +191,9 @@ class ReplyParser:
         rest = self._chunks.feed(data)
         if rest is None:
             return False
-        self._check_excess(rest)
+        self.keeps_alive &= not rest
         self.body = b"".join(self._chunks.parts)
         return True
-
-    def _check_excess(self, rest: bytes) -> None:
-        """Do not use the connection again if bytes follow the reply, because they belong to no
-        request."""
-        if rest:
-            self.keeps_alive = False
 
 
 @dataclass(slots=True, eq=False)

@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from holdfast.client.errors import (
@@ -97,23 +97,23 @@ def _is_transient(error: HoldfastError, *, safe: bool) -> bool:
     return False
 
 
+@dataclass(eq=False)
 class RetryLog:
     """Logs the retries of all requests to one broker: the first retry of an outage, then one retry
     every REPEAT_S, and the end of the outage. Thread-safe."""
 
-    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._clock_s = clock_s
-        self._lock = threading.Lock()
-        #: When the first of the retried requests failed; None while the broker answers.
-        self._since_s: float | None = None
-        self._logged_at_s: float | None = None
-        #: Whether the current outage was reported.
-        self._is_reported = False
+    clock_s: Callable[[], float] = time.monotonic
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    #: When the first of the retried requests failed; None while the broker answers.
+    _since_s: float | None = None
+    _logged_at_s: float | None = None
+    #: Whether the current outage was reported.
+    _is_reported: bool = False
 
     def record_failure(self, error: HoldfastError) -> None:
         """Record that a request has failed with `error` and will be retried."""
         with self._lock:
-            now_s = self._clock_s()
+            now_s = self.clock_s()
             if self._since_s is None:
                 self._since_s = now_s
             pause_s = REPEAT_S if self._is_reported else AGAIN_S
@@ -134,7 +134,7 @@ class RetryLog:
         with self._lock:
             since_s, self._since_s = self._since_s, None
             was_reported, self._is_reported = self._is_reported, False
-            away_s = 0.0 if since_s is None else self._clock_s() - since_s
+            away_s = 0.0 if since_s is None else self.clock_s() - since_s
         if was_reported:
             _log.info("the broker answers again, after %.0f s", away_s)
 
