@@ -19,17 +19,13 @@ During the run an operator may seek the group back in a queue. Messages from tha
 must, be redelivered, and all their earlier leases end.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import combinations, product
 from threading import Lock
-from typing import TypeVar
 
-from tests.support.history import HistoryViolation, Record
-
-T = TypeVar("T")
-K = TypeVar("K")
+from tests.support.history import HistoryViolation, Record, group_by
 
 Place = tuple[int, int]
 """(queue, offset) in the only topic of the group."""
@@ -159,9 +155,9 @@ def check_group(
     for each in history.deliveries:
         if stored.get(each.place) != each.message:
             raise HistoryViolation("unknown", f"{each} is not what is stored")
-    calls = _by(history.settle_calls, lambda call: call.place)
-    by_place = _by(history.deliveries, lambda each: each.place)
-    seeks = _by(history.seeks, lambda seek: seek.queue)
+    calls = group_by(history.settle_calls, lambda call: call.place)
+    by_place = group_by(history.deliveries, lambda each: each.place)
+    seeks = group_by(history.seeks, lambda seek: seek.queue)
     # Check all messages for "risen" first. A broker that forgets settlements forgets the leases
     # too, and the order of the checks must not decide which rule is reported.
     for place, deliveries in by_place.items():
@@ -170,7 +166,7 @@ def check_group(
     for place, deliveries in by_place.items():
         _check_leases(deliveries, leases, seeks[place[0]])
     if keyed:
-        places_by_key = _by(
+        places_by_key = group_by(
             [place for place in sorted(stored) if stored[place].key is not None],
             lambda place: stored[place].key,
         )
@@ -206,13 +202,6 @@ def check_letters(history: GroupHistory, letters: Collection[Place]) -> None:
         raise HistoryViolation("letters", f"no member rejected {invented}")
 
 
-def _by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    groups: dict[K, list[T]] = defaultdict(list)
-    for item in items:
-        groups[key(item)].append(item)
-    return groups
-
-
 class _Leases:
     """The earliest ends of leases.
 
@@ -221,8 +210,8 @@ class _Leases:
     """
 
     def __init__(self, history: GroupHistory, *, keyed: bool) -> None:
-        self._calls = _by(history.settle_calls, lambda call: call.receipt)
-        self._of_key = _by(
+        self._calls = group_by(history.settle_calls, lambda call: call.receipt)
+        self._of_key = group_by(
             [each for each in history.deliveries if keyed and each.message.key is not None],
             lambda each: (each.member, each.message.key),
         )

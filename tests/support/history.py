@@ -20,9 +20,13 @@ acknowledged in written mode may be lost in a power loss: `settle_power_loss` ju
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import TypeVar
+
+T = TypeVar("T")
+K = TypeVar("K")
 
 
 class HistoryViolation(AssertionError):
@@ -116,23 +120,30 @@ def check_history(
     """
     kept = min_offsets or {}
     by_place: dict[tuple[int, int], Record] = {}
-    by_body: dict[bytes, list[Record]] = defaultdict(list)
-    for found in final:
-        other = by_place.setdefault((found.queue, found.offset), found)
-        if other is not found:
-            raise HistoryViolation("duplicated", f"{other} and {found} are at one offset")
-        by_body[found.body].append(found)
+    records = list(final)
+    for record in records:
+        other = by_place.setdefault((record.queue, record.offset), record)
+        if other is not record:
+            raise HistoryViolation("duplicated", f"{other} and {record} are at one offset")
     sends = {send.body: send for send in history.sends}
-    _check_known(history, sends, by_body, allow_duplicates)
-    _check_acks(history, sends, by_place, by_body, kept)
-    _check_dense(by_place, kept)
-    _check_order(sends, by_body)
-    _check_real_time(history, by_place)
-    for found in (*history.seen, *history.seen_written):
-        if found.offset < kept.get(found.queue, 0):
-            continue
-        if by_place.get((found.queue, found.offset)) != found:
-            raise HistoryViolation("taken-back", f"{found} was delivered, now it is not there")
+    check = _Check(history, sends, by_place, group_by(records, lambda each: each.body), kept)
+    check.check_known(allow_duplicates=allow_duplicates)
+    check.check_acks()
+    check.check_dense()
+    check.check_order()
+    check.check_real_time()
+    for record in (*history.seen, *history.seen_written):
+        is_kept = record.offset >= kept.get(record.queue, 0)
+        if is_kept and by_place.get((record.queue, record.offset)) != record:
+            raise HistoryViolation("taken-back", f"{record} was delivered, and is gone now")
+
+
+def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return the items by their keys; a missing key has no items."""
+    groups: dict[K, list[T]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return groups
 
 
 def check_read(queue: int, offset: int, found: Collection[Record], next_offset: int) -> None:
@@ -148,9 +159,9 @@ def check_read(queue: int, offset: int, found: Collection[Record], next_offset: 
 def check_marks(history: History, observed: Mapping[str, int]) -> None:
     """Raise HistoryViolation if a mark is now below a value that was reported before."""
     for mark, value in observed.items():
-        told = history.marks.get(mark, value)
-        if value < told:
-            raise HistoryViolation("regressed", f"{mark} was {told}, now it is {value}")
+        before = history.marks.get(mark, value)
+        if value < before:
+            raise HistoryViolation("regressed", f"{mark} was {before}, now it is {value}")
 
 
 def settle_power_loss(
@@ -167,116 +178,104 @@ def settle_power_loss(
     from now on.
     """
     kept = min_offsets or {}
-    there = {found.body for found in final}
-    gone = [
+    stored = {record.body for record in final}
+    lost = [
         body
         for body in history.written
-        if body not in there and history.acks[body][1] >= kept.get(history.acks[body][0], 0)
+        if body not in stored and history.acks[body][1] >= kept.get(history.acks[body][0], 0)
     ]
-    first_ack = min((history.written[body] for body in gone), default=0)
+    first_ack = min((history.written[body] for body in lost), default=0)
     first_offsets: dict[int, int] = {}
-    for body in gone:
+    for body in lost:
         queue, offset = history.acks[body]
         first_offsets[queue] = min(offset, first_offsets.get(queue, offset))
-    for found in final if gone else ():
-        later = found.body in history.written and found.offset > first_offsets.get(
-            found.queue, found.offset
-        )
-        if later or history.sent_at.get(found.body, 0) > first_ack:
-            raise HistoryViolation("hole", f"{found} is there, what came before it is not")
-    for body in gone:
+    for record in final if lost else ():
+        is_later = record.offset > first_offsets.get(record.queue, record.offset)
+        is_later = is_later and record.body in history.written
+        if is_later or history.sent_at.get(record.body, 0) > first_ack:
+            raise HistoryViolation("hole", f"{record} is stored, an earlier message is lost")
+    for body in lost:
         del history.acks[body]
     history.written.clear()
     _settle_seen(history, final, kept)
-    return len(gone)
+    return len(lost)
 
 
 def _settle_seen(history: History, final: Collection[Record], kept: Mapping[int, int]) -> None:
-    """Remove messages of written topics that consumers saw and a power loss took. Only the end of a
-    queue may be lost."""
+    """Remove messages of written topics that consumers saw and a power loss removed. Only the end
+    of a queue may be lost."""
     ends: dict[int, int] = defaultdict(int)
-    for found in final:
-        ends[found.queue] = max(ends[found.queue], found.offset + 1)
-    there = set(final)
-    for found in history.seen_written:
-        is_kept = found.offset >= kept.get(found.queue, 0)
-        if is_kept and found not in there and found.offset < ends[found.queue]:
-            raise HistoryViolation("hole", f"{found} is not there, what came after it is")
-    history.seen += [found for found in history.seen_written if found in there]
+    for record in final:
+        ends[record.queue] = max(ends[record.queue], record.offset + 1)
+    stored = set(final)
+    for record in history.seen_written:
+        is_kept = record.offset >= kept.get(record.queue, 0)
+        if is_kept and record not in stored and record.offset < ends[record.queue]:
+            raise HistoryViolation("hole", f"{record} is lost, a later message is stored")
+    history.seen += [record for record in history.seen_written if record in stored]
     history.seen_written.clear()
 
 
-def _check_known(
-    history: History,
-    sends: dict[bytes, Send],
-    by_body: dict[bytes, list[Record]],
-    allow_duplicates: bool,
-) -> None:
-    promised = set(history.acks.values())
-    for body, places in by_body.items():
-        send = sends.get(body)
-        if send is None:
-            if (places[0].queue, places[0].offset) in promised:
-                raise HistoryViolation("altered", f"{places[0]} is not what was acknowledged")
-            raise HistoryViolation("invented", f"{places[0]} was never sent")
-        if places[0].key != send.key:
-            raise HistoryViolation("altered", f"{places[0]} was sent with key {send.key!r}")
-        if len(places) > 1 and not allow_duplicates:
-            raise HistoryViolation("duplicated", f"{send} is stored at {places}")
+@dataclass(slots=True)
+class _Check:
+    """The parts of `check_history`. `kept` has the first offset of each queue."""
 
+    history: History
+    sends: dict[bytes, Send]
+    by_place: dict[tuple[int, int], Record]
+    by_body: dict[bytes, list[Record]]
+    kept: Mapping[int, int]
 
-def _check_acks(
-    history: History,
-    sends: dict[bytes, Send],
-    by_place: dict[tuple[int, int], Record],
-    by_body: dict[bytes, list[Record]],
-    kept: Mapping[int, int],
-) -> None:
-    for body, place in history.acks.items():
-        if place[1] < kept.get(place[0], 0):
-            continue
-        at_place = by_place.get(place)
-        if at_place is not None and at_place.body == body:
-            continue
-        if body in by_body:
-            raise HistoryViolation("moved", f"{sends[body]} was promised at {place}")
-        if at_place is not None:
-            raise HistoryViolation("altered", f"{place} holds {at_place}, not {sends[body]}")
-        raise HistoryViolation("lost", f"{sends[body]} was acknowledged at {place}")
+    def check_known(self, *, allow_duplicates: bool) -> None:
+        acknowledged = set(self.history.acks.values())
+        for body, places in self.by_body.items():
+            send, first = self.sends.get(body), places[0]
+            if send is None:
+                if (first.queue, first.offset) in acknowledged:
+                    raise HistoryViolation("altered", f"{first} is not what was acknowledged")
+                raise HistoryViolation("invented", f"{first} was never sent")
+            if first.key != send.key:
+                raise HistoryViolation("altered", f"{first} was sent with key {send.key!r}")
+            if len(places) > 1 and not allow_duplicates:
+                raise HistoryViolation("duplicated", f"{send} is stored at {places}")
 
+    def check_acks(self) -> None:
+        for body, place in self.history.acks.items():
+            stored, send = self.by_place.get(place), self.sends[body]
+            is_trimmed = place[1] < self.kept.get(place[0], 0)
+            if is_trimmed or (stored is not None and stored.body == body):
+                continue
+            if body in self.by_body:
+                raise HistoryViolation("moved", f"{send} was acknowledged at {place}")
+            if stored is not None:
+                raise HistoryViolation("altered", f"{place} has {stored}, not {send}")
+            raise HistoryViolation("lost", f"{send} was acknowledged at {place}")
 
-def _check_dense(by_place: dict[tuple[int, int], Record], kept: Mapping[int, int]) -> None:
-    offsets: dict[int, list[int]] = defaultdict(list)
-    for queue, offset in by_place:
-        offsets[queue].append(offset)
-    for queue, found in offsets.items():
-        start = kept.get(queue, 0)
-        if sorted(found) != [*range(start, start + len(found))]:
-            raise HistoryViolation("gap", f"queue {queue} has holes")
+    def check_dense(self) -> None:
+        for queue, records in group_by(self.by_place.values(), lambda each: each.queue).items():
+            start = self.kept.get(queue, 0)
+            offsets = sorted(each.offset for each in records)
+            if offsets != [*range(start, start + len(offsets))]:
+                raise HistoryViolation("gap", f"queue {queue} has holes")
 
+    def check_order(self) -> None:
+        """Check that each producer's messages are in send order in each queue."""
+        last: dict[tuple[str, int], int] = {}
+        pairs = [(self.sends[body], places[0]) for body, places in self.by_body.items()]
+        for send, record in sorted(pairs, key=lambda pair: (pair[0].producer, pair[0].number)):
+            before = last.get((send.producer, record.queue), -1)
+            if before > record.offset:
+                text = f"{send} is at {record.offset}, an earlier message at {before}"
+                raise HistoryViolation("reordered", text)
+            last[send.producer, record.queue] = record.offset
 
-def _check_order(sends: dict[bytes, Send], by_body: dict[bytes, list[Record]]) -> None:
-    """Check that each producer's messages are in send order in each queue."""
-    last: dict[tuple[str, int], int] = {}
-    ordered = [(sends[body], place) for body, places in by_body.items() for place in places[:1]]
-    ordered.sort(key=lambda pair: (pair[0].producer, pair[0].number))
-    for send, found in ordered:
-        track = (send.producer, found.queue)
-        before = last.get(track)
-        if before is not None and before > found.offset:
-            raise HistoryViolation(
-                "reordered", f"{send} is at {found.offset}, an earlier one at {before}"
-            )
-        last[track] = found.offset
-
-
-def _check_real_time(history: History, by_place: dict[tuple[int, int], Record]) -> None:
-    """Check that no message precedes a message that was acknowledged before the first one was
-    sent."""
-    earliest: dict[int, int] = {}
-    for (queue, _), found in sorted(by_place.items(), reverse=True):
-        acked_at = earliest.get(queue)
-        if acked_at is not None and history.sent_at.get(found.body, 0) > acked_at:
-            raise HistoryViolation("reordered", f"{found} was sent after what lies behind it")
-        if found.body in history.acks and (acked := history.acked_at.get(found.body)):
-            earliest[queue] = min(acked, earliest.get(queue, acked))
+    def check_real_time(self) -> None:
+        """Check that no message precedes a message that was acknowledged before the first one was
+        sent."""
+        history, earliest = self.history, dict[int, int]()
+        for (queue, _), record in sorted(self.by_place.items(), reverse=True):
+            acked_at = earliest.get(queue)
+            if acked_at is not None and history.sent_at.get(record.body, 0) > acked_at:
+                raise HistoryViolation("reordered", f"{record} was sent after a later message")
+            if record.body in history.acks and (acked := history.acked_at.get(record.body)):
+                earliest[queue] = min(acked, earliest.get(queue, acked))

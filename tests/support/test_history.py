@@ -19,17 +19,20 @@ from tests.support.history import (
 def _history() -> tuple[History, list[Record]]:
     """Return a history of two producers, two queues, ten acknowledged sends and one unanswered
     send."""
-    history = History()
-    final = []
-    for number in range(10):
-        send = Send(f"p{number % 2}", number, f"k{number % 2}", b"body %d" % number)
-        found = Record(number % 2, number // 2, send.key, send.body)
-        history.record_send(send)
-        history.record_ack(send, found.queue, found.offset)
-        final.append(found)
+    history, final = History(), list[Record]()
+    _publish(history, final, producers=2, durable=True)
     history.record_send(Send("p0", 10, "k0", b"in doubt"))
     history.record_consumed(final[3])
     return history, final
+
+
+def _publish(history: History, final: list[Record], *, producers: int, durable: bool) -> None:
+    for number in range(10):
+        producer, queue = number % producers, number % 2
+        send = Send(f"p{producer}", number, f"k{producer}", b"body %d" % number)
+        history.record_send(send)
+        history.record_ack(send, queue, number // 2, durable=durable)
+        final.append(Record(queue, number // 2, send.key, send.body))
 
 
 def test_a_right_history_is_accepted() -> None:
@@ -69,10 +72,6 @@ def _swap(final: list[Record], one: int, other: int) -> None:
     _replace(final, other, bodies[0])
 
 
-def _drop_queue(final: list[Record], queue: int) -> None:
-    final[:] = [found for found in final if found.queue != queue]
-
-
 def _forget(history: History, final: list[Record], index: int) -> None:
     """Remove a message of queue 0 and its acknowledgement; add the unanswered send at the end."""
     found = final.pop(index)
@@ -106,11 +105,14 @@ DOCTORED: dict[str, Doctor] = {
     ),
     "altered in one bit": lambda history, final: _flip(final, 4),
     "altered at the end": lambda history, final: _flip(final, -1),
+    "altered in its key": lambda history, final: final.__setitem__(
+        0, Record(0, 0, "another", final[0].body)
+    ),
     "altered by a cut": lambda history, final: _replace(final, 4, final[4].body[:-1]),
     "duplicated at one offset": lambda history, final: final.append(
         Record(1, 4, "k1", b"in doubt")
     ),
-    "lost and all of its queue": lambda history, final: _drop_queue(final, 1),
+    "lost and all of its queue": lambda history, final: final.__delitem__(slice(1, None, 2)),
     "gap at the begin": lambda history, final: _forget(history, final, 0),
     "gap in what nobody promised": lambda history, final: _forget(history, final, 4),
     "reordered with other keys": lambda history, final: _add(
@@ -134,13 +136,6 @@ def test_a_wrong_history_is_refused(rule: str) -> None:
     with pytest.raises(HistoryViolation) as caught:
         check_history(history, final)
     assert caught.value.rule == rule.split(" ")[0].rstrip(",")
-
-
-def test_a_changed_key_is_refused() -> None:
-    history, final = _history()
-    final[0] = Record(0, 0, "another", final[0].body)
-    with pytest.raises(HistoryViolation, match="altered"):
-        check_history(history, final)
 
 
 def test_duplicates_are_accepted_only_from_producers_without_idempotence() -> None:
@@ -170,11 +165,9 @@ def _reads(*offsets: int) -> list[Record]:
     return [Record(0, offset, None, b"") for offset in offsets]
 
 
-@pytest.mark.parametrize(
-    ("found", "next_offset"), [(_reads(3, 4, 5), 6), ([], 3)], ids=["some", "none"]
-)
-def test_a_read_may_end_anywhere(found: list[Record], next_offset: int) -> None:
-    check_read(0, 3, found, next_offset)
+def test_a_read_may_end_anywhere() -> None:
+    check_read(0, 3, _reads(3, 4, 5), 6)
+    check_read(0, 3, [], 3)
 
 
 @pytest.mark.parametrize(
@@ -207,14 +200,8 @@ def test_a_mark_must_not_decrease() -> None:
 
 def _written_history() -> tuple[History, list[Record]]:
     """Return a history of one producer in written mode; each send follows the previous ack."""
-    history = History()
-    final = []
-    for number in range(10):
-        send = Send("p", number, "k", b"body %d" % number)
-        found = Record(number % 2, number // 2, send.key, send.body)
-        history.record_send(send)
-        history.record_ack(send, found.queue, found.offset, durable=False)
-        final.append(found)
+    history, final = History(), list[Record]()
+    _publish(history, final, producers=1, durable=False)
     return history, final
 
 
@@ -239,9 +226,8 @@ def test_a_second_power_loss_may_not_remove_what_the_first_one_left() -> None:
 def test_a_power_loss_may_not_remove_from_the_middle(gone: int) -> None:
     history, final = _written_history()
     del final[gone]
-    with pytest.raises(HistoryViolation) as caught:
+    with pytest.raises(HistoryViolation, match="hole"):
         settle_power_loss(history, final)
-    assert caught.value.rule == "hole"
 
 
 def test_consumed_messages_of_a_written_topic_may_be_lost_from_the_end() -> None:
