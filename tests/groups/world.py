@@ -44,7 +44,7 @@ SHARED_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 @dataclass(slots=True)
-class Thing:
+class OffsetModel:
     """The model's state of one offset that is not done."""
 
     state: State = State.AVAILABLE
@@ -66,14 +66,14 @@ class Thing:
 
 
 @dataclass(slots=True)
-class Book:
-    """The model of one queue. Offsets below `end` that are not in `things` are untouched."""
+class QueueModel:
+    """The model of one queue. Offsets below `end` that are not in `entries` are untouched."""
 
     end: int = 0
     log_start: int = 0
     start: int = 0
     epoch: int = 1
-    things: dict[int, Thing] = field(default_factory=dict)
+    entries: dict[int, OffsetModel] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
     #: The settlement of done offsets; an offset without an entry is no longer known.
     settled: dict[int, tuple[int, Verb]] = field(default_factory=dict)
@@ -92,24 +92,24 @@ class Book:
     #: and whether its message is unknown.
     noted: dict[int, tuple[int, str, int, int, bool]] = field(default_factory=dict)
 
-    def copy(self) -> "Book":
-        things = {offset: replace(thing) for offset, thing in self.things.items()}
+    def copy(self) -> "QueueModel":
+        entries = {offset: replace(entry) for offset, entry in self.entries.items()}
         settled = {at: each for at, each in self.settled.items() if each[0] > 0}
         return replace(
-            self, things=things, done=set(self.done), settled=settled, noted=dict(self.noted)
+            self, entries=entries, done=set(self.done), settled=settled, noted=dict(self.noted)
         )
 
-    def thing(self, offset: int) -> Thing:
-        return self.things.setdefault(offset, Thing())
+    def entry(self, offset: int) -> OffsetModel:
+        return self.entries.setdefault(offset, OffsetModel())
 
     def state(self, offset: int) -> State:
         if offset < self.start or offset in self.done:
             return State.DONE
-        thing = self.things.get(offset)
-        return State.AVAILABLE if thing is None else thing.state
+        entry = self.entries.get(offset)
+        return State.AVAILABLE if entry is None else entry.state
 
     def finish(self, offset: int) -> None:
-        self.things.pop(offset, None)
+        self.entries.pop(offset, None)
         self.done.add(offset)
         while self.start in self.done:
             self.done.remove(self.start)
@@ -154,9 +154,9 @@ class World:
         self.filters: dict[int, str | None] = {1: None, 2: self.rng.choice([None, "x"]), 3: None}
         self.queues = Queues(step=self.rng.choice([1, 7, 1000]))
         self.queues.messages = {key: [] for key in self.keys}
-        self.books = {key: Book() for key in self.keys}
+        self.models = {key: QueueModel() for key in self.keys}
         self.disk = Disk()
-        self.saved = {key: book.copy() for key, book in self.books.items()}
+        self.saved = {key: model.copy() for key, model in self.models.items()}
         self.now = 1_000_000
         self.boot = 0
         self.receipts: list[Receipt] = []
@@ -164,7 +164,7 @@ class World:
         self.last = "start"
         self.sent_settled: set[tuple[QueueKey, int, int]] = set()
         #: The leases at a power loss, by their messages: epoch and number.
-        self.out: dict[tuple[QueueKey, int], tuple[int, int]] = {}
+        self.lost_leases: dict[tuple[QueueKey, int], tuple[int, int]] = {}
         #: The share of steps after which all offsets are compared. With 1.0 a fault is found at its
         #: step.
         self.share_compared = 1.0
@@ -194,19 +194,19 @@ class World:
             levels, filter = self.levels[topic_id], self.filters[topic_id]
             self.group.add_topic(topic_id, weight=weight, levels=levels, filter=filter)
         for key in self.keys:
-            book = self.books[key]
+            model = self.models[key]
             stored = self.disk.stored(key_prefix(7, *key))
             pages = self.page.found.get((7, *key), {}) if is_believed else {}
             if stored is None:
-                cursor = Cursor(boot=self.boot, floor=book.log_start, end=book.end)
+                cursor = Cursor(boot=self.boot, floor=model.log_start, end=model.end)
                 cursor.changes.is_cursor_dirty = True
                 assert self.boot == 1
             else:
                 cursor = restore(
                     stored,
                     boot=self.boot,
-                    end=book.end,
-                    log_start=book.log_start,
+                    end=model.end,
+                    log_start=model.log_start,
                     now_ms=self.now,
                     longest_lease_ms=self.config.longest_lease_ms,
                     most_failures=MAX_ATTEMPTS,
@@ -221,14 +221,14 @@ class World:
         if active is not None:  # R3
             self.group.resume(active, self.now)
             for key in self.keys:
-                self.end_leases(key, lambda offset, thing: thing.member != active)
+                self.end_leases(key, lambda offset, entry: entry.member != active)
         self.commit()
         self.page.begin({(7, *key): self.cursor(key) for key in self.keys})
-        self.expire_books()
+        self.expire_models()
         self.group.tick(self.now)
         for key in self.keys:
             self.drop_dying_without_letters(key)
-        self.settle_world()
+        self.serve_and_compare()
 
     def cursor(self, key: QueueKey) -> Cursor:
         return self.group.topics[key[0]].lanes[key[1]].cursor
@@ -237,68 +237,68 @@ class World:
         self, key: QueueKey, cursor: Cursor, is_cut: bool, *, is_believed: bool
     ) -> None:
         """Update the model for a restart, and compare the cursor with it."""
-        book = self.books[key]
-        assert cursor.next > book.max_sent or book.max_sent >= book.end, "delivered, not noted"
-        if cursor.epoch != book.epoch:
+        model = self.models[key]
+        assert cursor.next > model.max_sent or model.max_sent >= model.end, "delivered, not noted"
+        if cursor.epoch != model.epoch:
             assert is_cut
             self.sent_settled |= {  # the remaining log is unchanged
                 (key, cursor.epoch, offset)
                 for sent, epoch, offset in self.sent_settled
-                if (sent, epoch) == (key, book.epoch) and offset < book.end
+                if (sent, epoch) == (key, model.epoch) and offset < model.end
             }
-            book.epoch = cursor.epoch
-            book.settled, book.noted = {}, {}
+            model.epoch = cursor.epoch
+            model.settled, model.noted = {}, {}
         is_believed = is_believed and not is_cut
-        book.settled = {at: each for at, each in book.settled.items() if each[0] > 0}
+        model.settled = {at: each for at, each in model.settled.items() if each[0] > 0}
         if not is_believed:
-            book.seen_below = cursor.next
-        is_grace_kept = is_believed and book.grace_end > self.now
-        book.grace_end = cursor.grace_end_ms if cursor.grace_bound else 0
+            model.seen_below = cursor.next
+        is_grace_kept = is_believed and model.grace_end > self.now
+        model.grace_end = cursor.grace_end_ms if cursor.grace_bound else 0
         if not is_believed:
-            book.oldest_boot = book.row_boot
+            model.oldest_boot = model.row_boot
             if cursor.grace_bound:
-                book.grace_boot = self.boot
-        book.oldest_leased_boot = self.boot
-        for offset, thing in list(book.things.items()):
-            thing.number = 0
-            if thing.is_rejected:
-                thing.failures = 0  # the row records the rejection instead
-            if thing.state is State.DELAYED and thing.ready_at > self.now:
+                model.grace_boot = self.boot
+        model.oldest_leased_boot = self.boot
+        for offset, entry in list(model.entries.items()):
+            entry.number = 0
+            if entry.is_rejected:
+                entry.failures = 0  # the row records the rejection instead
+            if entry.state is State.DELAYED and entry.ready_at > self.now:
                 continue
-            if thing.state is State.GRACE and is_grace_kept:
+            if entry.state is State.GRACE and is_grace_kept:
                 continue
-            if thing.state is not State.DYING:
-                thing.state = State.AVAILABLE
-            if thing == Thing() or offset >= book.end:
-                del book.things[offset]
+            if entry.state is not State.DYING:
+                entry.state = State.AVAILABLE
+            if entry == OffsetModel() or offset >= model.end:
+                del model.entries[offset]
         if is_believed:
-            self.restore_leases(book)
-            least = max(book.row_boot, book.grace_boot)
-            leases = [each for each in book.things.values() if each.state is State.LEASED]
+            self.restore_leases(model)
+            least = max(model.row_boot, model.grace_boot)
+            leases = [each for each in model.entries.values() if each.state is State.LEASED]
             boots = [self.boot, *(each.number >> BOOT_SHIFT for each in leases)]
-            book.oldest_leased_boot = min(boot for boot in boots if boot >= least)
+            model.oldest_leased_boot = min(boot for boot in boots if boot >= least)
             self.revoke_overtaken(key)
             return
-        book.noted = {}
+        model.noted = {}
         if cursor.grace_bound:
-            for offset in range(book.start, cursor.grace_bound):
-                if book.state(offset) is State.AVAILABLE:
-                    book.thing(offset).state = State.GRACE
-        for offset in range(book.start, book.end):
-            if offset in cursor.done and book.state(offset) is not State.DONE:
-                self.learn_done(key, offset)
+            for offset in range(model.start, cursor.grace_bound):
+                if model.state(offset) is State.AVAILABLE:
+                    model.entry(offset).state = State.GRACE
+        for offset in range(model.start, model.end):
+            if offset in cursor.done and model.state(offset) is not State.DONE:
+                self.record_done(key, offset)
 
-    def restore_leases(self, book: Book) -> None:
+    def restore_leases(self, model: QueueModel) -> None:
         """R1: exactly the earlier leases exist, each with its own end."""
         latest = self.now + self.config.longest_lease_ms
-        for offset, (number, member, deadline, attempt, is_adopted) in book.noted.items():
-            if offset >= book.end or book.state(offset) in (State.DONE, State.DYING):
+        for offset, (number, member, deadline, attempt, is_adopted) in model.noted.items():
+            if offset >= model.end or model.state(offset) in (State.DONE, State.DYING):
                 continue
-            thing = book.thing(offset)
-            if attempt > thing.acquisitions:  # otherwise the lease had ended
-                thing.state, thing.number, thing.member = State.LEASED, number, member
-                thing.deadline, thing.is_adopted = min(deadline, latest), is_adopted
-                thing.acquisitions = attempt - 1
+            entry = model.entry(offset)
+            if attempt > entry.acquisitions:  # otherwise the lease had ended
+                entry.state, entry.number, entry.member = State.LEASED, number, member
+                entry.deadline, entry.is_adopted = min(deadline, latest), is_adopted
+                entry.acquisitions = attempt - 1
 
     def revoke_overtaken(self, key: QueueKey) -> None:
         """I11: revoke leases that the release of an earlier message of their key also returned.
@@ -308,34 +308,34 @@ class World:
         before the kill.
         """
         newest: dict[int, int] = {}
-        for offset, thing in sorted(self.books[key].things.items()):
-            if self.config.mode == "keyed" and thing.state is State.LEASED:
-                mine, number = self.key_number(key, offset), thing.number
+        for offset, entry in sorted(self.models[key].entries.items()):
+            if self.config.mode == "keyed" and entry.state is State.LEASED:
+                mine, number = self.key_number(key, offset), entry.number
                 if number < newest.get(mine, 0):
                     self.end_lease(key, offset, None, is_restart=True)
                 newest[mine] = max(newest.get(mine, 0), number)
 
-    def learn_done(self, key: QueueKey, offset: int) -> None:
+    def record_done(self, key: QueueKey, offset: int) -> None:
         """Record that the group settled an offset itself when it examined it.
 
         It may do so for a message that was settled when sent, is unwanted, or is too old.
         """
-        book = self.books[key]
-        was_sent = (key, book.epoch, offset) in self.sent_settled
+        model = self.models[key]
+        was_sent = (key, model.epoch, offset) in self.sent_settled
         assert was_sent or self.is_useless(key, offset), (key, offset)  # I7, I14
-        book.finish(offset)
-        book.settled[offset] = -1, Verb.ACK
+        model.finish(offset)
+        model.settled[offset] = -1, Verb.ACK
 
     def note_pages(self) -> None:
         """Do the service's work in the loop iteration of a change."""
         for lane in self.group.outbox.take_lanes_with_notes():
-            book = self.books[lane.key]
+            model = self.models[lane.key]
             for lease in (each for row in lane.cursor.notes.leases for each in row):
                 offset = lease.head.offset
                 if lane.cursor.leases.get(offset) is lease:
                     is_unknown = lease.head.size_bytes == UNKNOWN_SIZE
                     end = lease.number, lease.member, lease.deadline_ms, lease.attempt
-                    book.noted[offset] = *end, is_unknown
+                    model.noted[offset] = *end, is_unknown
             self.page.note((7, *lane.key), lane.cursor)
         self.page.write()
         self.page.free(self.group.outbox.take_free_grants())
@@ -346,11 +346,11 @@ class World:
         self.disk.write(batch.writes)
         self.group.outbox.mark_committed(batch)
         self.saved_active = self.group.activity.active
-        for key, book in self.books.items():
+        for key, model in self.models.items():
             if not self.cursor(key).grace_bound:
-                book.grace_end = 0
-            book.row_boot = book.oldest_boot if book.grace_end else book.oldest_leased_boot
-        self.saved = {key: book.copy() for key, book in self.books.items()}
+                model.grace_end = 0
+            model.row_boot = model.oldest_boot if model.grace_end else model.oldest_leased_boot
+        self.saved = {key: model.copy() for key, model in self.models.items()}
 
     def stop(self) -> None:
         """Stop the broker in order; its state must not change."""
@@ -380,46 +380,48 @@ class World:
             self.machine_boot += 1
             self.asked.clear()
         for key in self.keys:
-            now, saved = self.books[key], self.saved[key]
+            now, saved = self.models[key], self.saved[key]
             if has_page and now.epoch == saved.epoch:
                 saved.oldest_boot = now.oldest_boot
             if not has_page:
-                self.note_out(key, now)
+                self.record_leases_at_power_loss(key, now)
             saved.noted = now.noted if now.epoch == saved.epoch else saved.noted
             saved.max_sent = now.max_sent if now.epoch == saved.epoch else -1
             saved.end, saved.log_start = now.end, now.log_start
-            self.books[key] = saved
+            self.models[key] = saved
             if not has_page and self.rng.random() < 0.1 and now.end > saved.log_start:
                 self.cut_tail(key)
                 cut.add(key)
             if saved.log_start > saved.start:
-                self.trim_book(saved, saved.log_start)
-        self.saved = {key: book.copy() for key, book in self.books.items()}
+                self.trim_model(saved, saved.log_start)
+        self.saved = {key: model.copy() for key, model in self.models.items()}
         self.now += self.rng.choice([0, 100, 2 * LEASE_MS])
         self.start(is_believed=has_page, cut=frozenset(cut))
 
-    def note_out(self, key: QueueKey, book: Book) -> None:
+    def record_leases_at_power_loss(self, key: QueueKey, model: QueueModel) -> None:
         """Record the leases of members at a power loss: their receipts are valid while their
         messages are in grace.
 
         Leases of an earlier power loss whose grace has ended are not included.
         """
-        for at in [at for at in self.out if at[0] == key and book.state(at[1]) is not State.GRACE]:
-            del self.out[at]
-        for offset, thing in book.things.items():
-            if thing.state is State.LEASED and thing.number >> BOOT_SHIFT >= book.grace_boot:
-                self.out[key, offset] = book.epoch, thing.number
+        for at in [
+            at for at in self.lost_leases if at[0] == key and model.state(at[1]) is not State.GRACE
+        ]:
+            del self.lost_leases[at]
+        for offset, entry in model.entries.items():
+            if entry.state is State.LEASED and entry.number >> BOOT_SHIFT >= model.grace_boot:
+                self.lost_leases[key, offset] = model.epoch, entry.number
 
     def cut_tail(self, key: QueueKey) -> None:
         """Remove the newest messages of the log; new messages reuse their offsets."""
-        book = self.books[key]
-        book.end = max(book.log_start, book.end - self.rng.randrange(1, 20))
-        del self.queues.messages[key][book.end :]
-        book.things = {at: thing for at, thing in book.things.items() if at < book.end}
-        book.done = {at for at in book.done if at < book.end}
-        book.start = min(book.start, book.end)
-        book.max_sent = min(book.max_sent, book.end - 1)
-        book.noted = {}
+        model = self.models[key]
+        model.end = max(model.log_start, model.end - self.rng.randrange(1, 20))
+        del self.queues.messages[key][model.end :]
+        model.entries = {at: entry for at, entry in model.entries.items() if at < model.end}
+        model.done = {at for at in model.done if at < model.end}
+        model.start = min(model.start, model.end)
+        model.max_sent = min(model.max_sent, model.end - 1)
+        model.noted = {}
 
     # -- steps -------------------------------------------------------------------------------
 
@@ -428,20 +430,20 @@ class World:
         names, weights = zip(*STEPS.items(), strict=True)
         (self.last,) = self.rng.choices(names, weights)
         getattr(self, self.last)()
-        self.settle_world()
+        self.serve_and_compare()
 
     def publish(self) -> None:
         key = self.rng.choice(self.keys)
-        book = self.books[key]
-        if book.end - book.start > 120:
+        model = self.models[key]
+        if model.end - model.start > 120:
             return
         for _ in range(self.rng.choice([1, 1, 3, 12])):
             expires = self.now + self.rng.randrange(1, 20_000) if self.rng.random() < 0.1 else 0
             size_bytes, number = self.rng.randrange(1, 200), self.rng.randrange(0, 6)
             tag = self.rng.choice(["x", "xy", "y", "xz"])
             self.queues.messages[key].append(Message(size_bytes, number, tag, expires))
-            book.end += 1
-        self.group.note_end(key, book.end)
+            model.end += 1
+        self.group.note_end(key, model.end)
 
     def receive(self) -> None:
         topics = None if self.rng.random() < 0.8 else frozenset(self.rng.sample([1, 2, 3], 2))
@@ -477,16 +479,16 @@ class World:
         if not self.asked:
             return
         request, messages, _ = self.rng.choice(self.asked)
-        self.expire_books()
+        self.expire_models()
         self.group.tick(self.now)
         expected = [
             (message.queue, message.offset)
             for message in messages
-            if (thing := self.books[message.queue].things.get(message.offset)) is not None
+            if (entry := self.models[message.queue].entries.get(message.offset)) is not None
             and message.receipt is not None
-            and thing.state is State.LEASED
-            and thing.number == message.receipt.lease_number
-            and self.books[message.queue].epoch == message.receipt.epoch
+            and entry.state is State.LEASED
+            and entry.number == message.receipt.lease_number
+            and self.models[message.queue].epoch == message.receipt.epoch
         ]
         if not expected:
             return
@@ -501,11 +503,11 @@ class World:
         got = [(message.queue, message.offset) for message in reply.messages]
         assert sorted(got) == sorted(expected)
         for message in reply.messages:
-            thing = self.books[message.queue].things[message.offset]
+            entry = self.models[message.queue].entries[message.offset]
             assert message.receipt is not None
-            assert message.receipt.lease_number == thing.number
-            assert message.attempt == message.receipt.attempt == thing.acquisitions + 1
-            thing.deadline = message.receipt.deadline_ms
+            assert message.receipt.lease_number == entry.number
+            assert message.attempt == message.receipt.attempt == entry.acquisitions + 1
+            entry.deadline = message.receipt.deadline_ms
 
     def settle(self) -> None:
         if not self.receipts:
@@ -535,42 +537,42 @@ class World:
 
     def tick(self) -> None:
         self.now += self.rng.choice([1, 10, 300, 1_000, 4_000, 9_000])
-        self.expire_books()
+        self.expire_models()
         self.group.tick(self.now)
 
     def leave(self, member: str | None = None) -> None:
         member = member or self.rng.choice(MEMBERS)
         self.group.leave(member, self.now)
         for key in self.keys:
-            self.end_leases(key, lambda offset, thing: thing.member == member)
+            self.end_leases(key, lambda offset, entry: entry.member == member)
 
     def retire(self) -> None:
         self.group.retire(self.rng.choice(MEMBERS))
 
     def trim(self) -> None:
         key = self.rng.choice(self.keys)
-        book = self.books[key]
-        log_start = min(book.end, book.log_start + self.rng.randrange(0, 40))
+        model = self.models[key]
+        log_start = min(model.end, model.log_start + self.rng.randrange(0, 40))
         self.group.note_log_start(key, log_start, self.now)
-        book.log_start = log_start
-        self.trim_book(book, log_start)
+        model.log_start = log_start
+        self.trim_model(model, log_start)
 
     @staticmethod
-    def trim_book(book: Book, log_start: int) -> None:
-        for offset in range(book.start, log_start):
-            if offset not in book.done:
-                book.finish(offset)
-                book.settled[offset] = -1, Verb.ACK
+    def trim_model(model: QueueModel, log_start: int) -> None:
+        for offset in range(model.start, log_start):
+            if offset not in model.done:
+                model.finish(offset)
+                model.settled[offset] = -1, Verb.ACK
 
     def seek(self) -> None:
         key = self.rng.choice(self.keys)
-        book = self.books[key]
-        target = self.rng.randrange(book.log_start, book.end + 1)
-        if self.saved[key].epoch == book.epoch:  # a kill before the commit restores these values
-            self.saved[key].noted = book.noted
-            self.saved[key].oldest_boot = book.oldest_boot
+        model = self.models[key]
+        target = self.rng.randrange(model.log_start, model.end + 1)
+        if self.saved[key].epoch == model.epoch:  # a kill before the commit restores these values
+            self.saved[key].noted = model.noted
+            self.saved[key].oldest_boot = model.oldest_boot
         self.group.seek(key, target)
-        self.books[key] = Book(book.end, book.log_start, target, book.epoch + 1)
+        self.models[key] = QueueModel(model.end, model.log_start, target, model.epoch + 1)
 
     def dead_letter(self) -> None:
         """Append and mark dead letters, with a crash in between in one of five calls.
@@ -580,16 +582,16 @@ class World:
         letters = self.group.outbox.take_dead_letters()
         crash_at = self.rng.randrange(len(letters)) if letters and self.rng.random() < 0.2 else -1
         for at, letter in enumerate(letters):
-            book = self.books[letter.queue]
-            thing = book.things.get(letter.offset)
-            is_dying = thing is not None and thing.state is State.DYING
+            model = self.models[letter.queue]
+            entry = model.entries.get(letter.offset)
+            is_dying = entry is not None and entry.state is State.DYING
             if at == crash_at:
                 return self.crash()
             assert self.group.record_dead_letter(letter.queue, letter.offset, 5) == is_dying
             if is_dying:
-                assert thing is not None
-                assert letter.is_rejected == thing.is_rejected
-                assert thing.is_rejected or thing.failures == MAX_ATTEMPTS  # I9
+                assert entry is not None
+                assert letter.is_rejected == entry.is_rejected
+                assert entry.is_rejected or entry.failures == MAX_ATTEMPTS  # I9
                 self.mark_dead(letter.queue, letter.offset)
         return None
 
@@ -600,7 +602,7 @@ class World:
             self.receive()
         self.group.pause(topic_id, False)
 
-    def go_cold(self) -> None:
+    def receive_from_cold_queues(self) -> None:
         self.queues.is_cold = True
         self.receive()
         self.publish()
@@ -617,11 +619,11 @@ class World:
             self.leave(member)
         for _ in range(200):
             self.now += 99_000
-            self.expire_books()
+            self.expire_models()
             self.group.tick(self.now)
             self.dead_letter()
-            self.settle_world()
-            if all(book.start == book.end for book in self.books.values()):
+            self.serve_and_compare()
+            if all(model.start == model.end for model in self.models.values()):
                 return
             request, boot = ReceiveRequest("a", 32), self.boot
             try:
@@ -635,11 +637,13 @@ class World:
                     assert Status.DONE in self.expect(message.receipt, Verb.ACK, None)
                     (status,) = settle(self.group, Verb.ACK, [message.receipt], self.now)
                     assert status is Status.DONE
-        raise AssertionError([book for book in self.books.values() if book.start < book.end])  # I5
+        raise AssertionError(
+            [model for model in self.models.values() if model.start < model.end]
+        )  # I5
 
     # -- checks ------------------------------------------------------------------------------
 
-    def settle_world(self) -> None:
+    def serve_and_compare(self) -> None:
         """Serve the waiting requests, then compare everything."""
         for _ in range(100):
             answered = serve(self.group, self.now)
@@ -647,7 +651,7 @@ class World:
             for waiter, reply in answered:
                 if isinstance(reply, Reply) and waiter.request.settled:
                     for message in reply.messages:  # a crash may lose settlements made when sending
-                        epoch = self.books[message.queue].epoch
+                        epoch = self.models[message.queue].epoch
                         self.sent_settled.add((message.queue, epoch, message.offset))
             for waiter, reply in answered:
                 if isinstance(reply, Reply):
@@ -683,27 +687,27 @@ class World:
             room = min(room, self.room(request.member))
         assert len(reply.messages) <= max(room, 0)  # I10
         for message in reply.messages:
-            book = self.books[message.queue]
+            model = self.models[message.queue]
             expected = self.first_eligible(request, message.queue)
             assert message.offset == expected, (request, message)  # I3, I4, I8, Q5
             self.check_level(request, message.queue)
-            thing = book.thing(message.offset)
+            entry = model.entry(message.offset)
             if message.receipt is not None:
-                assert message.receipt.attempt == thing.acquisitions + 1
-                was_seen = message.offset < book.seen_below or thing.acquisitions > 0
+                assert message.receipt.attempt == entry.acquisitions + 1
+                was_seen = message.offset < model.seen_below or entry.acquisitions > 0
                 assert message.redelivered == was_seen
-                thing.state, thing.member = State.LEASED, request.member
-                thing.is_adopted = False
-                thing.number = message.receipt.lease_number
-                thing.deadline = message.receipt.deadline_ms
+                entry.state, entry.member = State.LEASED, request.member
+                entry.is_adopted = False
+                entry.number = message.receipt.lease_number
+                entry.deadline = message.receipt.deadline_ms
                 self.receipts.append(message.receipt)
                 if len(self.receipts) > 400:
                     del self.receipts[:100]
                 self.check_alone(request.member)
             else:
-                book.finish(message.offset)
-                book.settled[message.offset] = -1, Verb.ACK
-            book.max_sent = max(book.max_sent, message.offset)
+                model.finish(message.offset)
+                model.settled[message.offset] = -1, Verb.ACK
+            model.max_sent = max(model.max_sent, message.offset)
             self.deliveries += 1
         if reply.messages and request.settled:
             self.commit()
@@ -724,39 +728,41 @@ class World:
 
     def check_alone(self, member: str) -> None:
         if self.config.mode in ("single_active", "exclusive"):  # I12
-            for thing in (each for book in self.books.values() for each in book.things.values()):
-                assert thing.state is not State.GRACE or member == self.claimed
-                assert thing.state is not State.LEASED or thing.member == member
+            for entry in (
+                each for model in self.models.values() for each in model.entries.values()
+            ):
+                assert entry.state is not State.GRACE or member == self.claimed
+                assert entry.state is not State.LEASED or entry.member == member
 
     def check_states(self) -> None:
         self.checks += 1
         count = 0
-        for key, book in self.books.items():
+        for key, model in self.models.items():
             cursor = self.cursor(key)
-            assert book.epoch == cursor.epoch
-            for offset in range(book.start, book.end):
-                state, expected = cursor.state(offset), book.state(offset)
+            assert model.epoch == cursor.epoch
+            for offset in range(model.start, model.end):
+                state, expected = cursor.state(offset), model.state(offset)
                 if state is State.DONE and expected is not State.DONE:
                     assert expected in (State.AVAILABLE, State.GRACE)
-                    self.learn_done(key, offset)
+                    self.record_done(key, offset)
                 else:
-                    assert state is expected, (key, offset, state, expected, self.last, book)  # I1
+                    assert state is expected, (key, offset, state, expected, self.last, model)  # I1
                     count += state is State.AVAILABLE
-            assert cursor.floor >= book.start, (key, cursor.floor, book, self.last)
-            assert cursor.floor <= cursor.next <= cursor.end == book.end  # I2
+            assert cursor.floor >= model.start, (key, cursor.floor, model, self.last)
+            assert cursor.floor <= cursor.next <= cursor.end == model.end  # I2
             assert cursor.next <= cursor.reserved_next or cursor.next == cursor.floor
-            for offset, thing in book.things.items():
-                assert cursor.failures(offset) == thing.failures  # I9
-                assert cursor.attempt(offset) == thing.acquisitions + 1, (key, offset, thing)
-                if thing.state is State.LEASED:  # the same leases, also after restarts: R1
+            for offset, entry in model.entries.items():
+                assert cursor.failures(offset) == entry.failures  # I9
+                assert cursor.attempt(offset) == entry.acquisitions + 1, (key, offset, entry)
+                if entry.state is State.LEASED:  # the same leases, also after restarts: R1
                     lease = cursor.leases.get(offset)
                     assert lease is not None
-                    assert (lease.number, lease.member) == (thing.number, thing.member)
-                    assert lease.deadline_ms == thing.deadline, (key, offset, thing, self.last)
-                ready_at = thing.ready_at if thing.state is State.DELAYED else 0
+                    assert (lease.number, lease.member) == (entry.number, entry.member)
+                    assert lease.deadline_ms == entry.deadline, (key, offset, entry, self.last)
+                ready_at = entry.ready_at if entry.state is State.DELAYED else 0
                 assert cursor.delays.get(offset) == ready_at
         assert self.group.available() == count
-        leased = len(self.leased_things())
+        leased = len(self.leased_entries())
         assert self.group.lease_count == leased <= self.config.max_in_flight * 2  # I16
 
     def check_waiters(self) -> None:
@@ -778,14 +784,14 @@ class World:
     # -- the model ---------------------------------------------------------------------------
 
     def room(self, member: str) -> int:
-        leases, config = self.leased_things(), self.config
-        mine = sum(thing.member == member for thing in leases)
+        leases, config = self.leased_entries(), self.config
+        mine = sum(entry.member == member for entry in leases)
         return min(config.max_in_flight - len(leases), config.max_in_flight_per_member - mine)
 
-    def leased_things(self, *keys: QueueKey) -> list[Thing]:
-        books = [self.books[key] for key in keys or self.keys]
-        things = [thing for book in books for thing in book.things.values()]
-        return [thing for thing in things if thing.state is State.LEASED]
+    def leased_entries(self, *keys: QueueKey) -> list[OffsetModel]:
+        models = [self.models[key] for key in keys or self.keys]
+        entries = [entry for model in models for entry in model.entries.values()]
+        return [entry for entry in entries if entry.state is State.LEASED]
 
     def key_number(self, key: QueueKey, offset: int) -> int:
         """Return a number that is equal for messages of one key; a message without a key has its
@@ -806,10 +812,10 @@ class World:
     def first_eligible(self, request: ReceiveRequest, key: QueueKey) -> int | None:
         if request.topics is not None and key[0] not in request.topics:
             return None
-        book, messages = self.books[key], self.queues.messages[key]
+        model, messages = self.models[key], self.queues.messages[key]
         blocked: set[int] = set()
-        for offset in range(book.start, book.end):
-            state = book.state(offset)
+        for offset in range(model.start, model.end):
+            state = model.state(offset)
             if state is State.DONE or state is State.DYING:
                 continue
             message, number = messages[offset], self.key_number(key, offset)
@@ -828,7 +834,7 @@ class World:
                         return offset
                     else:
                         blocked.add(number)
-            elif state is not State.LEASED or book.things[offset].member != request.member:
+            elif state is not State.LEASED or model.entries[offset].member != request.member:
                 blocked.add(number)
         return None
 
@@ -838,83 +844,83 @@ class World:
         Later messages count as well: a kill may return an earlier one that was settled when sent.
         """
         leases = sum(
-            thing.state is State.LEASED and self.key_number(key, offset) == number
-            for offset, thing in self.books[key].things.items()
+            entry.state is State.LEASED and self.key_number(key, offset) == number
+            for offset, entry in self.models[key].entries.items()
         )
         return leases < self.config.max_in_flight_per_key
 
     def is_leased_to_another(self, key: QueueKey, number: int, member: str) -> bool:
         return any(
-            thing.state is State.LEASED and thing.member != member
-            for offset, thing in self.books[key].things.items()
+            entry.state is State.LEASED and entry.member != member
+            for offset, entry in self.models[key].entries.items()
             if self.key_number(key, offset) == number
         )
 
     def is_first_of_its_key(self, receipt: Receipt) -> bool:
         key = receipt.topic_id, receipt.queue
-        book = self.books[key]
-        if receipt.epoch != book.epoch or receipt.offset >= book.end:
+        model = self.models[key]
+        if receipt.epoch != model.epoch or receipt.offset >= model.end:
             return True
         return not any(
-            book.state(offset) in (State.LEASED, State.GRACE)
+            model.state(offset) in (State.LEASED, State.GRACE)
             for offset in self.earlier_of_key(key, receipt.offset)
         )
 
     def earlier_of_key(self, key: QueueKey, offset: int) -> list[int]:
-        mine, start = self.key_number(key, offset), self.books[key].start
+        mine, start = self.key_number(key, offset), self.models[key].start
         return [each for each in range(start, offset) if self.key_number(key, each) == mine]
 
     def is_live(self, receipt: Receipt) -> bool:
-        book = self.books[receipt.topic_id, receipt.queue]
-        thing = book.things.get(receipt.offset)
-        return receipt.epoch == book.epoch and thing is None
+        model = self.models[receipt.topic_id, receipt.queue]
+        entry = model.entries.get(receipt.offset)
+        return receipt.epoch == model.epoch and entry is None
 
     def finish_below(self, receipt: Receipt) -> None:
         """T25: finish the member's own leases in that queue, and no others."""
-        book = self.books[receipt.topic_id, receipt.queue]
-        for offset, thing in sorted(book.things.items()):
-            is_own = thing.state is State.LEASED and thing.member == receipt.member
+        model = self.models[receipt.topic_id, receipt.queue]
+        for offset, entry in sorted(model.entries.items()):
+            is_own = entry.state is State.LEASED and entry.member == receipt.member
             if is_own and offset < receipt.offset and self.settled_now:
-                book.finish(offset)
-                book.settled[offset] = thing.number, Verb.ACK
+                model.finish(offset)
+                model.settled[offset] = entry.number, Verb.ACK
 
     settled_now = False
 
     def expect(self, receipt: Receipt, verb: Verb, delay: int | None) -> set[Status]:
         """Return the correct statuses, and update the model."""
         self.settled_now = False
-        self.expire_books(only=(receipt.topic_id, receipt.queue))
+        self.expire_models(only=(receipt.topic_id, receipt.queue))
         key = receipt.topic_id, receipt.queue
-        book, offset, number = self.books[key], receipt.offset, receipt.lease_number
+        model, offset, number = self.models[key], receipt.offset, receipt.lease_number
         stale, done = {Status.STALE}, {Status.DONE}
         cursor = self.cursor(key)
-        for each in range(book.start, book.end):  # examined and dropped since the last comparison
-            if each in cursor.done and book.state(each) is not State.DONE:
-                self.learn_done(key, each)
-        if receipt.epoch != book.epoch or offset >= book.end:
+        for each in range(model.start, model.end):  # examined and dropped since the last comparison
+            if each in cursor.done and model.state(each) is not State.DONE:
+                self.record_done(key, each)
+        if receipt.epoch != model.epoch or offset >= model.end:
             return stale
-        if book.state(offset) is State.DONE:
-            if book.settled.get(offset, (-1,))[0] == -1 or offset < book.log_start:
+        if model.state(offset) is State.DONE:
+            if model.settled.get(offset, (-1,))[0] == -1 or offset < model.log_start:
                 return stale | done
-            if number >> BOOT_SHIFT < book.settled[offset][0] >> BOOT_SHIFT:
+            if number >> BOOT_SHIFT < model.settled[offset][0] >> BOOT_SHIFT:
                 return stale | done  # a power loss may have lost the return
-            return done if book.settled[offset] == (number, verb) else stale
-        thing = book.thing(offset)
-        is_live = thing.state is State.LEASED and thing.number == number
+            return done if model.settled[offset] == (number, verb) else stale
+        entry = model.entry(offset)
+        is_live = entry.state is State.LEASED and entry.number == number
         is_last_of_old = (
-            book.oldest_boot <= number >> BOOT_SHIFT < self.boot
-            and offset < book.seen_below
-            and receipt.attempt == thing.acquisitions + 1
-            and thing.last < number
+            model.oldest_boot <= number >> BOOT_SHIFT < self.boot
+            and offset < model.seen_below
+            and receipt.attempt == entry.acquisitions + 1
+            and entry.last < number
         )
-        is_grace = thing.state is State.GRACE and is_last_of_old
-        is_out = self.out.get((key, offset)) == (book.epoch, number)
-        assert is_grace or not is_out or thing.state is not State.GRACE, receipt
-        has_expired = thing.last == number and thing.by is None
-        is_late = thing.state is State.AVAILABLE and (is_last_of_old or has_expired)
-        is_late = is_late and not (thing.last == number and thing.was_revoked)
-        if thing.last == number and thing.by is not None and thing.state is not State.LEASED:
-            return done if thing.by is verb else stale
+        is_grace = entry.state is State.GRACE and is_last_of_old
+        is_out = self.lost_leases.get((key, offset)) == (model.epoch, number)
+        assert is_grace or not is_out or entry.state is not State.GRACE, receipt
+        has_expired = entry.last == number and entry.by is None
+        is_late = entry.state is State.AVAILABLE and (is_last_of_old or has_expired)
+        is_late = is_late and not (entry.last == number and entry.was_revoked)
+        if entry.last == number and entry.by is not None and entry.state is not State.LEASED:
+            return done if entry.by is verb else stale
         if is_late:
             counts = verb in (Verb.ACK, Verb.REJECT) and not self.config.strict_leases
             if not (counts and self.group.activity.active in (None, receipt.member)):
@@ -931,31 +937,31 @@ class World:
 
     def overtakes(self, key: QueueKey, offset: int, number: int) -> bool:
         """Return whether an earlier message of its key was returned since this lease."""
-        book, messages = self.books[key], self.queues.messages[key]
+        model, messages = self.models[key], self.queues.messages[key]
         return self.config.mode == "keyed" and any(
             not self.is_unwanted(key, messages[each])
             for each in self.earlier_of_key(key, offset)
-            if book.state(each) in (State.AVAILABLE, State.DELAYED)
-            or (book.state(each) is State.LEASED and book.thing(each).number > number)
+            if model.state(each) in (State.AVAILABLE, State.DELAYED)
+            or (model.state(each) is State.LEASED and model.entry(each).number > number)
         )
 
     def apply(
         self, key: QueueKey, offset: int, receipt: Receipt, verb: Verb, delay: int | None
     ) -> None:
-        book = self.books[key]
-        thing = book.thing(offset)
+        model = self.models[key]
+        entry = model.entry(offset)
         if verb is Verb.ACK:
-            book.finish(offset)
-            book.settled[offset] = receipt.lease_number, Verb.ACK
+            model.finish(offset)
+            model.settled[offset] = receipt.lease_number, Verb.ACK
         elif verb is Verb.EXTEND:
-            was_grace = thing.state is State.GRACE
-            thing.is_adopted |= was_grace and self.config.mode != "keyed"
-            thing.state, thing.member = State.LEASED, receipt.member
-            thing.number, thing.deadline = receipt.lease_number, self.now + LEASE_MS
+            was_grace = entry.state is State.GRACE
+            entry.is_adopted |= was_grace and self.config.mode != "keyed"
+            entry.state, entry.member = State.LEASED, receipt.member
+            entry.number, entry.deadline = receipt.lease_number, self.now + LEASE_MS
         else:
-            if thing.state is not State.LEASED:
-                thing.number = receipt.lease_number
-            late = thing.state is State.AVAILABLE
+            if entry.state is not State.LEASED:
+                entry.number = receipt.lease_number
+            late = entry.state is State.AVAILABLE
             self.end_lease(key, offset, verb, delay, is_late=late)
 
     def end_lease(
@@ -969,51 +975,51 @@ class World:
         is_expiry: bool = False,
         is_restart: bool = False,
     ) -> None:
-        book = self.books[key]
-        thing = book.thing(offset)
-        was_leased = thing.state is State.LEASED
+        model = self.models[key]
+        entry = model.entry(offset)
+        was_leased = entry.state is State.LEASED
         old = self.is_old(self.queues.messages[key][offset]) and not is_restart
-        if was_leased and verb is not Verb.REJECT and old and not thing.is_adopted:
-            book.finish(offset)  # Q18
-            book.settled[offset] = 0, Verb.RELEASE
+        if was_leased and verb is not Verb.REJECT and old and not entry.is_adopted:
+            model.finish(offset)  # Q18
+            model.settled[offset] = 0, Verb.RELEASE
             return
         if not is_late:
-            thing.acquisitions += 1
-        thing.last, thing.by, thing.number = thing.number, verb, 0
-        thing.deadline, thing.was_revoked = 0, not is_expiry and verb is None
-        thing.state = State.AVAILABLE
+            entry.acquisitions += 1
+        entry.last, entry.by, entry.number = entry.number, verb, 0
+        entry.deadline, entry.was_revoked = 0, not is_expiry and verb is None
+        entry.state = State.AVAILABLE
         if verb is Verb.NACK:
-            thing.failures += 1
+            entry.failures += 1
             table = self.config.backoff_ms
-            wait = table[min(thing.failures, len(table)) - 1] if delay is None else delay
-            if thing.failures >= MAX_ATTEMPTS:
-                thing.state = State.DYING
+            wait = table[min(entry.failures, len(table)) - 1] if delay is None else delay
+            if entry.failures >= MAX_ATTEMPTS:
+                entry.state = State.DYING
             elif wait:
-                thing.state, thing.ready_at = State.DELAYED, self.now + wait
+                entry.state, entry.ready_at = State.DELAYED, self.now + wait
         if verb is Verb.REJECT:
-            thing.state, thing.is_rejected = State.DYING, True
-        if thing.state is State.DYING:
+            entry.state, entry.is_rejected = State.DYING, True
+        if entry.state is State.DYING:
             if not self.config.has_dead_letters:
                 self.mark_dead(key, offset)
         elif not is_restart:
             self.revoke_later(key, offset)
 
     def mark_dead(self, key: QueueKey, offset: int) -> None:
-        book = self.books[key]
-        thing = book.things[offset]
-        book.finish(offset)
-        if thing.by is not None:
-            book.settled[offset] = thing.last, thing.by
+        model = self.models[key]
+        entry = model.entries[offset]
+        model.finish(offset)
+        if entry.by is not None:
+            model.settled[offset] = entry.last, entry.by
 
     def drop_dying_without_letters(self, key: QueueKey) -> None:
-        book = self.books[key]
+        model = self.models[key]
         if not self.config.has_dead_letters:
-            for offset, thing in list(book.things.items()):
-                if thing.state is State.DYING:
+            for offset, entry in list(model.entries.items()):
+                if entry.state is State.DYING:
                     self.mark_dead(key, offset)
 
-    def expire_books(self, only: QueueKey | None = None) -> None:
-        for key, book in self.books.items():
+    def expire_models(self, only: QueueKey | None = None) -> None:
+        for key, model in self.models.items():
             if only is not None:
                 if key != only:
                     continue
@@ -1021,17 +1027,17 @@ class World:
                 if first is None or first > self.now:
                     return
             self.end_leases(key, lambda offset, each: each.deadline <= self.now, is_expiry=True)
-            for thing in book.things.values():
-                if thing.state is State.DELAYED and thing.ready_at <= self.now:
-                    thing.state = State.AVAILABLE
-            if book.grace_end and book.grace_end <= self.now:
-                book.grace_end = 0
-                for thing in book.things.values():
-                    if thing.state is State.GRACE:
-                        thing.state = State.AVAILABLE
+            for entry in model.entries.values():
+                if entry.state is State.DELAYED and entry.ready_at <= self.now:
+                    entry.state = State.AVAILABLE
+            if model.grace_end and model.grace_end <= self.now:
+                model.grace_end = 0
+                for entry in model.entries.values():
+                    if entry.state is State.GRACE:
+                        entry.state = State.AVAILABLE
                 done = self.cursor(key).done
-                for offset in range(book.start, book.end):  # also after a kill
-                    is_free = book.state(offset) is State.AVAILABLE and offset not in done
+                for offset in range(model.start, model.end):  # also after a kill
+                    is_free = model.state(offset) is State.AVAILABLE and offset not in done
                     if is_free and not self.is_unwanted(key, self.queues.messages[key][offset]):
                         self.revoke_later(key, offset)
 
@@ -1043,13 +1049,17 @@ class World:
             )
 
     def end_leases(
-        self, key: QueueKey, is_chosen: Callable[[int, Thing], bool], *, is_expiry: bool = False
+        self,
+        key: QueueKey,
+        is_chosen: Callable[[int, OffsetModel], bool],
+        *,
+        is_expiry: bool = False,
     ) -> None:
         """End the chosen leases of a queue. The end of a lease may end further leases."""
-        book = self.books[key]
-        for offset, thing in sorted(book.things.items()):
-            is_here = book.things.get(offset) is thing
-            if is_here and thing.state is State.LEASED and is_chosen(offset, thing):
+        model = self.models[key]
+        for offset, entry in sorted(model.entries.items()):
+            is_here = model.entries.get(offset) is entry
+            if is_here and entry.state is State.LEASED and is_chosen(offset, entry):
                 self.end_lease(key, offset, None, is_expiry=is_expiry)
 
 
@@ -1075,5 +1085,5 @@ STEPS = {
     "trim": 1,
     "seek": 0.5,
     "pause": 1,
-    "go_cold": 1,
+    "receive_from_cold_queues": 1,
 }

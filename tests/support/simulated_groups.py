@@ -40,13 +40,13 @@ _SETTLES = (Verb.ACK, Verb.REJECT)
 
 
 @dataclass(slots=True)
-class QueueBook:
-    """The members' knowledge of one queue."""
+class QueueModel:
+    """What the members know of one queue."""
 
     start: int = 0
     """The offset at which the group started, or of its last seek."""
     settled: set[int] = field(default_factory=set)
-    unsure: set[int] = field(default_factory=set)
+    unconfirmed: set[int] = field(default_factory=set)
     """Offsets that may be settled or not: their answers are missing."""
     leases: dict[int, int] = field(default_factory=dict)
     """By offset, the group's time before which no other member may receive the message."""
@@ -56,39 +56,39 @@ class QueueBook:
     """By offset, the receipt of its last delivery."""
     rejected: set[int] = field(default_factory=set)
 
-    def said(self, verb: Verb, offset: int) -> None:
+    def record_call(self, verb: Verb, offset: int) -> None:
         """Record that a member has sent a settlement; its answer is not known yet."""
         self.leases.pop(offset, None)
         if verb in _SETTLES:
-            self.unsure.add(offset)
+            self.unconfirmed.add(offset)
 
-    def answered(self, verb: Verb, offset: int, status: Status) -> None:
+    def record_answer(self, verb: Verb, offset: int, status: Status) -> None:
         """Record the answer to a settlement: it was applied, or it was stale."""
         if verb in _SETTLES and status is Status.DONE:
             self.settled.add(offset)
             if verb is Verb.REJECT:
                 self.rejected.add(offset)
 
-    def sought(self, offset: int, *, is_sure: bool) -> None:
-        """Record a seek to an offset. `is_sure` is False if the broker has not confirmed it."""
+    def record_seek(self, offset: int, *, is_confirmed: bool) -> None:
+        """Record a seek to an offset. `is_confirmed` is False if the broker has not confirmed it."""
         self.forget_deliveries()
-        if is_sure:
+        if is_confirmed:
             self.start = offset
-            self.unsure = {each for each in self.unsure if each < offset}
+            self.unconfirmed = {each for each in self.unconfirmed if each < offset}
         else:
-            self.unsure |= {each for each in self.settled if each >= offset}
-            self.unsure |= set(range(self.start, offset))
+            self.unconfirmed |= {each for each in self.settled if each >= offset}
+            self.unconfirmed |= set(range(self.start, offset))
             self.start = min(self.start, offset)
         self.settled = {each for each in self.settled if each < offset}
 
-    def cut(self, begin: int, end: int) -> None:
+    def keep_only(self, begin: int, end: int) -> None:
         """Record that the queue has only the offsets from `begin` up to but not including `end`.
 
         A power loss removed later messages, or retention removed earlier ones. New messages may get
         the offsets at the end.
         """
         self.start = max(min(self.start, end), begin)
-        for offsets in (self.settled, self.unsure, self.rejected):
+        for offsets in (self.settled, self.unconfirmed, self.rejected):
             offsets -= {each for each in offsets if not begin <= each < end}
         for by_offset in (self.leases, self.least_attempts, self.last):
             for at in [at for at in by_offset if not begin <= at < end]:
@@ -100,7 +100,7 @@ class QueueBook:
         self.least_attempts.clear()
         self.last.clear()
 
-    def failed(self, delivery: Delivery, until_ms: int) -> None:
+    def record_return(self, delivery: Delivery, until_ms: int) -> None:
         """Record an answered nack or release.
 
         The message must not be redelivered before `until_ms`, unless it was redelivered already.
@@ -127,7 +127,9 @@ class QueueBook:
 
     def is_open(self, offset: int) -> bool:
         """Return whether a message still has to be delivered."""
-        return offset >= self.start and offset not in self.settled and offset not in self.unsure
+        return (
+            offset >= self.start and offset not in self.settled and offset not in self.unconfirmed
+        )
 
 
 class SimulatedGroups(SimulatedReading):
@@ -137,8 +139,8 @@ class SimulatedGroups(SimulatedReading):
 
     def __init__(self, directory: Path, rng: random.Random) -> None:
         super().__init__(directory, rng)
-        self.books: dict[int, QueueBook] = defaultdict(QueueBook)
-        """Books by queue number, in one numbering of the queues of all topics."""
+        self.models: dict[int, QueueModel] = defaultdict(QueueModel)
+        """Models by queue number, in one numbering of the queues of all topics."""
         self.held: list[list[Delivery]] = []
         """Replies whose messages no member has settled yet."""
         self._plans_by_topic: dict[str, Plan] = {}
@@ -171,11 +173,11 @@ class SimulatedGroups(SimulatedReading):
     async def close(self) -> None:
         """Stop the groups, then close the storage."""
         if self._is_serving:
-            for book in self.books.values():
-                book.end_leases(self.now_ms())
+            for model in self.models.values():
+                model.end_leases(self.now_ms())
             self._is_serving = False
             await bounded(self.groups.stop())
-        await self._all_said()
+        await self._await_answers()
         await super().close()
 
     def forget(self, name: str) -> None:
@@ -187,14 +189,14 @@ class SimulatedGroups(SimulatedReading):
         super().forget(name)
         if name == "state":
             self.faults_to_come.add("damaged-groups")
-            for book in self.books.values():
-                book.unsure |= book.settled
-                book.settled.clear()
-                book.forget_deliveries()
+            for model in self.models.values():
+                model.unconfirmed |= model.settled
+                model.settled.clear()
+                model.forget_deliveries()
 
     def _storage_opened(self) -> None:
-        for book in self.books.values():
-            book.bound_leases(self.storage.groups.opened_ms)
+        for model in self.models.values():
+            model.bound_leases(self.storage.groups.opened_ms)
 
     def _lose_power(self) -> None:
         super()._lose_power()
@@ -239,7 +241,7 @@ class SimulatedGroups(SimulatedReading):
         if not self._plans_by_topic:
             return 0
         failed_reads = self.disk.failed_reads
-        asked_ms = self.now_ms()
+        sent_ms = self.now_ms()
         try:
             received = await self.groups.receive(
                 GROUP, ReceiveRequest(member, most, 1 << 20, client="client")
@@ -253,7 +255,7 @@ class SimulatedGroups(SimulatedReading):
         by_queue: dict[int, list[int]] = defaultdict(list)
         for each in received.deliveries:
             by_queue[self._number(each)].append(each.offset)
-            self.judge(each, asked_ms)
+            self.judge(each, sent_ms)
         for number, offsets in by_queue.items():
             if any(one >= other for one, other in pairwise(offsets)):
                 raise HistoryViolation("order", f"{offsets} of queue {number} in one reply")
@@ -264,8 +266,8 @@ class SimulatedGroups(SimulatedReading):
     ) -> "asyncio.Task[None]":
         """Settle messages; the task ends with the answer, or with the process."""
         for each in deliveries:
-            self.books[self._number(each)].said(verb, each.offset)
-        task = asyncio.create_task(self._settle_them(deliveries, verb, delay_ms))
+            self.models[self._number(each)].record_call(verb, each.offset)
+        task = asyncio.create_task(self._settle_and_judge(deliveries, verb, delay_ms))
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
         return task
@@ -274,16 +276,16 @@ class SimulatedGroups(SimulatedReading):
         """Seek the group to an offset of one queue."""
         if plan.name not in self._plans_by_topic:
             return
-        book = self.books[plan.queues[queue]]
-        book.sought(offset, is_sure=False)
+        model = self.models[plan.queues[queue]]
+        model.record_seek(offset, is_confirmed=False)
         reached = await self.groups.seek(GROUP, {plan.name: {queue: offset}})
-        book.sought(reached[plan.name][queue], is_sure=True)
+        model.record_seek(reached[plan.name][queue], is_confirmed=True)
 
     async def leave(self, member: str) -> None:
         """Let a member leave the group."""
         if self._plans_by_topic:
-            for book in self.books.values():
-                book.leases.clear()  # the owners of the leases are not recorded
+            for model in self.models.values():
+                model.leases.clear()  # the owners of the leases are not recorded
             await self.groups.leave(GROUP, member)
 
     def let_time_pass(self, seconds: float) -> None:
@@ -292,7 +294,9 @@ class SimulatedGroups(SimulatedReading):
         if self._plans_by_topic:
             self.groups.registry.get(GROUP).process_deadlines()
 
-    async def _settle_them(self, deliveries: list[Delivery], verb: Verb, delay_ms: int) -> None:
+    async def _settle_and_judge(
+        self, deliveries: list[Delivery], verb: Verb, delay_ms: int
+    ) -> None:
         receipts, life = [each.receipt or "" for each in deliveries], self._life
         until_ms = self.now_ms() + (delay_ms if verb is Verb.NACK else 0)
         with suppress(StoreError):
@@ -302,37 +306,37 @@ class SimulatedGroups(SimulatedReading):
             for each, status in zip(deliveries, statuses, strict=True):
                 if status is Status.INVALID:
                     raise HistoryViolation("receipts", f"{each} was not known")
-                book = self.books[self._number(each)]
-                book.answered(verb, each.offset, status)
+                model = self.models[self._number(each)]
+                model.record_answer(verb, each.offset, status)
                 if verb not in _SETTLES and status is Status.DONE:
-                    book.failed(each, until_ms)
+                    model.record_return(each, until_ms)
 
-    async def _all_said(self) -> None:
+    async def _await_answers(self) -> None:
         """Wait for all pending answers; raise the first violation that was found."""
         while self._settling:
             await bounded(asyncio.gather(*self._settling))
 
     # -- judging ---------------------------------------------------------------------------
 
-    def judge(self, delivery: Delivery, asked_ms: int) -> None:
-        book, number = self.books[self._number(delivery)], self._number(delivery)
+    def judge(self, delivery: Delivery, sent_ms: int) -> None:
+        model, number = self.models[self._number(delivery)], self._number(delivery)
         offset = delivery.offset
-        if offset in book.settled:
+        if offset in model.settled:
             raise HistoryViolation("risen", f"{offset} of queue {number} was settled")
-        if book.leases.get(offset, 0) > self.now_ms():
+        if model.leases.get(offset, 0) > self.now_ms():
             raise HistoryViolation(
-                "too-early", f"{offset} of queue {number}, leased until {book.leases[offset]}"
+                "too-early", f"{offset} of queue {number}, leased until {model.leases[offset]}"
             )
-        least = book.least_attempts.get(offset)
+        least = model.least_attempts.get(offset)
         if least is not None and (delivery.attempt < least or not delivery.redelivered):
             raise HistoryViolation(
                 "attempts",
                 f"{offset} of queue {number} came as attempt {delivery.attempt}, redelivered: "
                 f"{delivery.redelivered}, though {least - 1} had ended",
             )
-        book.least_attempts[offset], book.last[offset] = delivery.attempt, delivery.receipt
-        book.unsure.discard(offset)  # this delivery shows that it was not settled
-        book.leases[offset] = asked_ms + LEASE_MS
+        model.least_attempts[offset], model.last[offset] = delivery.attempt, delivery.receipt
+        model.unconfirmed.discard(offset)  # this delivery shows that it was not settled
+        model.leases[offset] = sent_ms + LEASE_MS
         plan = self._plans_by_topic[delivery.topic.name]
         key, body = delivery.batch.key(delivery.row), delivery.batch.body(delivery.row)
         self.history.record_consumed(Record(number, offset, key, body), durable=plan.is_durable)
@@ -353,14 +357,14 @@ class SimulatedGroups(SimulatedReading):
             floors = {lane.key[1]: lane.cursor.floor for lane in lanes}
             for queue, number in enumerate(plan.queues):
                 state = self.store.reading.queue_state(topic, queue)
-                book = self.books[number]
-                book.cut(state.min_offset, state.max_offset)
+                model = self.models[number]
+                model.keep_only(state.min_offset, state.max_offset)
                 if power_lost and not plan.is_durable:
-                    book.forget_deliveries()
-                passed = [at for at in range(book.start, floors[queue]) if book.is_open(at)]
+                    model.forget_deliveries()
+                passed = [at for at in range(model.start, floors[queue]) if model.is_open(at)]
                 if passed:
                     raise HistoryViolation(
-                        "passed", f"queue {number} goes on at {floors[queue]}, without {passed}"
+                        "passed", f"queue {number} continues at {floors[queue]}, without {passed}"
                     )
 
     async def drain_group(self) -> None:
@@ -374,12 +378,12 @@ class SimulatedGroups(SimulatedReading):
         self.verify_group()
         for plan in self._plans_by_topic.values():
             for queue, number in enumerate(plan.queues):
-                state, book = (
+                state, model = (
                     self.store.reading.queue_state(self.topic(plan), queue),
-                    self.books[number],
+                    self.models[number],
                 )
-                begin = max(book.start, state.min_offset)
-                left = [at for at in range(begin, state.max_offset) if book.is_open(at)]
+                begin = max(model.start, state.min_offset)
+                left = [at for at in range(begin, state.max_offset) if model.is_open(at)]
                 if left:
                     raise HistoryViolation("passed", f"queue {number} never gave {left}")
         lanes = self.groups.registry.by_name[GROUP].lanes
@@ -389,8 +393,8 @@ class SimulatedGroups(SimulatedReading):
     def _judge_letters(self, letters: Collection[tuple[int, int]]) -> None:
         if len(set(letters)) < len(letters):
             raise HistoryViolation("letters", f"one is there twice: {sorted(letters)}")
-        for number, book in self.books.items():
-            missing = book.rejected - {at for other, at in letters if other == number}
+        for number, model in self.models.items():
+            missing = model.rejected - {at for other, at in letters if other == number}
             if missing and not self._are_letters_trimmed():
                 raise HistoryViolation("letters", f"{missing} of queue {number} are not there")
 
@@ -408,10 +412,10 @@ class SimulatedGroups(SimulatedReading):
             )
             for piece in fetched.slices:
                 for row in piece.rows:
-                    said = piece.batch.properties(row)
-                    plan = self._plans_by_topic[said["holdfast-dead-topic"]]
-                    number = plan.queues[int(said["holdfast-dead-queue"])]
-                    yield number, int(said["holdfast-dead-offset"])
+                    properties = piece.batch.properties(row)
+                    plan = self._plans_by_topic[properties["holdfast-dead-topic"]]
+                    number = plan.queues[int(properties["holdfast-dead-queue"])]
+                    yield number, int(properties["holdfast-dead-offset"])
             offset = fetched.next_offset
 
     def _number(self, delivery: Delivery) -> int:
