@@ -22,7 +22,7 @@ from holdfast.groups.cursor.leases import Lease
 
 #: The cost of a message in addition to its bytes, so that many small messages are not free.
 OVERHEAD_BYTES = 64
-#: If the cost is time, its unit is a tenth of a millisecond, to tell fast handlers apart.
+#: If the cost is time, its unit is a tenth of a millisecond, to distinguish fast handlers.
 UNITS_PER_MS = 10
 #: If the cost is time, the first message of a flow is charged one millisecond.
 FIRST_TIME = UNITS_PER_MS

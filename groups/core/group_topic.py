@@ -1,9 +1,8 @@
-"""One topic of a group and its queues: what is offered next, and what happens to it. Pure.
+"""One topic of a group and its queues: the next message, and the ends of leases. Pure.
 
 A lane is one queue of a group: its cursor, and the selection over it, kept consistent. All code
 that ends a lease calls the lane. The lane informs the selection, drops expired messages instead of
-offering them again, and makes dead letters of messages that failed too often. Methods return the
-leases that they ended.
+offering them again, and makes dead letters of messages that failed too often.
 
 Queues of a higher priority level come first, if they have a message for the member. The queues of
 one level take turns, one message each. A queue without a message for any member is taken out of
@@ -41,7 +40,7 @@ class DeadLetter(NamedTuple):
 
 
 class QueueLane:
-    """One queue of one group."""
+    """One queue of one group. Methods that end leases return these leases."""
 
     def __init__(
         self,
@@ -51,9 +50,9 @@ class QueueLane:
         source: HeadSource,
         config: GroupConfig,
         filter: object | None,
-        touched: Callable[["QueueLane"], None],
+        on_skipped: Callable[["QueueLane"], None],
     ) -> None:
-        """`touched` is called when a `peek` has settled messages that it skipped."""
+        """`on_skipped` is called when a `peek` has settled messages that it skipped."""
         self.group_id = group_id
         self.key = key
         self.cursor = cursor
@@ -65,7 +64,7 @@ class QueueLane:
         self.counted_returned = 0
         #: Whether the lane is in the rotation of its topic (GroupTopic).
         self.is_in_rotation = False
-        self._on_skipped = touched
+        self._on_skipped = on_skipped
         self.view = QueueView(cursor, key, source)
         self.view.filter = filter
         self.selection = self._new_selection()
@@ -169,7 +168,7 @@ class QueueLane:
         """End the grace if its time is over, and at most `most` leases and `most` delays that are
         due. The rest is due in the next call. Return the ended leases."""
         cursor, ended = self.cursor, []
-        for lease in cursor.leases.due(now_ms, most):
+        for lease in cursor.leases.find_due(now_ms, most):
             ended += self.expire(lease, now_ms)
         for offset in sorted(cursor.delays.take_due(now_ms, most)):
             ended += self._revoke(self.selection.mark_returned(offset), now_ms)
@@ -221,7 +220,7 @@ class QueueLane:
         place = self.group_id, *self.key, offset, number, epoch
         return Receipt(*place, lease.deadline_ms, lease.attempt, lease.member)
 
-    def letter(self, offset: int) -> DeadLetter:
+    def _make_dead_letter(self, offset: int) -> DeadLetter:
         """Return the dead letter of a dying message."""
         topic_id, queue = self.key
         place = f"{self.group_id:08X}{topic_id:08X}{queue:08X}{offset:016X}"
@@ -255,7 +254,7 @@ class QueueLane:
 
     def _dead_letter_or_drop(self, offset: int) -> None:
         if self.config.has_dead_letters:
-            self.dead_letters.append(self.letter(offset))
+            self.dead_letters.append(self._make_dead_letter(offset))
         else:
             self.cursor.mark_dead(offset, NOT_KEPT)
 
@@ -314,7 +313,7 @@ class GroupTopic:
                     lanes.rotate(-1)
         return None
 
-    def run(
+    def select_run(
         self,
         offered: Offer,
         filter: object | None,
@@ -342,10 +341,10 @@ class GroupTopic:
         if not known:  # returned messages, and messages of keyed groups, are taken one by one
             return [(offered[0], [offered[1]])]
         if ends:
-            return first_of(known, len(known))
+            return truncate_run(known, len(known))
         # The run ends at the first lane that has no known message left at its turn.
         turns = [index + len(known) * len(heads) for index, (_, heads) in enumerate(known)]
-        return first_of(known, min(most, *turns))
+        return truncate_run(known, min(most, *turns))
 
     def advance(self, run: Run, *, has_left_out: bool = False) -> None:
         """Advance the rotation after these messages were taken: the queue after the queue of the
@@ -371,7 +370,7 @@ class GroupTopic:
         return self.rotations[level]
 
 
-def first_of(run: Run, count: int) -> Run:
+def truncate_run(run: Run, count: int) -> Run:
     """Return the first `count` messages of a run, at least one."""
     if len(run) == 1:
         return [(run[0][0], run[0][1][:count])]

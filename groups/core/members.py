@@ -70,7 +70,8 @@ class Members:
 
 @dataclass(slots=True)
 class AllInFlight:
-    """The numbers of leases and of returned messages of all groups together, and their limits."""
+    """The numbers of leases (`total`) and of returned messages of all groups together, and their
+    limits."""
 
     most: int
     most_returned: int = UNLIMITED
@@ -80,8 +81,8 @@ class AllInFlight:
 
 
 class InFlight:
-    """The numbers of leases and of returned messages of one group, within the limits of its
-    `config` and of `everyone`."""
+    """The numbers of leases (`total`) and of returned messages of one group, within the limits of
+    its `config` and of `everyone`."""
 
     def __init__(self, config: GroupConfig, everyone: AllInFlight | None = None) -> None:
         self.config = config

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from holdfast.groups.core.group import Group
-from holdfast.groups.core.group_topic import Offer, QueueLane, Run, first_of, interleave
+from holdfast.groups.core.group_topic import Offer, QueueLane, Run, interleave, truncate_run
 from holdfast.groups.core.members import Admission
 from holdfast.groups.core.receipts import Receipt
 from holdfast.groups.core.requests import (
@@ -136,7 +136,7 @@ def _fill(group: Group, reply: Reply, request: ReceiveRequest, now_ms: int) -> N
     read from the log first, stop and set `reply.needs`."""
     room = _limit_reply(group, reply, request)
     most = min(room, len(reply.messages) + SELECTED_A_TURN)
-    order = _FillState(reply, request, now_ms, now_ms + group.allowed_lease_ms(request.lease_ms))
+    fill = _FillState(reply, request, now_ms, now_ms + group.allowed_lease_ms(request.lease_ms))
     peeked: dict[int, Offer | None] = {}
 
     def head_cost(topic_id: int) -> int | None:
@@ -158,8 +158,8 @@ def _fill(group: Group, reply: Reply, request: ReceiveRequest, now_ms: int) -> N
             assert found is not None
             if reply.messages and reply.size_bytes + found[1].size_bytes > request.max_bytes:
                 break
-            run = _run(group, order, found, most - len(reply.messages))
-            _deliver(group, order, run)
+            run = _select_run(group, fill, found, most - len(reply.messages))
+            _deliver(group, fill, run)
             for lane, _ in run:
                 served[lane] = None
             # Peek even if the reply is full now: if the topic has no messages left for any
@@ -174,9 +174,9 @@ def _fill(group: Group, reply: Reply, request: ReceiveRequest, now_ms: int) -> N
     for lane in served:
         group.update_lane(lane)
     if reply.messages and not request.settled:
-        group.members.mark_seen(request.member, now_ms, order.deadline_ms)
+        group.members.mark_seen(request.member, now_ms, fill.deadline_ms)
     if reply.messages and request.attempt_id is not None:
-        group.answers.note(
+        group.answers.store(
             request.member, request.attempt_id, reply.messages, now_ms, request.client
         )
 
@@ -214,47 +214,47 @@ def _peek(
     return found
 
 
-def _run(group: Group, order: "_FillState", offered: Offer, room: int) -> Run:
+def _select_run(group: Group, fill: "_FillState", offered: Offer, room: int) -> Run:
     """Return the run of messages to deliver together: the offered message, and those that
     successive requests for one message each would get next. All messages of a run are of one
     topic and have the same cost."""
     lane, first = offered
     topic_id = lane.key[0]
-    most, limits = 1, order.reply.room
+    most, limits = 1, fill.reply.room
     if room > 1 and not (limits is not None and limits.returned_only):
         most = min(room, group.fair.turns(topic_id, group.costs.at_delivery(topic_id, first)))
     if most == 1:
         return [(lane, [first])]
-    run = group.topics[topic_id].run(offered, order.request.filter, order.now_ms, most, limits)
+    run = group.topics[topic_id].select_run(offered, fill.request.filter, fill.now_ms, most, limits)
     size_bytes = sum([head.size_bytes for _, heads in run for head in heads])
-    if order.reply.size_bytes + size_bytes > order.request.max_bytes or not group.costs.are_alike:
-        run = first_of(run, _count_fitting(group, order, [heads for _, heads in run]))
+    if fill.reply.size_bytes + size_bytes > fill.request.max_bytes or not group.costs.are_alike:
+        run = truncate_run(run, _count_fitting(group, fill, [heads for _, heads in run]))
     return run
 
 
-def _count_fitting(group: Group, order: "_FillState", columns: list[list[Head]]) -> int:
+def _count_fitting(group: Group, fill: "_FillState", columns: list[list[Head]]) -> int:
     """Return how many messages from the beginning of a run have the cost of the first message
     and fit into the bytes that the request allows. The result is at least 1."""
     first = columns[0][0]
-    size_bytes = order.reply.size_bytes
+    size_bytes = fill.reply.size_bytes
     for count, head in enumerate(interleave(columns)):
         size_bytes += head.size_bytes
         is_equal = group.costs.are_alike or head.size_bytes == first.size_bytes
-        if count and (size_bytes > order.request.max_bytes or not is_equal):
+        if count and (size_bytes > fill.request.max_bytes or not is_equal):
             return count
     return sum(map(len, columns))
 
 
-def _deliver(group: Group, order: "_FillState", run: Run) -> None:
-    reply, request, topic_id = order.reply, order.request, run[0][0].key[0]
+def _deliver(group: Group, fill: "_FillState", run: Run) -> None:
+    reply, request, topic_id = fill.reply, fill.request, run[0][0].key[0]
     charge = group.costs.at_delivery(topic_id, run[0][1][0])
     if request.settled or group.outbox.durable_fencing_epoch != group.activity.fencing_epoch:
         reply.commit_first = True
     before = len(reply.messages)
     if len(run) == 1:
-        reply.messages += _take(group, order, *run[0], charge)
+        reply.messages += _lease_messages(group, fill, *run[0], charge)
     else:
-        reply.messages += interleave([_take(group, order, *each, charge) for each in run])
+        reply.messages += interleave([_lease_messages(group, fill, *each, charge) for each in run])
     if reply.room is not None:
         for lane, heads in run:
             for head in heads:
@@ -266,11 +266,11 @@ def _deliver(group: Group, order: "_FillState", run: Run) -> None:
     group.topics[topic_id].advance(run, has_left_out=reply.room is not None)
 
 
-def _take(
-    group: Group, order: "_FillState", lane: QueueLane, heads: list[Head], charge: int
+def _lease_messages(
+    group: Group, fill: "_FillState", lane: QueueLane, heads: list[Head], charge: int
 ) -> list[SelectedMessage]:
     """Lease messages of one lane; settle them if the request asked for that (`settled`)."""
-    reply, request, deadline_ms = order.reply, order.request, order.deadline_ms
+    reply, request, deadline_ms = fill.reply, fill.request, fill.deadline_ms
     key, cursor, member = lane.key, lane.cursor, request.member
     # If the last offset is beyond the durable reserve, commit before the reply is sent: after a
     # restart the broker must know that these messages may have been delivered.
@@ -287,7 +287,7 @@ def _take(
         return messages
     group_id, epoch, (topic_id, queue) = group.group_id, cursor.epoch, key
     were_seen = bool(cursor.attempts) or heads[0].offset < cursor.seen_below
-    leases = lane.lease(heads, member, deadline_ms, order.now_ms, charge, request.attempt_id)
+    leases = lane.lease(heads, member, deadline_ms, fill.now_ms, charge, request.attempt_id)
     for lease in leases:
         offset, number, attempt = lease.head.offset, lease.number, lease.attempt
         redelivered = were_seen and cursor.is_redelivery(offset)

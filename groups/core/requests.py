@@ -262,7 +262,7 @@ class AnswerCache:
         self.shares: dict[str, _Share] = {}
         self.message_count = 0
 
-    def note(
+    def store(
         self,
         member: str,
         attempt_id: str,

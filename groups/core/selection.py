@@ -111,7 +111,7 @@ class QueueView:
             cursor.skip(offset, found.scanned)
         return found
 
-    def head(self, offset: int) -> Head | None:
+    def read_head(self, offset: int) -> Head | None:
         """Return one message. If it is unwanted or lost, settle it and return None. Raises
         NeedsRead."""
         found = self.source.read(self.key, offset, offset + 1, 1, self.filter)
@@ -292,7 +292,7 @@ class OrderedSelection:
         while returned:
             offset = returned[0]
             if view.cursor.is_available(offset):
-                head = self._heads.get(offset) or view.head(offset)
+                head = self._heads.get(offset) or view.read_head(offset)
                 if head is not None and self._matches(offset, filter):
                     self._heads[offset] = head
                     return head

@@ -89,7 +89,7 @@ def settle(
     true, each acknowledged receipt also acknowledges the messages that its member has leased
     at lower offsets of the same queue."""
     if cumulative and verb is Verb.ACK:
-        settle(group, verb, leased_below(group, receipts, now_ms), now_ms, used_ms=used_ms)
+        settle(group, verb, receipts_below(group, receipts, now_ms), now_ms, used_ms=used_ms)
     terms = Terms(verb, now_ms, group.allowed_lease_ms(lease_ms), delay_ms, used_ms)
     touched: dict[QueueLane, None] = {}
     statuses = [_settle_one(group, receipt, terms, touched) for receipt in receipts]
@@ -98,7 +98,7 @@ def settle(
     return statuses
 
 
-def leased_below(group: Group, receipts: Iterable[Receipt | None], now_ms: int) -> list[Receipt]:
+def receipts_below(group: Group, receipts: Iterable[Receipt | None], now_ms: int) -> list[Receipt]:
     """For each receipt, find the messages that its member has leased at lower offsets of the
     same queue. Return receipts for these messages. Ignore a given receipt with which an ack
     would change nothing."""

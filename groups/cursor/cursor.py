@@ -112,7 +112,7 @@ class PageNotes:
     #: Leases that are new or have a new deadline. The leases in one sequence have the same member,
     #: deadline, delivery time and attempt id.
     leases: list[Sequence[Lease]] = field(default_factory=list)
-    #: Something else than a lease changed: how far deliveries went, the epoch or the grace.
+    #: Data other than a lease changed: `next`, the epoch or the grace.
     is_dirty: bool = False
 
     def __bool__(self) -> bool:
@@ -151,7 +151,7 @@ class Cursor:
         #: restart. The value is kept even when the floor is above it, because a kill of the broker
         #: may lose settlements that are not written yet.
         self.seen_below = 0
-        #: When the broker started, all leases from before this boot had ended.
+        #: When the broker started, all leases of earlier boots than this one had ended.
         self.oldest_boot = 0
         #: The value that `oldest_boot` gets at the next start, unless a grace is running then. It
         #: may be less than the present boot, because leases survive restarts.

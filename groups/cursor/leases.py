@@ -75,7 +75,7 @@ class Leases:
         self._by_offset: dict[int, Lease] = {}
         self._by_member: dict[str, dict[int, None]] = {}
         self._deadlines: list[tuple[int, int]] = []
-        #: Page records without live leases; the group takes this list to free the records.
+        #: Page records without live leases; the group takes them from this list and frees them.
         self.ended_grants: list[Grant] = []
 
     def __len__(self) -> int:
@@ -166,7 +166,7 @@ class Leases:
             heappop(self._deadlines)
         return None
 
-    def due(self, now_ms: int, most: int) -> list[Lease]:
+    def find_due(self, now_ms: int, most: int) -> list[Lease]:
         """Return the leases that are due, sorted by offset. If there are more than `most`, return
         those with the earliest deadlines. The caller must remove the leases."""
         found: dict[int, Lease] = {}

@@ -379,7 +379,7 @@ class GroupServer:
     ) -> None:
         """For each receipt, settle the messages that its member has leased at lower offsets of the
         same queue."""
-        below = settling.leased_below(self.core, receipts, self._clock.now_ms())
+        below = settling.receipts_below(self.core, receipts, self._clock.now_ms())
         async for part in in_slices(below, SETTLED_A_TURN):
             await self._wait_until_settling_allowed()
             settling.settle(self.core, verb, part, self._clock.now_ms(), **terms)

@@ -70,7 +70,7 @@ class QueueModel:
                 self.rejected.add(offset)
 
     def record_seek(self, offset: int, *, is_confirmed: bool) -> None:
-        """Record a seek to an offset. `is_confirmed` is False if the broker has not confirmed it."""
+        """Record a seek to an offset, which the broker may have confirmed."""
         self.forget_deliveries()
         if is_confirmed:
             self.start = offset

@@ -12,7 +12,7 @@ from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.config import COSTS, FAIR_ENGINES, MODES
 from holdfast.groups.core.fair_set import HeadCost
 from holdfast.groups.core.group import Group
-from holdfast.groups.core.group_topic import GroupTopic, Offer, Run, first_of
+from holdfast.groups.core.group_topic import GroupTopic, Offer, Run, truncate_run
 from holdfast.groups.core.settling import Verb
 from holdfast.groups.cursor.cursor import Cursor
 from tests.groups.queues import Stage, settle
@@ -26,8 +26,8 @@ engines = pytest.mark.parametrize("engine", FAIR_ENGINES)
 class OneByOneTopic(GroupTopic):
     """A topic from which each message is selected alone."""
 
-    def run(self, offered: Offer, *how: Any) -> Run:
-        return first_of(super().run(offered, *how), 1)
+    def select_run(self, offered: Offer, *how: Any) -> Run:
+        return truncate_run(super().select_run(offered, *how), 1)
 
 
 class OneByOne(Group):
