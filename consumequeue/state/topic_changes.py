@@ -89,7 +89,7 @@ class TopicChanges:
                     (self.config.default_queues if queues is None else queues) * levels,
                     had=0,
                 ),
-                replace(self._default_config(), **_normal(given)),
+                replace(self.default_config(), **_normal(given)),
                 self.now_ms(),
                 levels,
             )
@@ -191,7 +191,8 @@ class TopicChanges:
             raise LimitReached("max_queues", self.config.max_queues)
         return queues
 
-    def _default_config(self) -> TopicConfig:
+    def default_config(self) -> TopicConfig:
+        """Return the settings of a topic that is created without settings."""
         config = self.config
         return TopicConfig(
             config.default_durability,

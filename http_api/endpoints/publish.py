@@ -1,9 +1,9 @@
-"""Publishing: stores all messages of a request, or none of them.
+"""Publish: store all messages of a request, or none of them.
 
 The whole request is checked before any message is stored, and before a topic is created for it. A
-message goes to the queue that it names, or else to the queue of its key. All messages of a request
-that have neither queue nor key go to one queue, which is chosen round-robin. If the topic has
-priority levels, the queue is one of the queues of the message's level.
+message is stored in the queue that it names, or else in the queue of its key. All messages of a
+request that have neither queue nor key are stored in one queue, which is chosen round-robin. If the
+topic has priority levels, the queue is one of the queues of the message's level.
 """
 
 import re
@@ -20,7 +20,6 @@ from holdfast.commitlog.errors import RoutedOtherwise
 from holdfast.commitlog.format.batch import Batch, queue_for_key
 from holdfast.commitlog.format.batch_check import MAX_TTL_MS, MessageLimits
 from holdfast.commitlog.format.batch_encoding import Rows, as_batch
-from holdfast.commitlog.format.batch_header import HEADER_SIZE
 from holdfast.commitlog.format.message_id import format_message_id
 from holdfast.commitlog.format.priority import HIGHEST_PRIORITY, queue_of
 from holdfast.consumequeue.errors import TopicFull, UnknownTopic
@@ -28,7 +27,12 @@ from holdfast.consumequeue.publishing import StoredBatch
 from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.access.authorization import missing_grant
-from holdfast.http_api.endpoints.publish_batches import check_batches, decode_batches, fill_queues
+from holdfast.http_api.endpoints.publish_batches import (
+    check_batches,
+    decode_batches,
+    fill_queues,
+    is_slow_to_decode,
+)
 from holdfast.http_api.endpoints.publish_request import (
     MessageToStore,
     Producer,
@@ -61,23 +65,17 @@ from holdfast.http_api.wire.reply import Reply
 
 _Answer = TypeVar("_Answer")
 
-#: A body above one of the next three limits is processed in a thread, because it would block the
-#: event loop for milliseconds. Using a thread costs about 0.1 ms. This limit is for text bodies:
+#: A larger text body is processed in a thread, because it would block the event loop for
+#: milliseconds. Using a thread costs about 0.1 ms.
 OFFLOAD_TEXT_BYTES = 128 * 1024
-#: The limit for a body of binary batches.
-OFFLOAD_BINARY_BYTES = 4 * 1024 * 1024
-#: The limit for the number of batches in a body.
-OFFLOAD_BATCHES = 64
 #: At most this many results of a large text are encoded by one call.
-RESULTS_A_CALL = 1000
+RESULTS_PER_CALL = 1000
 
 _TEXT_FORMATS: Mapping[str, Callable[[bytes, int], list[MessageToStore]]] = {
     JSON: from_json,
     NDJSON: from_lines,
     MSGPACK: from_msgpack,
 }
-
-
 #: The beginning of a JSON publish request. A body that begins like this cannot be a form.
 _LOOKS_LIKE_A_REQUEST = re.compile(rb'\s*\{\s*"messages"\s*:\s*\[')
 
@@ -135,7 +133,11 @@ async def _publish_text(
     body = bytes(await call.context.http.bodies.read(call.request))
     config = call.context.config
     if len(body) > config.max_text_request_bytes:
-        raise _text_too_large(config.max_text_request_bytes)
+        raise request_too_large(
+            "max_text_request_bytes",
+            config.max_text_request_bytes,
+            "the text is larger than {limit}; send fewer messages in a request, or binary batches",
+        )
     limit = config.max_messages_per_request
     if len(body) <= OFFLOAD_TEXT_BYTES:
         return call.reply(await _store(call, name, decode(body, limit), producer))
@@ -147,14 +149,6 @@ async def _publish_text(
         return await _store_in_threads(call, name, messages, producer, slot)
 
 
-def _text_too_large(limit: int) -> Problem:
-    return request_too_large(
-        "max_text_request_bytes",
-        limit,
-        "the text is larger than {limit}; send fewer messages in a request, or binary batches",
-    )
-
-
 async def _publish_raw(call: Call[PublishParams], name: str, kind: str) -> PublishReply:
     params = call.params
     producer = request_producer(call.headers)
@@ -162,9 +156,9 @@ async def _publish_raw(call: Call[PublishParams], name: str, kind: str) -> Publi
     if kind == FORM and _LOOKS_LIKE_A_REQUEST.match(body):
         raise Problem(
             "unsupported-media-type",
-            "the body is JSON with messages, but its Content-Type says that it is a form, as "
-            "`curl -d` does by itself; send -H 'content-type: application/json' (curl: --json in "
-            "place of -d), or application/octet-stream if it is the body of one message",
+            "the body is JSON with messages, but its Content-Type is that of a form, as `curl -d` "
+            "sends it; send -H 'content-type: application/json' (curl: --json in place of -d), or "
+            "application/octet-stream if it is the body of one message",
             found=FORM,
             allowed=[JSON, "application/octet-stream"],
         )
@@ -190,7 +184,7 @@ def _refuse_raw_params(params: PublishParams) -> None:
                 name,
                 value,
                 f"{name} inside the messages",
-                f"the parameter {name} goes with a raw body alone",
+                f"the parameter {name} is only for a raw body",
             )
 
 
@@ -202,19 +196,17 @@ async def _store(
 ) -> PublishReply:
     context = call.context
     topic = _find_topic(context, name)
-    limits = _limits(context, topic)
-    queue_count, levels = _queue_count(context, topic), topic.priority_levels if topic else 1
-    _check(messages, limits, name, queue_count, levels)
-    topic = topic or await _create_topic(call, name)
+    _check(messages, topic, context.store.publishing.limits(topic))
+    topic = await _ensure_created(call, topic)
 
     async def publish_to_queues_of(routing: Topic) -> PublishReply:
-        indexes = _indexes_by_queue(messages, routing, _queue_chooser(context, routing, producer))
+        indexes = _group_by_queue(messages, routing, _queue_chooser(context, routing, producer))
         _check_queue_count(indexes, context)
         # Pass rows, not batches, because the appender combines all rows that wait for a queue into
         # one batch.
-        parts = _rows_by_queue(messages, indexes, producer)
+        parts = _make_rows_by_queue(messages, indexes, producer)
         published = await _publish(call, topic, parts)
-        return _reply(_results(topic, published, indexes), published)
+        return _make_reply(_make_results(topic, published, indexes), published)
 
     return await _publish_as_before(topic, publish_to_queues_of)
 
@@ -233,25 +225,23 @@ async def _store_in_threads(
     """
     context = call.context
     topic = _find_topic(context, name)
-    limits = _limits(context, topic)
-    queue_count, levels = _queue_count(context, topic), topic.priority_levels if topic else 1
-    await call_in_thread(_check, messages, limits, name, queue_count, levels)
-    topic = topic or await _create_topic(call, name)
+    await call_in_thread(_check, messages, topic, context.store.publishing.limits(topic))
+    topic = await _ensure_created(call, topic)
     count = len(messages)
     # For a retry, `_publish_as_before` may route the messages again, by a former queue count.
     are_kept = producer is not None and bool(topic.former_queue_counts)
 
     async def publish_to_queues_of(routing: Topic) -> Reply:
         chosen = _queue_chooser(context, routing, producer)()
-        indexes = await call_in_thread(_indexes_by_queue, messages, routing, lambda: chosen)
+        indexes = await call_in_thread(_group_by_queue, messages, routing, lambda: chosen)
         _check_queue_count(indexes, context)
-        parts = await call_in_thread(_batches_by_queue, messages, indexes, producer)
+        parts = await call_in_thread(_make_batches_by_queue, messages, indexes, producer)
         if not are_kept:
             await call_in_thread(messages.clear)
             slot.release()
         published = await _publish(call, topic, parts)
         encoded = await call_in_thread(_encode_results, call.media, topic, published, indexes)
-        whole = encode_listing(call.media, _reply([], published), "results", encoded, count)
+        whole = encode_listing(call.media, _make_reply([], published), "results", encoded, count)
         return Reply(200, call.media, whole)
 
     try:
@@ -285,38 +275,32 @@ def _check_queue_count(indexes: Mapping[int, list[int]], context: ApiContext) ->
         raise too_many_batches(most)
 
 
-def _results(
+def _make_results(
     topic: Topic, published: Sequence[StoredBatch], indexes: Mapping[int, list[int]]
 ) -> list[PublishResult]:
     """Return the queue and offset of each message, in the order of the request."""
     results: dict[int, PublishResult] = {}
     for each, of_queue in zip(published, indexes.values(), strict=True):
         for offset, index in enumerate(of_queue, each.base_offset):
-            results[index] = _result(topic, each.queue, offset)
+            results[index] = _make_result(topic, each.queue, offset)
     return [results[index] for index in range(len(results))]
 
 
 def _encode_results(
     media: str, topic: Topic, published: Sequence[StoredBatch], indexes: Mapping[int, list[int]]
 ) -> list[bytes]:
-    results = _results(topic, published, indexes)
+    results = _make_results(topic, published, indexes)
     # In portions, so that the interpreter can switch to another thread in between.
     return [
-        encode_elements(media, results[start : start + RESULTS_A_CALL])
-        for start in range(0, len(results), RESULTS_A_CALL)
+        encode_elements(media, results[start : start + RESULTS_PER_CALL])
+        for start in range(0, len(results), RESULTS_PER_CALL)
     ]
 
 
-def _check(
-    messages: Sequence[MessageToStore],
-    limits: MessageLimits,
-    topic_name: str,
-    queue_count: int,
-    levels: int,
-) -> None:
+def _check(messages: Sequence[MessageToStore], topic: Topic, limits: MessageLimits) -> None:
     """Raise Problem or UnknownQueue if messages do not fit the topic's limits and queues."""
     check_messages(messages, limits)
-    check_queues(messages, topic_name, queue_count, levels)
+    check_queues(messages, topic)
 
 
 async def _publish_batches(call: Call[PublishParams], name: str) -> PublishReply:
@@ -325,56 +309,36 @@ async def _publish_batches(call: Call[PublishParams], name: str) -> PublishReply
     refuse_producer(call.headers)
     body = await context.http.bodies.read(call.request)
     topic = _find_topic(context, name)
-    limits = _limits(context, topic)
-    queue_count = _queue_count(context, topic)
-    topic_id = topic.topic_id if topic is not None else None
-    config = context.config
+    limits, config = context.store.publishing.limits(topic), context.config
 
     def decode() -> list[Batch]:
         batches = decode_batches(
             body, config.max_messages_per_request, config.max_batches_per_request
         )
-        check_batches(batches, name, topic_id, queue_count, limits)
+        check_batches(batches, topic, limits)
         return batches
 
-    batches = await call_in_thread(decode) if _is_slow_to_decode(body) else decode()
-    topic = topic or await _create_topic(call, name)
+    batches = await call_in_thread(decode) if is_slow_to_decode(body) else decode()
+    topic = await _ensure_created(call, topic)
     choose, levels = _queue_chooser(context, topic, None), topic.priority_levels
     batches = fill_queues(batches, lambda: queue_of(choose(), None, levels))
     published = await _publish(call, topic, batches)
-    return _reply([_batch_result(topic, each) for each in published], published)
-
-
-def _is_slow_to_decode(body: bytes | memoryview) -> bool:
-    """Return whether decoding these batches would block the event loop for milliseconds.
-
-    The result depends on the number of bytes and of batches. The batches are counted by the sizes
-    in their headers, which are not verified yet.
-    """
-    if len(body) > OFFLOAD_BINARY_BYTES:
-        return True
-    position = 0
-    for _ in range(OFFLOAD_BATCHES):
-        if position + HEADER_SIZE > len(body):
-            return False
-        position += int.from_bytes(body[position + 8 : position + 12], "little")
-    return position < len(body)
+    return _make_reply([_make_batch_result(topic, each) for each in published], published)
 
 
 # -- topic, queue, batch -------------------------------------------------------------------
 
 
-def _find_topic(context: ApiContext, name: str) -> Topic | None:
-    """Return the topic, or None if it does not exist and publishing may create it.
-
-    Raises UnknownTopic if publishing must not create topics.
-    """
+def _find_topic(context: ApiContext, name: str) -> Topic:
+    """Return the topic. If it does not exist yet, return it as publishing would create it, with the
+    id 0. Raises UnknownTopic if publishing must not create topics."""
     try:
         return context.store.table.get(name)
     except UnknownTopic:
-        if context.topics_config.auto_create_topics:
-            return None
-        raise
+        config = context.topics_config
+        if not config.auto_create_topics:
+            raise
+        return Topic(name, 0, config.default_queues, context.store.topics.default_config(), 0)
 
 
 def _check_creation(call: Call[PublishParams], name: str) -> None:
@@ -387,9 +351,12 @@ def _check_creation(call: Call[PublishParams], name: str) -> None:
             raise missing_grant(call.principal, ("admin",), topic=name) from None
 
 
-async def _create_topic(call: Call[PublishParams], name: str) -> Topic:
+async def _ensure_created(call: Call[PublishParams], topic: Topic) -> Topic:
+    """Return the topic, and create it if `_find_topic` did not find it. Raises Denied."""
+    if topic.topic_id:
+        return topic
+    context, name = call.context, topic.name
     _check_creation(call, name)
-    context = call.context
     topic, is_new = await context.run_shielded(context.store.topics.create(name))
     if is_new and context.http.audit is not None:
         context.http.audit.record(
@@ -402,36 +369,20 @@ async def _create_topic(call: Call[PublishParams], name: str) -> Topic:
     return topic
 
 
-def _limits(context: ApiContext, topic: Topic | None) -> MessageLimits:
-    if topic is not None:
-        return context.store.publishing.limits(topic)
-    config = context.topics_config
-    return MessageLimits(
-        config.default_max_message_bytes,
-        config.max_key_bytes,
-        config.max_tag_bytes,
-        config.max_properties_bytes,
-    )
-
-
-def _queue_count(context: ApiContext, topic: Topic | None) -> int:
-    return topic.queue_count if topic is not None else context.topics_config.default_queues
-
-
 def _queue_chooser(
     context: ApiContext, topic: Topic, producer: Producer | None
 ) -> Callable[[], int]:
-    """Return a function that chooses a queue (its number within a priority level).
+    """Return a function that chooses the queue of messages without queue and key.
 
-    It is for messages without queue and key. A request of a producer may be retried, and the retry
-    must get the same queue, so the producer's sequence determines the queue.
+    The result is the queue's number within a priority level. A producer may retry its request, and
+    the retry must get the same queue, so the producer's sequence determines the queue.
     """
     if producer is not None:
         return lambda: (producer.producer_id + producer.sequence) % topic.queues_per_level
     return lambda: context.next_round_robin(topic) % topic.queues_per_level
 
 
-def _indexes_by_queue(
+def _group_by_queue(
     messages: Sequence[MessageToStore], topic: Topic, choose: Callable[[], int]
 ) -> dict[int, list[int]]:
     """Return queue -> the indexes of its messages, in the order of the request."""
@@ -451,17 +402,17 @@ def _indexes_by_queue(
     return rows
 
 
-def _rows_by_queue(
+def _make_rows_by_queue(
     messages: Sequence[MessageToStore], indexes: Mapping[int, list[int]], producer: Producer | None
 ) -> list[Rows]:
     now_us = time_ns() // 1000
     return [
-        _rows([messages[index] for index in of_queue], queue, now_us, producer)
+        make_rows([messages[index] for index in of_queue], queue, now_us, producer)
         for queue, of_queue in indexes.items()
     ]
 
 
-def _batches_by_queue(
+def _make_batches_by_queue(
     messages: Sequence[MessageToStore], indexes: Mapping[int, list[int]], producer: Producer | None
 ) -> list[Batch]:
     """Return a batch for each queue."""
@@ -469,14 +420,15 @@ def _batches_by_queue(
     # The rows of each queue are made and freed one after another: rows and their batch together
     # take twice the memory.
     return [
-        as_batch(_rows([messages[index] for index in of_queue], queue, now_us, producer))
+        as_batch(make_rows([messages[index] for index in of_queue], queue, now_us, producer))
         for queue, of_queue in indexes.items()
     ]
 
 
-def _rows(
+def make_rows(
     messages: Sequence[MessageToStore], queue: int, now_us: int, producer: Producer | None
 ) -> Rows:
+    """Return the messages of one queue as columns, for the appender."""
     bodies, keys, tags, properties, _, ttls, _ = zip(*messages, strict=True)
     return Rows(
         queue,
@@ -507,7 +459,7 @@ async def _publish(
     except TopicFull as full:
         if not all(map(_producer_id, batches)):
             raise
-        refusal = full  # for a retry of a request that is already stored, this is no error
+        refusal = full  # a retry of a request that is already stored still succeeds
     messages = sum(map(len, batches))
     if refusal is None:
         context.publish_limiter.published(call.client_name, call.principal, messages, size)
@@ -531,12 +483,12 @@ def _producer_id(batch: Batch | Rows) -> int:
     return batch.producer_id if isinstance(batch, Rows) else batch.header.producer_id
 
 
-def _result(topic: Topic, queue: int, offset: int) -> PublishResult:
+def _make_result(topic: Topic, queue: int, offset: int) -> PublishResult:
     return PublishResult(queue, offset, format_message_id(topic.topic_id, queue, offset))
 
 
-def _batch_result(topic: Topic, published: StoredBatch) -> PublishResult:
-    result = _result(topic, published.queue, published.base_offset)
+def _make_batch_result(topic: Topic, published: StoredBatch) -> PublishResult:
+    result = _make_result(topic, published.queue, published.base_offset)
     result.count = published.count
     if published.duplicate:
         result.duplicate = True
@@ -546,7 +498,7 @@ def _batch_result(topic: Topic, published: StoredBatch) -> PublishResult:
 _IS_DURABLE, _IS_DUPLICATE = attrgetter("durable"), attrgetter("duplicate")
 
 
-def _reply(results: list[PublishResult], published: Sequence[StoredBatch]) -> PublishReply:
+def _make_reply(results: list[PublishResult], published: Sequence[StoredBatch]) -> PublishReply:
     return PublishReply(
         results,
         durable=all(map(_IS_DURABLE, published)),

@@ -20,6 +20,7 @@ from holdfast.commitlog.append.producer_sequences import BROKER_EPOCH
 from holdfast.commitlog.format.batch_check import MessageLimits
 from holdfast.commitlog.format.priority import level_of, level_of_queue
 from holdfast.consumequeue.errors import UnknownQueue
+from holdfast.consumequeue.topics import Topic
 from holdfast.groups.serving.letters import RESERVED_PREFIX
 from holdfast.http_api.routing.codecs import decode_json, decode_msgpack
 from holdfast.http_api.routing.params import MAX_OFFSET, invalid, whole_number
@@ -68,7 +69,7 @@ def from_json(body: bytes, limit: int) -> list[MessageToStore]:
     if has_more_messages(limit, body):
         raise too_many_messages(limit)
     messages = _decode_list(decode_json, body, MessageToPublish, limit)
-    return [_from_text(message, "messages[{}]", i) for i, message in enumerate(messages)]
+    return [_convert_text(message, "messages[{}]", i) for i, message in enumerate(messages)]
 
 
 def has_more_messages(limit: int, body: bytes) -> bool:
@@ -100,12 +101,12 @@ def from_lines(body: bytes, limit: int) -> list[MessageToStore]:
     Blank lines are skipped. A body may have at most twice as many lines as messages are allowed.
     Raises Problem.
     """
-    if body.count(b"\n") > 2 * limit:  # most lines are blank, surely by mistake
+    if body.count(b"\n") > 2 * limit:
         raise too_many_messages(limit)
     lines = [(i, line) for i, line in enumerate(body.split(b"\n"), 1) if line.strip()]
     _check_count(len(lines), limit)
     return [
-        _from_text(decode_json(line, MessageToPublish, where=f"line {i}"), "line {}", i)
+        _convert_text(decode_json(line, MessageToPublish, where=f"line {i}"), "line {}", i)
         for i, line in lines
     ]
 
@@ -113,7 +114,7 @@ def from_lines(body: bytes, limit: int) -> list[MessageToStore]:
 def from_msgpack(body: bytes, limit: int) -> list[MessageToStore]:
     """Return the messages of a msgpack body. Raises Problem."""
     messages = _decode_list(decode_msgpack, body, PackedMessageToPublish, limit)
-    return [_from_packed(message, i) for i, message in enumerate(messages)]
+    return [_convert_packed(message, i) for i, message in enumerate(messages)]
 
 
 def _decode_list(
@@ -127,21 +128,21 @@ def _decode_list(
             raise too_many_messages(limit) from None
         raise
     messages: list[M] | UnsetType = request.messages
-    alone = [name for name in _MEMBERS if getattr(request, name, None) not in (None, UNSET)]
+    single = [name for name in _MEMBERS if getattr(request, name, None) not in (None, UNSET)]
     if messages is UNSET:
-        if not alone:
+        if not single:
             raise Problem(
                 "missing-parameter",
-                "there is no message; give messages (a list), or one message alone with its body",
+                "there is no message; give messages (a list), or the fields of a single message",
                 parameter="messages",
             )
         return [request]
-    if alone:
+    if single:
         raise invalid(
-            alone[0],
-            alone[0],
-            "either messages, or one message alone",
-            f"{alone[0]} stands beside messages",
+            single[0],
+            single[0],
+            "either messages, or the fields of a single message",
+            f"the request has both messages and {single[0]}",
         )
     _check_count(len(messages), limit)
     return messages
@@ -153,7 +154,7 @@ _MEMBERS = MessageToPublish.__struct_fields__
 _TOO_LONG = "Expected `array` of length <="
 
 
-def _from_packed(message: PackedMessageToPublish, number: int) -> MessageToStore:
+def _convert_packed(message: PackedMessageToPublish, number: int) -> MessageToStore:
     if message.body is UNSET:
         raise Problem(
             "missing-parameter",
@@ -180,13 +181,13 @@ def _is_text(raw: bytes) -> bool:
     return 0xA0 <= raw[0] <= 0xBF or raw[0] in (0xD9, 0xDA, 0xDB)
 
 
-def _from_text(message: MessageToPublish, where: str, number: int) -> MessageToStore:
+def _convert_text(message: MessageToPublish, where: str, number: int) -> MessageToStore:
     """Convert a message of JSON or NDJSON. In problems, `where` with `number` names the message."""
     text, base64 = message.body, message.body_base64
     if text is not UNSET and base64 is UNSET:
         body = text.encode()
     elif text is UNSET and base64 is not UNSET:
-        body = _from_base64(base64, where.format(number))
+        body = _decode_base64(base64, where.format(number))
     else:
         raise _not_one_body(where.format(number), none=text is UNSET)
     return MessageToStore(
@@ -214,7 +215,7 @@ def _not_one_body(where: str, *, none: bool) -> Problem:
     )
 
 
-def _from_base64(given: str, where: str) -> bytes:
+def _decode_base64(given: str, where: str) -> bytes:
     try:
         return binascii.a2b_base64(given, strict_mode=True)
     except ValueError as error:
@@ -275,23 +276,22 @@ def check_messages(messages: Sequence[MessageToStore], limits: MessageLimits) ->
                 if name.startswith(RESERVED_PREFIX):
                     raise reserved_property(name, index)
                 size += len(name.encode()) + len(value.encode())
-                if size > limits.max_properties_bytes:  # a million more properties may follow
-                    break
+                if size > limits.max_properties_bytes:
+                    break  # there may be a million more properties
             _check_size("max_properties_bytes", limits.max_properties_bytes, size, index)
 
 
-def check_queues(
-    messages: Sequence[MessageToStore], topic: str, queue_count: int, levels: int
-) -> None:
+def check_queues(messages: Sequence[MessageToStore], topic: Topic) -> None:
     """Raise UnknownQueue if a message names a queue that the topic does not have.
 
     Raise Problem if a message has both a queue and a priority, and they are of different levels.
     """
+    queue_count, levels = topic.queue_count, topic.priority_levels
     for index, message in enumerate(messages):
         if (queue := message.queue) is None:
             continue
         if queue >= queue_count:
-            raise UnknownQueue(topic, queue, queue_count)
+            raise UnknownQueue(topic.name, queue, queue_count)
         if message.priority is None:
             continue
         level = level_of_queue(queue, levels)
@@ -312,10 +312,10 @@ def _check_text(what: str, text: str, index: int, limit: int) -> None:
     _check_size(f"max_{what}_bytes", limit, len(text.encode()), index)
 
 
-def _empty(what: str, index: int, mend: str) -> Problem:
+def _empty(what: str, index: int, fix: str) -> Problem:
     return Problem(
         "invalid-parameter",
-        f"messages[{index}].{what}: {mend}",
+        f"messages[{index}].{what}: {fix}",
         parameter=f"messages[{index}].{what}",
         index=index,
     )
@@ -332,8 +332,8 @@ def reserved_property(name: str, index: int) -> Problem:
     return Problem(
         "reserved-property",
         f"{parameter}: properties that begin with {RESERVED_PREFIX!r} "
-        "say where a dead letter came from, and only the broker writes them; leave it out, or "
-        "rename it",
+        "describe where a dead letter came from, and only the broker writes them; leave it out, "
+        "or rename it",
         parameter=parameter,
         index=index,
     )
@@ -383,9 +383,9 @@ def request_producer(headers: MultiMapping[str]) -> Producer | None:
             parameter=missing,
         )
     return Producer(
-        _producer_id(producer_id),
-        _number(_EPOCH, epoch, BROKER_EPOCH - 1),
-        _number(_SEQUENCE, sequence, MAX_OFFSET),
+        _parse_producer_id(producer_id),
+        _parse_number(_EPOCH, epoch, BROKER_EPOCH - 1),
+        _parse_number(_SEQUENCE, sequence, MAX_OFFSET),
     )
 
 
@@ -404,7 +404,7 @@ def refuse_producer(headers: MultiMapping[str]) -> None:
             )
 
 
-def _producer_id(given: str) -> int:
+def _parse_producer_id(given: str) -> int:
     number = whole_number(given)
     if number is not None and 1 <= number <= MAX_OFFSET:
         return number
@@ -414,7 +414,7 @@ def _producer_id(given: str) -> int:
     return int.from_bytes(digest[:8], "big") >> 1 or 1
 
 
-def _number(name: str, given: str, maximum: int) -> int:
+def _parse_number(name: str, given: str, maximum: int) -> int:
     number = whole_number(given)
     if number is None or number > maximum:
         raise invalid(name, given, f"a whole number from 0 to {maximum}")

@@ -2,15 +2,15 @@
 
 A scrape is a request of Prometheus for the metrics. The log registers its own metrics in the same
 registry. The ages of messages may have to be read from the disk, so one call in a reader thread
-finds them, for a limited number of queues.
+reads them, for a limited number of queues.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from time import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -23,8 +23,8 @@ from holdfast.http_api.routing.context import ApiContext, HttpContext
 from holdfast.http_api.wire.connection_registry import Connections
 
 #: One scrape examines at most this many queues of topics, and at most as many queues of groups. The
-#: topics take about 20 ms, and so do the groups, over many event loop iterations. A metric counts
-#: the topics that are left out.
+#: topics take about 20 ms, over many event loop iterations, and the groups take the same time. The
+#: metric `topics_left_out` counts the topics that are not examined.
 MAX_QUEUES_EXAMINED = 10_000
 #: In one event loop iteration, a scrape examines at most this many topics, or pairs of group and
 #: topic.
@@ -34,15 +34,13 @@ TOPICS_A_TURN = 64
 MAX_QUEUES_AGED = 1000
 
 _AGES = {
-    "topic_oldest_message_seconds": (
-        "Age of the oldest message that a topic keeps.",
-        ["topic"],
-    ),
+    "topic_oldest_message_seconds": ("Age of the oldest message that a topic keeps.", ["topic"]),
     "group_lag_seconds": (
-        "Age of the oldest message between a group's stored offsets and their queues' ends.",
+        "Age of the oldest message between a group's stored offsets and the ends of the queues.",
         ["group", "topic"],
     ),
 }
+_Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
 
 class _Collector:
@@ -60,9 +58,8 @@ class HttpCollector(_Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the current state."""
         http = self._http
-        build = GaugeMetricFamily("holdfast_build_info", "Always 1.", labels=["version"])
-        build.add_metric([http.version], 1)
-        yield build
+        version = {(http.version,): 1}
+        yield _labelled(GaugeMetricFamily, "build_info", "Always 1.", ["version"], version)
         yield _gauge("ready", "1 while requests are served.", http.phase == "ready")
         yield from _connections(http.connections)
         expires_s = http.certificate_expires_s()
@@ -101,70 +98,82 @@ def _gauge(name: str, doc: str, value: float) -> Metric:
     return GaugeMetricFamily(f"holdfast_{name}", doc, value=float(value))
 
 
+def _counter(name: str, doc: str, value: float) -> Metric:
+    return CounterMetricFamily(f"holdfast_{name}", doc, value=float(value))
+
+
+def _labelled(
+    family: _Family,
+    name: str,
+    doc: str,
+    labels: Sequence[str],
+    values: Mapping[Any, float],
+) -> Metric:
+    """Return a metric with one series for each tuple of label values, in their order."""
+    metric = family(f"holdfast_{name}", doc, labels=labels)
+    for series, value in values.items():
+        metric.add_metric(series, value)
+    return metric
+
+
 def _connections(connections: Connections) -> Iterator[Metric]:
     yield _gauge("http_connections", "Client connections that are open.", connections.count)
     yield _gauge(
         "http_unsent_bytes",
-        "Replies that wait in memory for their clients to take them.",
+        "Bytes of replies that the broker keeps until the clients accept them.",
         connections.unsent.total_bytes,
     )
     yield _gauge(
         "http_arriving_bytes",
-        "Heads and bodies of requests that arrive, wait or are at work.",
+        "Bytes of the heads and bodies of requests that arrive, wait or are processed.",
         connections.arriving.total_bytes,
     )
-    counts = {
-        "connections_refused": ("Connections not let in, by problem.", connections.refused),
-        "connections_closed_early": (
-            "Connections cut off, by what their clients did.",
+    for name, doc, reasons in (
+        ("refused", "Connections that the broker refused, by problem.", connections.refused),
+        (
+            "closed_early",
+            "Connections that the broker closed early, by reason.",
             connections.closed_early,
         ),
-    }
-    for name, (doc, reasons) in counts.items():
-        family = CounterMetricFamily(f"holdfast_http_{name}", doc, labels=["reason"])
-        for reason, count in sorted(reasons.items()):
-            family.add_metric([reason], count)
-        yield family
+    ):
+        counts = {(reason,): count for reason, count in sorted(reasons.items())}
+        yield _labelled(CounterMetricFamily, f"http_connections_{name}", doc, ["reason"], counts)
 
 
 def _held(context: ApiContext) -> Iterator[Metric]:
     stats = context.hold.stats()
-    yield _gauge("long_poll_parked", "Pulls held now.", stats.held)
-    counts = {
-        "woken": ("Held pulls answered because of a message.", stats.woken_total),
-        "expired": ("Held pulls whose wait ended.", stats.expired_total),
-        "cancelled": ("Held pulls whose client went away.", stats.cancelled_total),
-        "refused": ("Pulls not held because of a limit.", stats.refused_total),
-    }
-    for name, (doc, value) in counts.items():
-        yield CounterMetricFamily(f"holdfast_long_poll_{name}", doc, value=value)
-    yield CounterMetricFamily(
-        "holdfast_scan_rescues",
-        "Arrivals that only the safety net found: each is a fault.",
-        value=stats.scan_rescues,
-    )
+    yield _gauge("long_poll_parked", "Pulls that are held now.", stats.held)
+    for name, doc, value in (
+        ("woken", "Held pulls that were answered because of a message.", stats.woken_total),
+        ("expired", "Held pulls whose waiting time ended.", stats.expired_total),
+        ("cancelled", "Held pulls whose client disconnected.", stats.cancelled_total),
+        ("refused", "Pulls that were not held because of a limit.", stats.refused_total),
+    ):
+        yield _counter(f"long_poll_{name}", doc, value)
+    doc = "Lost wake-ups that only the periodic scan found: each is a defect."
+    yield _counter("scan_rescues", doc, stats.scan_rescues)
 
 
 def _read_leases(context: ApiContext) -> Iterator[Metric]:
     leases = context.store.read_leases
-    yield _gauge("read_leases", "Leases that readers hold now.", leases.count())
+    yield _gauge("read_leases", "Read leases that exist now.", leases.count())
     yield _gauge("read_lease_queues", "Queues that these leases pin.", leases.queue_count)
-    counts = {
-        "taken": ("Leases that readers took.", leases.taken_total),
-        "refused": ("Leases not granted because of a limit.", leases.refused_total),
-        "expired": ("Leases whose time ran out.", leases.expired_total),
-    }
-    for name, (doc, value) in counts.items():
-        yield CounterMetricFamily(f"holdfast_read_leases_{name}", doc, value=value)
+    for name, doc, value in (
+        ("taken", "Read leases that were granted.", leases.taken_total),
+        ("refused", "Read leases that were refused because of a limit.", leases.refused_total),
+        ("expired", "Read leases that expired.", leases.expired_total),
+    ):
+        yield _counter(f"read_leases_{name}", doc, value)
 
 
 async def _topics(context: ApiContext) -> list[Metric]:
     families = [
-        GaugeMetricFamily("holdfast_topic_messages", "Messages kept.", labels=["topic"]),
-        GaugeMetricFamily("holdfast_topic_bytes", "Stored bytes kept.", labels=["topic"]),
-        GaugeMetricFamily(
-            "holdfast_topic_end_offset", "Messages ever stored: its queues' ends.", labels=["topic"]
-        ),
+        GaugeMetricFamily(f"holdfast_topic_{name}", doc, labels=["topic"])
+        for name, doc in (
+            ("messages", "Messages that the topic keeps."),
+            ("bytes", "Stored bytes of the messages that the topic keeps."),
+            ("end_offset", "Messages ever stored: the sum of max_offset over the queues."),
+        )
     ]
     topics = context.store.table.all()
     shown = examined = 0
@@ -189,7 +198,7 @@ async def _topics(context: ApiContext) -> list[Metric]:
         _gauge("topics", "Topics that exist.", len(topics)),
         _gauge(
             "topics_left_out",
-            "Topics without series here: too many, or of too many queues.",
+            "Topics without series in this scrape: too many topics, or too many queues.",
             len(topics) - shown,
         ),
     ]
@@ -206,7 +215,7 @@ async def _lag_of_groups(context: ApiContext) -> Metric:
     for group in store.table.groups():
         try:
             topics = store.offsets.group_topics(group)
-        except UnknownGroup:  # deleted meanwhile
+        except UnknownGroup:  # it was deleted meanwhile
             continue
         for name, stored in topics.items():
             examined += len(stored.offsets)
@@ -255,13 +264,13 @@ async def age_metrics(context: ApiContext) -> list[Metric]:
         age_s = 0.0 if at_us is None else max(now_s - at_us / 1e6, 0.0)
         series = ages[place.name]
         series[place.labels] = max(series.get(place.labels, 0.0), age_s)
-    families: list[Metric] = []
-    for name, (doc, labels) in _AGES.items():
-        family = GaugeMetricFamily(f"holdfast_{name}", doc, labels=labels)
-        for values, age_s in ages[name].items():
-            family.add_metric(values, round(age_s, 3))
-        families.append(family)
-    return families
+    return [
+        _labelled(
+            GaugeMetricFamily, name, doc, labels,
+            {series: round(age_s, 3) for series, age_s in ages[name].items()},
+        )
+        for name, (doc, labels) in _AGES.items()
+    ]  # fmt: skip
 
 
 def _oldest_of_topics(context: ApiContext) -> Iterator[_Place]:
@@ -280,7 +289,7 @@ async def _oldest_of_groups(context: ApiContext) -> AsyncIterator[_Place]:
     store, examined = context.store, 0
     async for groups in in_slices(store.table.groups()):
         for group in groups:
-            with suppress(StoreError):  # deleted meanwhile
+            with suppress(StoreError):  # it was deleted meanwhile
                 for topic, stored in store.offsets.group_topics(group).items():
                     examined += len(stored.offsets)
                     if examined > MAX_QUEUES_AGED:
@@ -295,54 +304,44 @@ async def _oldest_of_groups(context: ApiContext) -> AsyncIterator[_Place]:
 
 def group_metrics(stats: GroupServiceStats) -> Iterator[Metric]:
     """Yield the current values of the groups as metrics."""
-    gauges = {
-        "groups": ("Groups with leases.", stats.groups),
-        "group_waiting": ("Receives held now.", stats.waiting),
-        "group_in_flight": ("Messages leased now.", stats.in_flight),
-        "groups_at_limit": (
-            "Groups that deliver nothing new until a lease ends or a message that came back is "
-            "settled: max_in_flight are leased, or as many came back as groups.max_returned or "
-            "max_returned_per_group allows.",
-            len(stats.at_limit),
-        ),
-    }
-    for name, (doc, value) in gauges.items():
-        yield GaugeMetricFamily(f"holdfast_{name}", doc, value=float(value))
-    at_limit = GaugeMetricFamily(
-        "holdfast_group_at_limit",
-        "1 for each group that delivers nothing new, as holdfast_groups_at_limit counts them.",
-        labels=["group"],
+    yield _gauge("groups", "Groups with leases.", stats.groups)
+    yield _gauge("group_waiting", "Receive requests that are held now.", stats.waiting)
+    yield _gauge("group_in_flight", "Messages that are leased now.", stats.in_flight)
+    yield _gauge(
+        "groups_at_limit",
+        "Groups that deliver no new message until a lease ends or a returned message is settled: "
+        "max_in_flight messages are leased, or as many were returned as groups.max_returned or "
+        "max_returned_per_group allows.",
+        len(stats.at_limit),
     )
-    for group in islice(stats.at_limit, MAX_SERIES):
-        at_limit.add_metric([group], 1)
-    yield at_limit
-    counts = {
-        "delivered": ("Messages delivered to members.", stats.delivered_total),
-        "redelivered": ("Messages delivered that may have been before.", stats.redelivered_total),
-        "dead_letters": ("Messages that were given up.", stats.dead_letters_total),
-        "expired_leases": ("Leases whose time ran out.", stats.expired_leases_total),
-        "undelivered": (
-            "Messages given back because their reply was not sent.",
+    yield _labelled(
+        GaugeMetricFamily,
+        "group_at_limit",
+        "1 for each group that delivers no new message, as holdfast_groups_at_limit counts them.",
+        ["group"],
+        {(group,): 1 for group in islice(stats.at_limit, MAX_SERIES)},
+    )
+    for name, doc, value in (
+        ("delivered", "Messages delivered to members.", stats.delivered_total),
+        (
+            "redelivered",
+            "Delivered messages that may have been delivered before.",
+            stats.redelivered_total,
+        ),
+        ("dead_letters", "Messages that became dead letters.", stats.dead_letters_total),
+        ("expired_leases", "Leases that expired.", stats.expired_leases_total),
+        (
+            "undelivered",
+            "Messages given back because their reply did not reach the client.",
             stats.undelivered_total,
         ),
-        "commits": ("Writes that made settling durable.", stats.commits_total),
-        "commit_failures": ("Writes of settling that failed.", stats.commit_failures_total),
-    }
-    for name, (doc, value) in counts.items():
-        yield CounterMetricFamily(f"holdfast_group_{name}", doc, value=float(value))
-    not_kept = CounterMetricFamily(
-        "holdfast_group_dead_letters_not_kept",
-        "Dead letters that their topic did not get, by reason.",
-        labels=["reason"],
-    )
-    for reason, count in sorted(stats.letters_not_kept_total.items()):
-        not_kept.add_metric([reason], count)
-    yield not_kept
-    settled = CounterMetricFamily(
-        "holdfast_group_settled",
-        "Receipts that members settled with, by what they said and what became of it.",
-        labels=["verb", "status"],
-    )
-    for (verb, status), count in sorted(stats.settled_total.items()):
-        settled.add_metric([verb, status], count)
-    yield settled
+        ("commits", "Commits that made settling durable.", stats.commits_total),
+        ("commit_failures", "Commits of settling that failed.", stats.commit_failures_total),
+    ):
+        yield _counter(f"group_{name}", doc, value)
+    reasons = {(reason,): n for reason, n in sorted(stats.letters_not_kept_total.items())}
+    doc = "Dead letters that were not stored in the dead-letter topic, by reason."
+    yield _labelled(CounterMetricFamily, "group_dead_letters_not_kept", doc, ["reason"], reasons)
+    settled = dict(sorted(stats.settled_total.items()))
+    doc = "Receipts that members settled, by verb and result."
+    yield _labelled(CounterMetricFamily, "group_settled", doc, ["verb", "status"], settled)

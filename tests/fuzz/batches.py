@@ -23,6 +23,7 @@ from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.format.checksum import crc32c
 from holdfast.consumequeue.errors import UnknownQueue
 from holdfast.consumequeue.reading.fetched import BatchSlice, message_sizes
+from holdfast.consumequeue.topics import Topic, TopicConfig
 from holdfast.holdservice.filters import parse_filter
 from holdfast.http_api.endpoints.publish_batches import check_batches, decode_batches
 from holdfast.http_api.endpoints.rendering import make_messages
@@ -31,6 +32,7 @@ from holdfast.http_api.schemas.messages import PackedMessage
 from holdfast.http_api.wire.problems import Problem
 
 LIMITS = MessageLimits(4096, 64, 32, 256)
+TOPIC = Topic("t", 0, 4, TopicConfig("fsync", None, None, 4096), 0)
 MAX_BYTES = 64 * 1024
 
 AS_IT_IS, WITH_CHECKSUMS, WITH_SIZES, EDITED = range(4)
@@ -80,7 +82,7 @@ def check(data: bytes) -> None:
         BatchRun(body)
     accepted = [batch for batch in batches if _is_accepted(batch)]
     try:
-        check_batches(decode_batches(body, 1000, 1000), "t", None, 4, LIMITS)
+        check_batches(decode_batches(body, 1000, 1000), TOPIC, LIMITS)
         assert len(accepted) == len(batches)
     except (Problem, UnknownQueue):
         pass

@@ -5,6 +5,7 @@ stored, and read back as they were sent. The first byte of the input selects the
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgpack
 import msgspec
@@ -21,7 +22,7 @@ from holdfast.groups.config import GroupsConfig
 from holdfast.groups.settings import GroupSettings
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.endpoints.groups import check_settings
-from holdfast.http_api.endpoints.publish import _rows
+from holdfast.http_api.endpoints.publish import make_rows
 from holdfast.http_api.endpoints.publish_request import (
     MessageToStore,
     check_messages,
@@ -148,8 +149,8 @@ def _messages(decode_body: Callable[[bytes, int], list[MessageToStore]]) -> Call
         messages = decode_body(data, MAX_MESSAGES)
         assert 1 <= len(messages) <= MAX_MESSAGES
         check_messages(messages, LIMITS)
-        check_queues(messages, "t", 2**31, 2)
-        batch = as_batch(_rows(messages, 0, 1_700_000_000_000_000, None))
+        check_queues(messages, replace(_TOPIC, queue_count=2**31, priority_levels=2))
+        batch = as_batch(make_rows(messages, 0, 1_700_000_000_000_000, None))
         check_batch(Batch.decode(batch.block), LIMITS)
         for row, message in enumerate(messages):
             assert batch.body(row) == message.body

@@ -165,8 +165,8 @@ PUBLISHES: Sequence[Bad] = [
     post(DEEP, JSON, 400, "invalid-parameter", "Expected `object`"),
     # JSON of the wrong shape
     post(b"[]", JSON, 400, "invalid-parameter", "Expected `object`"),
-    post(b"{}", JSON, 400, "missing-parameter", "one message alone", parameter="messages"),
-    post(b'{"body": "x", "messages": []}', JSON, 400, "invalid-parameter", "beside messages",
+    post(b"{}", JSON, 400, "missing-parameter", "a single message", parameter="messages"),
+    post(b'{"body": "x", "messages": []}', JSON, 400, "invalid-parameter", "both messages and body",
          parameter="body"),
     post(b'{"body": "x", "body_base64": ""}', JSON, 400, "invalid-parameter", "one of them"),
     post(b'{"key": "k"}', JSON, 400, "missing-parameter", "body_base64"),
@@ -258,7 +258,7 @@ PUBLISHES: Sequence[Bad] = [
     post(gzip.compress(b"x" * 500, mtime=0)[:-5], {"Content_Encoding": "gzip"}, 400,
          "malformed-encoding", "ends too early"),
     post(gzip.compress(b"x", mtime=0) * 2, {"Content_Encoding": "gzip"}, 400, "malformed-encoding",
-         "after its end"),
+         "follow its end"),
     post(gzip.compress(b"\0" * (LIMIT + 1), mtime=0), {"Content_Encoding": "gzip"}, 413,
          "request-too-large", "max_request_bytes"),
     post(b"{}", {"Content_Type": "application/json; charset=latin-1"}, 415,
@@ -269,7 +269,7 @@ PUBLISHES: Sequence[Bad] = [
     # the query
     Bad("POST", f"{MESSAGES}?queue=2", 404, "unknown-queue", "0 to 1", b"raw"),
     Bad("POST", f"{MESSAGES}?queue=x", 400, "invalid-parameter", "whole number", b"raw"),
-    Bad("POST", f"{MESSAGES}?key=k", 400, "invalid-parameter", "raw body alone",
+    Bad("POST", f"{MESSAGES}?key=k", 400, "invalid-parameter", "only for a raw body",
         message(body="x"), JSON),
     Bad("POST", f"{MESSAGES}?durability=maybe", 400, "invalid-parameter", "fsync or written", b"x"),
     Bad("POST", f"{MESSAGES}?key={'k' * 4097}", 413, "message-too-large", "max_key_bytes", b"x"),

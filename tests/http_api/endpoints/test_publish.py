@@ -20,11 +20,8 @@ from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.commitlog.format.batch_header import BatchFlag
 from holdfast.consumequeue.config import TopicsConfig
 from holdfast.http_api.endpoints import publish as publish_module
-from holdfast.http_api.endpoints.publish import (
-    OFFLOAD_BATCHES,
-    OFFLOAD_TEXT_BYTES,
-    _is_slow_to_decode,
-)
+from holdfast.http_api.endpoints.publish import OFFLOAD_TEXT_BYTES
+from holdfast.http_api.endpoints.publish_batches import OFFLOAD_BATCHES, is_slow_to_decode
 from holdfast.storage.alarms import MEMORY
 from tests.support.api_server import Api, raising, running_api
 from tests.support.raw_http import raw_connection
@@ -489,7 +486,13 @@ async def test_a_large_text_is_worked_on_apart_from_the_event_loop(
 
         monkeypatch.setattr(publish_module, name, step)
 
-    steps = ("_check", "_indexes_by_queue", "_batches_by_queue", "_results", "_encode_results")
+    steps = (
+        "_check",
+        "_group_by_queue",
+        "_make_batches_by_queue",
+        "_make_results",
+        "_encode_results",
+    )
     for name in steps:
         watched(name)
     loop_thread = threading.current_thread().name
@@ -509,13 +512,13 @@ async def test_a_large_text_is_worked_on_apart_from_the_event_loop(
 @pytest.mark.parametrize(("more", "is_apart"), [(-1, False), (0, False), (1, True)])
 def test_many_small_batches_are_decoded_apart(more: int, is_apart: bool) -> None:
     one = encode_batch([b"x"], queue_id=0)
-    assert _is_slow_to_decode(one * (OFFLOAD_BATCHES + more)) is is_apart
-    assert _is_slow_to_decode(memoryview(one * (OFFLOAD_BATCHES + more))) is is_apart
+    assert is_slow_to_decode(one * (OFFLOAD_BATCHES + more)) is is_apart
+    assert is_slow_to_decode(memoryview(one * (OFFLOAD_BATCHES + more))) is is_apart
 
 
 def test_headers_that_lie_end_the_look_at_batches() -> None:
-    assert not _is_slow_to_decode(b"\0" * 127)
-    assert _is_slow_to_decode(
+    assert not is_slow_to_decode(b"\0" * 127)
+    assert is_slow_to_decode(
         b"\0" * 1000
     )  # a size of 0: it stays on the loop, and is refused later
-    assert not _is_slow_to_decode(b"\xff" * 1000)
+    assert not is_slow_to_decode(b"\xff" * 1000)
