@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from copy import copy
 from functools import cache
 from time import monotonic
@@ -27,7 +27,6 @@ from holdfast.http_api.routing.context import ApiContext, BrokerStatus, HttpCont
 from holdfast.http_api.routing.openapi import openapi_document
 from holdfast.http_api.routing.params import Queries
 from holdfast.http_api.routing.router import Route, Router
-from holdfast.http_api.wire.connection_registry import Connections
 from holdfast.http_api.wire.problems import Problem, problem_for
 from holdfast.http_api.wire.reply import Reply, problem_reply
 from holdfast.http_api.wire.request import ORIGIN, Request, check_framing, list_header
@@ -58,7 +57,7 @@ class App:
     """
 
     def __init__(self, http: HttpContext, router: Router) -> None:
-        self._http = http
+        self.http = http
         self._context: ApiContext | None = None
         self._router = router
         self._lag: asyncio.Task[NoReturn] | None = None
@@ -68,17 +67,9 @@ class App:
         origins = names_in(http.config.cors_origins)
         self._pages = CrossOrigin(origins) if origins else None
 
-    @property
-    def connections(self) -> Connections:
-        return self._http.connections
-
-    def show_certificate(self, expires_s: Callable[[], float | None]) -> None:
-        """Make the metrics report the expiry time of the certificate that the server uses."""
-        self._http.certificate_expires_s = expires_s
-
     def serve(self, context: ApiContext) -> None:
         """Serve every route from now on."""
-        self._http.registry.register(StateCollector(context))
+        self.http.registry.register(StateCollector(context))
         self._context = context
 
     def start(self) -> None:
@@ -98,7 +89,7 @@ class App:
         return reply
 
     async def _answer(self, request: Request) -> Reply:
-        http, limiter = self._http, self._http.rate_limiter
+        http, limiter = self.http, self.http.rate_limiter
         started = monotonic()
         path, who = "other", UNKNOWN.name
         act: AuditedRequest | None = None
@@ -158,7 +149,7 @@ class App:
         Raises Denied, and Problem (not-found, method-not-allowed). An unauthenticated caller gets
         Denied also for an unknown path.
         """
-        access = self._http.access
+        access = self.http.access
         principal, refusal = access.identify(request)
         try:
             route, values = self._router.find(request.method, request.url.raw_path)
@@ -178,7 +169,7 @@ class App:
             return None
         reply = pages.preflight(request.method, request.headers)
         if reply is not None:
-            self._http.access.check_host(request.headers)
+            self.http.access.check_host(request.headers)
         return reply
 
     def _make_call(
@@ -188,7 +179,7 @@ class App:
 
         Return None if the client asks for an event stream and must reconnect later.
         """
-        http, context = self._http, self._context
+        http, context = self.http, self._context
         phase = "ready" if route.is_open else http.phase
         if phase != "ready" and not _asks_for_events(request, route):
             raise not_ready(phase)
@@ -206,7 +197,7 @@ class App:
         self, request: Request, problem: Problem, act: AuditedRequest | None
     ) -> None:
         """Record a problem in the audit log, if it belongs there, and in the debug log."""
-        audit = self._http.audit
+        audit = self.http.audit
         if audit is not None and isinstance(problem, Denied):
             record_denial(audit, request, problem)
         elif act is not None:
@@ -222,7 +213,7 @@ class App:
         The reply is then not sent, and its `on_undelivered` is called.
         """
         try:
-            self._http.access.check_still_valid(principal)
+            self.http.access.check_still_valid(principal)
         except Denied:
             reply.on_undelivered()
             raise
@@ -242,7 +233,7 @@ class App:
             await asyncio.wait([lag])
 
     async def _measure_lag(self) -> NoReturn:
-        loop, gauge = asyncio.get_running_loop(), self._http.metrics.loop_lag_seconds
+        loop, gauge = asyncio.get_running_loop(), self.http.metrics.loop_lag_seconds
         while True:
             due = loop.time() + _LAG_INTERVAL_S
             await asyncio.sleep(_LAG_INTERVAL_S)

@@ -44,7 +44,7 @@ class Server:
 
     @property
     def connection_count(self) -> int:
-        return self._connections.count
+        return self._connections.limits.count
 
     async def reload(self) -> None:
         """Check the TLS files now, and load them if they have changed and are usable."""
@@ -85,7 +85,7 @@ async def start_server(app: App, config: HttpConfig) -> Server:
     Raises OSError if the broker cannot listen on the address. Raises TlsUnusable, ParserMissing.
     """
     check_parser()
-    connections = app.connections
+    connections = app.http.connections
     loop = asyncio.get_running_loop()
     files = TlsFiles.of(config)
     tls = ServerTls(files, config.tls_reload_interval_ms / 1000) if files is not None else None
@@ -102,7 +102,7 @@ async def start_server(app: App, config: HttpConfig) -> Server:
     app.start()
     if tls is not None:
         tls.start()
-        app.show_certificate(lambda: tls.expires_s)
+        app.http.certificate_expires_s = lambda: tls.expires_s
     return Server(app, listeners, connections, config.shutdown_timeout_ms / 1000, tls)
 
 

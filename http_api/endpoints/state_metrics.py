@@ -117,7 +117,7 @@ def _labelled(
 
 
 def _connections(connections: Connections) -> Iterator[Metric]:
-    yield _gauge("http_connections", "Client connections that are open.", connections.count)
+    yield _gauge("http_connections", "Client connections that are open.", connections.limits.count)
     yield _gauge(
         "http_unsent_bytes",
         "Bytes of replies that the broker keeps until the clients accept them.",

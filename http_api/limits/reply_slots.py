@@ -23,22 +23,18 @@ class LargeReplySlot:
     `slots` limits how many requests have it at once. If `slots` is None, the request needs none.
     """
 
-    __slots__ = ("_is_held", "_slots")
+    __slots__ = ("_slots", "is_held")
 
     def __init__(self, slots: asyncio.Semaphore | None) -> None:
         self._slots = slots
-        self._is_held = False
+        self.is_held = False
+        """Whether this request has a slot."""
 
     async def acquire(self) -> None:
         """Wait for a slot, first come, first served. Cancelling ends the wait without a slot."""
-        if self._slots is not None and not self._is_held:
+        if self._slots is not None and not self.is_held:
             await self._slots.acquire()
-            self._is_held = True
-
-    @property
-    def is_held(self) -> bool:
-        """Return whether this request has a slot."""
-        return self._is_held
+            self.is_held = True
 
     async def acquire_from(self, slots: asyncio.Semaphore) -> None:
         """Wait for one of `slots`. Call this if a reply proves to be larger than expected."""
@@ -47,8 +43,8 @@ class LargeReplySlot:
 
     def release(self) -> None:
         """Give the slot to the next request. Without a slot, do nothing. `acquire` may follow."""
-        if self._is_held and self._slots is not None:
-            self._is_held = False
+        if self.is_held and self._slots is not None:
+            self.is_held = False
             self._slots.release()
 
     def __enter__(self) -> Self:

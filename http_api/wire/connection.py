@@ -90,20 +90,9 @@ class Connection(asyncio.BufferedProtocol):
     the client disconnects, the request that is being answered is cancelled.
     """
 
-    __slots__ = (
-        "_answer",
-        "_config",
-        "_connections",
-        "_discarded_bytes",
-        "_linger_timer",
-        "_loop",
-        "_on_undelivered",
-        "peer",
-        "reader",
-        "state",
-        "task",
-        "writer",
-    )
+    __slots__ = ("_answer", "_config", "_connections", "_discarded_bytes", "_linger_timer",
+                 "_loop", "_on_undelivered", "peer", "reader", "state", "task",
+                 "writer")  # fmt: skip
 
     def __init__(
         self,
@@ -199,7 +188,7 @@ class Connection(asyncio.BufferedProtocol):
         connections = self._connections
         if self in connections.open:
             connections.open.remove(self)
-            connections.leave(self.peer.client)
+            connections.limits.leave(self.peer.client)
         connections.header_timeouts.remove(self)
         connections.idle.remove(self)
         self.state = State.CLOSED

@@ -51,6 +51,12 @@ class Closable(Abortable, Protocol):
     def finish(self) -> None:
         """Close after the reply to the current request."""
 
+    def cut_off(self, reason: str) -> None:
+        """Close at once. `reason` is for the log and the metrics."""
+
+    def serve_next(self) -> None:
+        """Begin to answer the oldest waiting request."""
+
 
 class SlowReader(Protocol):
     """A connection whose reply the operating system has not yet accepted."""
@@ -64,9 +70,10 @@ class Connections:
 
     def __init__(self, config: HttpConfig) -> None:
         self._config = config
-        self._limits = ConnectionLimits(config.max_connections, config.max_connections_per_client)
         self._log_from: dict[str, float] = {}
         self._rejected: set[_RejectedConnection] = set()
+        self.limits = ConnectionLimits(config.max_connections, config.max_connections_per_client)
+        """Counts the admitted connections that have not ended."""
         self.open: set[Closable] = set()
         self.handshakes: set[Abortable] = set()
         """Connections during their TLS handshake."""
@@ -90,10 +97,6 @@ class Connections:
         self.refused: Counter[str] = Counter()
         """How many connections were not admitted, by the kind of the problem."""
 
-    @property
-    def count(self) -> int:
-        return self._limits.count
-
     def enter(self, transport: asyncio.Transport, *, is_plain: bool) -> str | None:
         """Admit a new connection and return the name of its client (`client_of`).
 
@@ -101,7 +104,7 @@ class Connections:
         `is_plain`, the connection has no TLS, so the reason is sent as plain HTTP.
         """
         client = client_at(transport)
-        slug = self._limits.enter(client)
+        slug = self.limits.enter(client)
         if slug is None:
             if self._config.send_buffer_bytes:
                 transport.get_extra_info("socket").setsockopt(
@@ -122,9 +125,6 @@ class Connections:
         parts, _ = problem_reply(problem).encode(keeps_alive=False)
         rejected.send(b"".join(parts))
         return None
-
-    def leave(self, client: str) -> None:
-        self._limits.leave(client)
 
     def log_seldom(self, what: str, sentence: str) -> None:
         """Log `sentence` as a warning, at most once a minute for each `what`."""

@@ -47,17 +47,8 @@ class Reply:
     the connection ends after the reply.
     """
 
-    __slots__ = (
-        "closes",
-        "headers",
-        "held_s",
-        "media_type",
-        "note",
-        "on_undelivered",
-        "parts",
-        "status",
-        "stream",
-    )
+    __slots__ = ("closes", "headers", "held_s", "media_type", "note", "on_undelivered", "parts",
+                 "status", "stream")  # fmt: skip
 
     def __init__(
         self,

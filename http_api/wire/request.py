@@ -116,16 +116,8 @@ class RequestSource(Protocol):
 class Request:
     """One request. Header names are case-insensitive."""
 
-    __slots__ = (
-        "content",
-        "headers",
-        "is_kept_alive",
-        "method",
-        "peer",
-        "source",
-        "url",
-        "version",
-    )
+    __slots__ = ("content", "headers", "is_kept_alive", "method", "peer", "source", "url",
+                 "version")  # fmt: skip
 
     def __init__(
         self, message: RawRequestMessage, content: Content, peer: Peer, source: RequestSource

@@ -12,7 +12,7 @@ requests, and the memory of heads. `body_reader` limits the time and the memory 
 import asyncio
 from collections.abc import Sequence
 from enum import IntFlag, auto
-from typing import Protocol, cast
+from typing import cast
 
 from aiohttp import EMPTY_PAYLOAD, hdrs, web
 
@@ -89,57 +89,26 @@ class PauseReason(IntFlag):
     """Too many unread bytes of a chunked body are buffered."""
 
 
-class Owner(Closable, Protocol):
-    """The connection, as its reader sees it."""
-
-    def serve_next(self) -> None:
-        """Begin to answer the oldest waiting request."""
-
-    def cut_off(self, reason: str) -> None:
-        """Close at once. `reason` is for the log and the metrics."""
-
-
 class RequestReader:
     """Receives and queues the requests of one client. `next_request` hands them out in order."""
 
-    __slots__ = (
-        "_arriving",
-        "_config",
-        "_connections",
-        "_content",
-        "_ends",
-        "_has_more_input",
-        "_head_bytes",
-        "_is_body_counted",
-        "_loop",
-        "_owner",
-        "_parser_pauses",
-        "_peer",
-        "_request_memory",
-        "_transport",
-        "counted_bytes",
-        "discards_input",
-        "is_answering",
-        "is_head_incomplete",
-        "is_paused",
-        "parser",
-        "pause_reasons",
-        "received_at",
-        "waiting",
-        "waiting_memory",
-    )
+    __slots__ = ("_arriving", "_config", "_connections", "_content", "_ends", "_has_more_input",
+                 "_head_bytes", "_is_body_counted", "_loop", "_owner", "_parser_pauses", "_peer",
+                 "_request_memory", "_transport", "counted_bytes", "discards_input",
+                 "is_answering", "is_head_incomplete", "is_paused", "parser", "pause_reasons",
+                 "received_at", "waiting", "waiting_memory")  # fmt: skip
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         config: HttpConfig,
         connections: Connections,
-        owner: Owner,
+        owner: Closable,
     ) -> None:
         self._loop = loop
         self._config = config
         self._connections = connections
-        self._owner: Owner | None = owner
+        self._owner: Closable | None = owner
         """The connection; None after it is lost."""
         self._transport: asyncio.Transport | None = None
         self._peer = Peer()

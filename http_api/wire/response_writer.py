@@ -31,19 +31,9 @@ _TLS_LONGEST_PAUSE_S = 0.25
 class ResponseWriter:
     """Writes replies, one at a time, to the transport of one connection."""
 
-    __slots__ = (
-        "_accepted",
-        "_client",
-        "_config",
-        "_connections",
-        "_loop",
-        "_raw",
-        "_sending_bytes",
-        "_watch",
-        "_written_bytes",
-        "is_paused",
-        "transport",
-    )
+    __slots__ = ("_accepted", "_client", "_config", "_connections", "_loop", "_raw",
+                 "_sending_bytes", "_watch", "_written_bytes", "is_paused",
+                 "transport")  # fmt: skip
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, config: HttpConfig, connections: Connections

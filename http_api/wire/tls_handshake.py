@@ -87,7 +87,7 @@ class TlsHandshakeProtocol(asyncio.Protocol):
         finally:
             self._connections.handshakes.discard(self)
             if connection is None:
-                self._connections.leave(client)
+                self._connections.limits.leave(client)
         if connection is not None and wire is not None:
             connection.begin(wire, client, raw)
             if self._early:

@@ -103,7 +103,7 @@ async def _feed(data: bytes, piece_bytes: int) -> None:
         await asyncio.wait([task], timeout=5)
         assert task.done()
     assert not connections.open
-    assert connections.count == 0
+    assert connections.limits.count == 0
     assert connections.arriving.total_bytes == 0
     connections.abort_all()
 

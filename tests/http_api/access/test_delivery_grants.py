@@ -253,7 +253,7 @@ async def test_a_change_that_waits_for_another_is_compared_with_what_that_one_ma
     await api.group("h", {"a.pub": {}})
     narrow = clients.token("admin:a.:=h")
     path = "/v1/groups/h" if how == "PUT" else "/v1/groups/h?confirm=h"
-    body = {"topics": {"a.pub": {}}} if how == "PUT" else None
+    body: Any = {"topics": {"a.pub": {}}} if how == "PUT" else None
     lock = clients.changes_lock
     async with lock:
         wider = asyncio.create_task(api.group("h", {"a.pub": {}, "b.secret": {}}))

@@ -159,7 +159,9 @@ async def test_a_client_that_goes_away_in_the_turn_in_which_it_came(api: Api, se
         one.close()
         await asyncio.sleep(0)
     api.publish_gate.set()
-    await until(lambda: not (api.context.http.connections.count or asyncio.all_tasks() - tasks))
+    await until(
+        lambda: not (api.context.http.connections.limits.count or asyncio.all_tasks() - tasks)
+    )
     assert api.context.http.connections.arriving.total_bytes == 0
     assert api.hold.stats().held == 0
 

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -128,14 +129,13 @@ class Deadlines:
 async def test_each_entry_times_out_after_the_same_time_with_one_timer() -> None:
     deadlines = Deadlines()
     loop: Any = asyncio.get_running_loop()
-    timers, call_later = [], loop.call_later
-    loop.call_later = lambda *args: timers.append(args) or call_later(*args)
+    loop.call_later = call_later = Mock(side_effect=loop.call_later)
     for at_s, entry in ((0, "a"), (4, "b"), (4, "c"), (8, "d")):
         await deadlines.advance(at_s)
         deadlines.queue.add(entry)
     deadlines.queue.remove("c")
     deadlines.queue.remove("never-there")
-    assert len(timers) == 1
+    assert call_later.call_count == 1
     await deadlines.advance(40)
     assert deadlines.late == [(10, "a"), (14, "b"), (18, "d")]
     assert len(deadlines.queue) == 0
