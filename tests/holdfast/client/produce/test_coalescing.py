@@ -2,14 +2,9 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import pytest
-from aiohttp import web
 
 from holdfast.client.async_client import AsyncClient
 from holdfast.client.descriptions import Durability
@@ -33,87 +28,23 @@ from holdfast.client.transport.retry import ONCE, RetryPolicy
 from holdfast.client.transport.target import Target
 from holdfast.commitlog.format.message_id import format_message_id
 from holdfast.testing import RunningBroker
-from tests.support.scripted_server import ScriptedServer, drop, problem, scripted_server
-
-Refusal = Callable[[int, list[bytes], web.Request], web.StreamResponse | None]
-
-
-def _no_refusal(number: int, bodies: list[bytes], request: web.Request) -> None:
-    return None
+from tests.support.publish_server import StoredTopic, publish_server
+from tests.support.scripted_server import drop, problem
 
 
-@dataclass
-class Topic:
-    """A topic of one queue behind a scripted server, and the requests that arrived for it."""
-
-    stored: list[bytes] = field(default_factory=list)
-    #: The bodies of each request, including refused requests.
-    requests: list[list[bytes]] = field(default_factory=list)
-    #: Called with the request's number, from 1. `refuse` replaces the reply and stores nothing;
-    #: `lose_reply` replaces the reply after the messages are stored.
-    refuse: Refusal = _no_refusal
-    lose_reply: Refusal = _no_refusal
-    came: asyncio.Condition = field(default_factory=asyncio.Condition)
-    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
-    #: First offset by (producer, sequence).
-    _known: dict[tuple[str, str], int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.may_answer.set()
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        messages = msgspec.msgpack.decode(await request.read())["messages"]
-        bodies = [message["body"] for message in messages]
-        self.requests.append(bodies)
-        number = len(self.requests)
-        async with self.came:
-            self.came.notify_all()
-        await self.may_answer.wait()
-        if (refusal := self.refuse(number, bodies, request)) is not None:
-            return refusal
-        headers = request.headers
-        key = headers["Holdfast-Producer-Id"], headers["Holdfast-Producer-Sequence"]
-        if key not in self._known:
-            self._known[key] = len(self.stored)
-            self.stored += bodies
-        first = self._known[key]
-        results = [
-            {"queue": 0, "offset": offset, "message_id": format_message_id(9, 0, offset)}
-            for offset in range(first, first + len(bodies))
-        ]
-        durable = request.query.get("durability") != "written"
-        return self.lose_reply(number, bodies, request) or web.json_response(
-            {"results": results, "durable": durable}
-        )
-
-    async def has_got(self, count: int) -> None:
-        """Wait until `count` requests have arrived."""
-        async with asyncio.timeout(10), self.came:
-            await self.came.wait_for(lambda: len(self.requests) >= count)
-
-
-@asynccontextmanager
-async def served(topic: Topic, **options: Any) -> AsyncIterator[tuple[ScriptedServer, AsyncClient]]:
-    async with (
-        scripted_server(topic.answer) as server,
-        AsyncClient(server.url, **options) as client,
-    ):
-        yield server, client
-
-
-def begun(
+def start(
     client: AsyncClient, *bodies: bytes, **options: Any
 ) -> list["asyncio.Task[PublishResult]"]:
     return [asyncio.create_task(client.publish("orders", body, **options)) for body in bodies]
 
 
 async def test_publishes_during_a_request_share_the_next_request() -> None:
-    topic = Topic()
+    topic = StoredTopic(queue_count=1)
     topic.may_answer.clear()
-    async with served(topic) as (_, client):
-        calls = begun(client, b"0")
-        await topic.has_got(1)
-        calls += begun(client, b"1", b"2", b"3")
+    async with publish_server(topic) as (_, client):
+        calls = start(client, b"0")
+        await topic.received(1)
+        calls += start(client, b"1", b"2", b"3")
         await asyncio.sleep(0)
         topic.may_answer.set()
         results = await asyncio.gather(*calls)
@@ -125,32 +56,32 @@ async def test_publishes_during_a_request_share_the_next_request() -> None:
 
 
 async def test_simultaneous_publishes_share_a_request() -> None:
-    topic = Topic()
-    async with served(topic) as (server, client):
-        await asyncio.gather(*begun(client, b"0", b"1", b"2"))
+    topic = StoredTopic(queue_count=1)
+    async with publish_server(topic) as (server, client):
+        await asyncio.gather(*start(client, b"0", b"1", b"2"))
         assert server.requests == ["POST /v1/topics/orders/messages"]
     assert topic.requests == [[b"0", b"1", b"2"]]
 
 
 async def test_successive_publishes_have_a_request_each() -> None:
-    topic = Topic()
-    async with served(topic) as (_, client):
+    topic = StoredTopic(queue_count=1)
+    async with publish_server(topic) as (_, client):
         for number in range(3):
             assert (await client.publish("orders", b"%d" % number)).offset == number
     assert topic.requests == [[b"0"], [b"1"], [b"2"]]
 
 
 async def test_topics_and_durabilities_neither_share_nor_wait_for_each_other() -> None:
-    topic = Topic()
+    topic = StoredTopic(queue_count=1)
     topic.may_answer.clear()
-    async with served(topic) as (server, client):
+    async with publish_server(topic) as (server, client):
         calls = [
             asyncio.create_task(client.publish("orders", b"1")),
             asyncio.create_task(client.publish("orders", b"2", durability="written")),
             asyncio.create_task(client.publish("orders", b"3", durability="fsync")),
             asyncio.create_task(client.publish("others", b"4")),
         ]
-        await topic.has_got(4)
+        await topic.received(4)
         topic.may_answer.set()
         results = await asyncio.gather(*calls)
         assert sorted(server.requests) == [
@@ -163,71 +94,71 @@ async def test_topics_and_durabilities_neither_share_nor_wait_for_each_other() -
 
 
 async def test_a_large_message_is_sent_at_once_in_its_own_request() -> None:
-    topic = Topic()
+    topic = StoredTopic(queue_count=1)
     topic.may_answer.clear()
     large = b"x" * 100_000
-    async with served(topic) as (_, client):
-        calls = begun(client, b"1", b"2", large)
-        await topic.has_got(2)
+    async with publish_server(topic) as (_, client):
+        calls = start(client, b"1", b"2", large)
+        await topic.received(2)
         topic.may_answer.set()
         await asyncio.gather(*calls)
     assert sorted(topic.requests) == [[b"1", b"2"], [large]]
 
 
 async def test_a_refused_message_fails_no_other() -> None:
-    topic = Topic()
-    topic.refuse = lambda _, bodies, __: (
-        problem(413, "message-too-large") if b"large" in bodies else None
+    topic = StoredTopic(queue_count=1)
+    topic.refuse = lambda *_: (
+        problem(413, "message-too-large") if b"large" in topic.requests[-1] else None
     )
-    async with served(topic) as (_, client):
+    async with publish_server(topic) as (_, client):
         good = [b"%d" % number for number in range(7)]
-        calls = begun(client, *good[:3], b"large", *good[3:])
+        calls = start(client, *good[:3], b"large", *good[3:])
         results = await asyncio.gather(*calls, return_exceptions=True)
     refused = results.pop(3)
     assert isinstance(refused, MessageTooLarge)
-    assert topic.stored == good
-    assert [topic.stored[result.offset] for result in results] == good  # type: ignore[union-attr]
+    assert topic.queues[0] == good
+    assert [topic.queues[0][result.offset] for result in results] == good  # type: ignore[union-attr]
     assert [b"large"] in topic.requests
 
 
 async def test_a_refusal_that_no_message_caused_is_raised_in_each_caller() -> None:
-    topic = Topic()
+    topic = StoredTopic(queue_count=1)
     topic.refuse = lambda *_: problem(401, "unauthenticated")
-    async with served(topic) as (_, client):
-        errors = await asyncio.gather(*begun(client, b"1", b"2", b"3"), return_exceptions=True)
+    async with publish_server(topic) as (_, client):
+        errors = await asyncio.gather(*start(client, b"1", b"2", b"3"), return_exceptions=True)
     assert all(isinstance(error, Unauthenticated) for error in errors)
     assert len(set(map(id, errors))) == 3
     assert len(topic.requests) == 1
 
 
 async def test_a_request_whose_reply_is_lost_is_repeated_and_stored_once() -> None:
-    topic = Topic()
-    topic.lose_reply = lambda number, _, request: drop(request) if number <= 2 else None
-    async with served(topic) as (_, client):
-        results = await asyncio.gather(*begun(client, b"1", b"2", b"3"))
-    assert topic.stored == [b"1", b"2", b"3"]
+    topic = StoredTopic(queue_count=1)
+    topic.lose_reply = lambda number, request: drop(request) if number <= 2 else None
+    async with publish_server(topic) as (_, client):
+        results = await asyncio.gather(*start(client, b"1", b"2", b"3"))
+    assert topic.queues[0] == [b"1", b"2", b"3"]
     assert [result.offset for result in results] == [0, 1, 2]
     assert topic.requests == [[b"1", b"2", b"3"]] * 3
 
 
 async def test_after_a_failure_new_messages_are_stored() -> None:
-    topic = Topic()
+    topic = StoredTopic(queue_count=1)
     topic.refuse = lambda number, *_: problem(500, "internal-error") if number == 1 else None
-    async with served(topic) as (_, client):
-        errors = await asyncio.gather(*begun(client, b"1", b"2"), return_exceptions=True)
+    async with publish_server(topic) as (_, client):
+        errors = await asyncio.gather(*start(client, b"1", b"2"), return_exceptions=True)
         assert all(isinstance(error, ApiError) for error in errors)
-        await asyncio.gather(*begun(client, b"3", b"4"))
-    assert topic.stored == [b"3", b"4"]
+        await asyncio.gather(*start(client, b"3", b"4"))
+    assert topic.queues[0] == [b"3", b"4"]
 
 
 async def test_later_messages_do_not_wait_for_a_retried_request() -> None:
-    topic = Topic()
-    topic.refuse = lambda _, bodies, __: (
-        problem(503, "overloaded", retry_after_s=20) if b"first" in bodies else None
+    topic = StoredTopic(queue_count=1)
+    topic.refuse = lambda *_: (
+        problem(503, "overloaded", retry_after_s=20) if b"first" in topic.requests[-1] else None
     )
-    async with served(topic) as (_, client):
-        (first,) = begun(client, b"first")
-        await topic.has_got(1)
+    async with publish_server(topic) as (_, client):
+        (first,) = start(client, b"first")
+        await topic.received(1)
         assert (await asyncio.wait_for(client.publish("orders", b"second"), 10)).offset == 0
         assert not first.done()
         first.cancel()
@@ -235,17 +166,17 @@ async def test_later_messages_do_not_wait_for_a_retried_request() -> None:
 
 async def test_each_caller_gets_the_error_for_an_unreachable_broker() -> None:
     async with AsyncClient("http://127.0.0.1:1", timeout_ms=1) as client:
-        errors = await asyncio.gather(*begun(client, b"1", b"2"), return_exceptions=True)
+        errors = await asyncio.gather(*start(client, b"1", b"2"), return_exceptions=True)
     assert all(isinstance(error, ConnectionFailed) for error in errors)
 
 
 async def test_cancelling_removes_a_waiting_message() -> None:
-    topic = Topic()
+    topic = StoredTopic(queue_count=1)
     topic.may_answer.clear()
-    async with served(topic) as (_, client):
-        (first,) = begun(client, b"first")
-        await topic.has_got(1)
-        left, last = begun(client, b"left", b"last")
+    async with publish_server(topic) as (_, client):
+        (first,) = start(client, b"first")
+        await topic.received(1)
+        left, last = start(client, b"left", b"last")
         await asyncio.sleep(0)
         left.cancel()
         await asyncio.wait([left])
@@ -256,11 +187,11 @@ async def test_cancelling_removes_a_waiting_message() -> None:
 
 
 async def test_cancelling_one_caller_does_not_end_the_request_of_others() -> None:
-    topic = Topic()
+    topic = StoredTopic(queue_count=1)
     topic.may_answer.clear()
-    async with served(topic) as (_, client):
-        left, stays = begun(client, b"left", b"stays")
-        await topic.has_got(1)
+    async with publish_server(topic) as (_, client):
+        left, stays = start(client, b"left", b"stays")
+        await topic.received(1)
         left.cancel()
         await asyncio.wait([left])
         topic.may_answer.set()
@@ -269,30 +200,31 @@ async def test_cancelling_one_caller_does_not_end_the_request_of_others() -> Non
 
 
 async def test_a_request_without_callers_is_not_retried() -> None:
-    topic = Topic()
-    topic.refuse = lambda *_: problem(503, "overloaded", retry_after_s=0)
-    async with served(topic) as (_, client):
+    topic = StoredTopic(queue_count=1)
+    topic.refuse = lambda number, request: (
+        problem(503, "overloaded", retry_after_s=0) if b"3" not in topic.requests[-1] else None
+    )
+    async with publish_server(topic) as (_, client):
         before = asyncio.all_tasks()
-        calls = begun(client, b"1", b"2")
-        await topic.has_got(2)
+        calls = start(client, b"1", b"2")
+        await topic.received(2)
         for call in calls:
             call.cancel()
         await asyncio.wait(calls)
         async with asyncio.timeout(10):
             while [each for each in asyncio.all_tasks() - before if "_run" in repr(each)]:
                 await asyncio.sleep(0)
-        topic.refuse = _no_refusal
         await client.publish("orders", b"3")
-    assert topic.stored == [b"3"]
+    assert topic.queues[0] == [b"3"]
 
 
 async def test_closing_ends_waiting_messages_and_requests_in_flight() -> None:
-    topic = Topic()
+    topic = StoredTopic(queue_count=1)
     topic.may_answer.clear()
-    async with served(topic) as (_, client):
-        under_way = begun(client, b"1")
-        await topic.has_got(1)
-        waiting = begun(client, b"2", b"3")
+    async with publish_server(topic) as (_, client):
+        under_way = start(client, b"1")
+        await topic.received(1)
+        waiting = start(client, b"2", b"3")
         await asyncio.sleep(0)
         await client.close()
         ends = await asyncio.gather(*under_way, *waiting, return_exceptions=True)
