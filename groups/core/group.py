@@ -153,8 +153,9 @@ class Group:
 
     def pause(self, topic_id: int, is_paused: bool) -> None:
         """Pause or resume the deliveries of a topic."""
-        self.topics[topic_id].is_paused = is_paused
-        self._mark_dirty(self.topics[topic_id])
+        topic = self.topics[topic_id]
+        topic.is_paused = is_paused
+        self._mark_dirty(topic)
 
     # -- waiting requests --------------------------------------------------------------------
 

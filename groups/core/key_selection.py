@@ -166,10 +166,8 @@ class KeyedSelection:
 
     def reset(self) -> None:
         """Read the queue from the floor again. The keys of leased messages stay known."""
-        leases = self._view.cursor.leases
-        heads = [
-            head for key in self._keys.values() for at, head in key.heads.items() if at in leases
-        ]
+        leases, keys = self._view.cursor.leases, self._keys.values()
+        heads = [head for key in keys for at, head in key.heads.items() if at in leases]
         self._scanned = self._view.cursor.floor
         self._keys, self._key_of, self._free, self._owned = {}, {}, [], {}
         self._leased_count = 0

@@ -141,10 +141,7 @@ def _fill(group: Group, reply: Reply, request: ReceiveRequest, now_ms: int) -> N
 
     def head_cost(topic_id: int) -> int | None:
         if topic_id not in peeked:
-            is_taken = request.takes(topic_id)
-            peeked[topic_id] = (
-                _peek(group, topic_id, request, now_ms, reply.room) if is_taken else None
-            )
+            peeked[topic_id] = _peek(group, fill, topic_id) if request.takes(topic_id) else None
         found = peeked[topic_id]
         return None if found is None else group.costs.at_delivery(topic_id, found[1])
 
@@ -164,7 +161,7 @@ def _fill(group: Group, reply: Reply, request: ReceiveRequest, now_ms: int) -> N
                 served[lane] = None
             # Peek even if the reply is full now: if the topic has no messages left for any
             # member, the peek makes the topic inactive, and `serve` relies on that.
-            peeked[topic_id] = _peek(group, topic_id, request, now_ms, reply.room)
+            peeked[topic_id] = _peek(group, fill, topic_id)
         reply.is_cut = len(reply.messages) == most < room
     except NeedsRead as needed:
         reply.needs = needed.queue, needed.offset
@@ -176,9 +173,8 @@ def _fill(group: Group, reply: Reply, request: ReceiveRequest, now_ms: int) -> N
     if reply.messages and not request.settled:
         group.members.mark_seen(request.member, now_ms, fill.deadline_ms)
     if reply.messages and request.attempt_id is not None:
-        group.answers.store(
-            request.member, request.attempt_id, reply.messages, now_ms, request.client
-        )
+        key = request.member, request.attempt_id
+        group.answers.store(*key, reply.messages, now_ms, request.client)
 
 
 def _limit_reply(group: Group, reply: Reply, request: ReceiveRequest) -> int:
@@ -204,17 +200,15 @@ def _has_all(group: Group, reply: Reply, member: str) -> bool:
     )
 
 
-def _peek(
-    group: Group, topic_id: int, request: ReceiveRequest, now_ms: int, room: Room | None
-) -> Offer | None:
-    topic = group.topics[topic_id]
-    found = topic.peek(request.member, request.filter, now_ms, room)
+def _peek(group: Group, fill: _FillState, topic_id: int) -> Offer | None:
+    topic, request = group.topics[topic_id], fill.request
+    found = topic.peek(request.member, request.filter, fill.now_ms, fill.reply.room)
     if found is None and topic.is_drained():
         group.fair.deactivate(topic_id)
     return found
 
 
-def _select_run(group: Group, fill: "_FillState", offered: Offer, room: int) -> Run:
+def _select_run(group: Group, fill: _FillState, offered: Offer, room: int) -> Run:
     """Return the run of messages to deliver together: the offered message, and those that
     successive requests for one message each would get next. All messages of a run are of one
     topic and have the same cost."""
@@ -232,7 +226,7 @@ def _select_run(group: Group, fill: "_FillState", offered: Offer, room: int) -> 
     return run
 
 
-def _count_fitting(group: Group, fill: "_FillState", columns: list[list[Head]]) -> int:
+def _count_fitting(group: Group, fill: _FillState, columns: list[list[Head]]) -> int:
     """Return how many messages from the beginning of a run have the cost of the first message
     and fit into the bytes that the request allows. The result is at least 1."""
     first = columns[0][0]
@@ -245,7 +239,7 @@ def _count_fitting(group: Group, fill: "_FillState", columns: list[list[Head]]) 
     return sum(map(len, columns))
 
 
-def _deliver(group: Group, fill: "_FillState", run: Run) -> None:
+def _deliver(group: Group, fill: _FillState, run: Run) -> None:
     reply, request, topic_id = fill.reply, fill.request, run[0][0].key[0]
     charge = group.costs.at_delivery(topic_id, run[0][1][0])
     if request.settled or group.outbox.durable_fencing_epoch != group.activity.fencing_epoch:
@@ -267,7 +261,7 @@ def _deliver(group: Group, fill: "_FillState", run: Run) -> None:
 
 
 def _lease_messages(
-    group: Group, fill: "_FillState", lane: QueueLane, heads: list[Head], charge: int
+    group: Group, fill: _FillState, lane: QueueLane, heads: list[Head], charge: int
 ) -> list[SelectedMessage]:
     """Lease messages of one lane; settle them if the request asked for that (`settled`)."""
     reply, request, deadline_ms = fill.reply, fill.request, fill.deadline_ms
@@ -312,23 +306,22 @@ def _repeat_answer(
     found = group.answers.find(request.member, attempt_id, now_ms)
     taken = {each for each in {message.queue[0] for message in found} if request.takes(each)}
     for message in found:
+        receipt, lane = message.receipt, group.lane(message.queue)
         if message.queue[0] not in taken:
             continue
-        receipt, lane = message.receipt, group.lane(message.queue)
         if receipt is None:
             messages.append(message)
-        elif lane is not None and lane.cursor.epoch == receipt.epoch:
-            lease = group.lease(message.queue, message.offset, receipt.lease_number)
-            if lease is not None:
-                deadline_ms = now_ms + group.allowed_lease_ms(request.lease_ms)
-                if deadline_ms <= max(lease.deadline_ms, receipt.deadline_ms):
-                    # No two replies have the same deadline, and none is after the longest lease.
-                    deadline_ms = lease.deadline_ms - 1
-                lane.cursor.extend(lease, deadline_ms)
-                group.members.mark_seen(request.member, now_ms, deadline_ms)
-                receipt = receipt._replace(deadline_ms=deadline_ms)
-                messages.append(message._replace(receipt=receipt))
-                group.update_lane(lane)
-    if not messages:
-        return None
-    return Reply(messages, group.available(request), commit_first=True)
+            continue
+        lease = group.lease(message.queue, message.offset, receipt.lease_number)
+        if lane is None or lease is None or lane.cursor.epoch != receipt.epoch:
+            continue
+        deadline_ms = now_ms + group.allowed_lease_ms(request.lease_ms)
+        if deadline_ms <= max(lease.deadline_ms, receipt.deadline_ms):
+            # No two replies have the same deadline, and none is after the longest lease.
+            deadline_ms = lease.deadline_ms - 1
+        lane.cursor.extend(lease, deadline_ms)
+        group.members.mark_seen(request.member, now_ms, deadline_ms)
+        receipt = receipt._replace(deadline_ms=deadline_ms)
+        messages.append(message._replace(receipt=receipt))
+        group.update_lane(lane)
+    return Reply(messages, group.available(request), commit_first=True) if messages else None

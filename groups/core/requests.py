@@ -85,15 +85,13 @@ class Room:
 
 
 class MayReceive(Hashable, Protocol):
-    """Returns whether a request may get messages of a topic. Equal objects permit the same
-    topics."""
+    """Returns whether a request may get messages of a topic. Equal ones permit the same topics."""
 
     def __call__(self, topic_id: int, /) -> bool: ...
 
 
 class MayConsume(Hashable, Protocol):
-    """Returns whether a request may get messages of a topic. Equal objects permit the same
-    topics."""
+    """Returns whether a request may get messages of a topic. Equal ones permit the same topics."""
 
     def __call__(self, topic: str, /) -> bool: ...
 

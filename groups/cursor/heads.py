@@ -5,6 +5,7 @@ the HeadSource returns None, and the core raises NeedsRead. The caller of the co
 message and repeats the call.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from holdfast.consumequeue.lost_ranges import LostRanges
@@ -52,10 +53,9 @@ class HeadSource(Protocol):
         present time."""
 
 
+@dataclass(eq=False)
 class NeedsRead(Exception):
     """The head of a message is not in memory. The caller may fetch it and repeat the call."""
 
-    def __init__(self, queue: QueueKey, offset: int) -> None:
-        super().__init__(queue, offset)
-        self.queue = queue
-        self.offset = offset
+    queue: QueueKey
+    offset: int

@@ -211,8 +211,7 @@ def _attempts_row(cursor: Cursor, offset: int) -> AttemptsRow | None:
 def _settled_value(settled: Settlement | None) -> bytes | None:
     if settled is None or settled.end is End.DROPPED:
         return None
-    row = SettledRow(settled.position, settled.lease, _END_NUMBERS[settled.end])
-    return encode_settled(row)
+    return encode_settled(SettledRow(settled.position, settled.lease, _END_NUMBERS[settled.end]))
 
 
 # -- a cursor from its rows ------------------------------------------------------------------
@@ -391,8 +390,7 @@ def numbered_key(prefix: bytes, number: int) -> bytes:
 
 def key_number(key: bytes) -> int:
     """Return the chunk or offset in a key."""
-    number: int = _NUMBER.unpack_from(key, _PREFIX.size)[0]
-    return number
+    return int(_NUMBER.unpack_from(key, _PREFIX.size)[0])
 
 
 def all_numbers(table: str, prefix: bytes, below: int = _MAX_NUMBER) -> DeleteRange:
@@ -419,8 +417,7 @@ def group_key(group_id: int) -> bytes:
 
 def parse_group(key: bytes) -> int:
     """Return the group id of an `act` row's key."""
-    group_id: int = _GROUP.unpack(key)[0]
-    return group_id
+    return int(_GROUP.unpack(key)[0])
 
 
 # -- values ----------------------------------------------------------------------------------
