@@ -18,7 +18,7 @@ from holdfast.groups.core.requests import Limits
 from holdfast.groups.descriptions import GroupReply
 from holdfast.groups.errors import NotSubscribed, TooManyMembers
 from holdfast.groups.service_types import (
-    CheckGroup,
+    ChangeChecks,
     CheckTopic,
     GroupServiceStats,
     GroupState,
@@ -31,13 +31,14 @@ from holdfast.groups.service_types import (
     Status,
     UnitLimit,
     Verb,
+    allow_all,
 )
 from holdfast.groups.serving import describe as describing
 from holdfast.groups.serving.clock import GroupClock
 from holdfast.groups.serving.floor_exporter import FloorExporter
 from holdfast.groups.serving.group_changes import GroupChanges, MaySubscribe
 from holdfast.groups.serving.group_registry import GroupRegistry
-from holdfast.groups.serving.group_server import GroupServer, WaitSlots
+from holdfast.groups.serving.group_server import SETTLED_A_TURN, GroupServer, WaitSlots
 from holdfast.groups.serving.head_source import key_number
 from holdfast.groups.serving.redriving import Redriver
 from holdfast.groups.serving.scanning import Scan
@@ -49,6 +50,7 @@ from holdfast.groups.storage.open import OpenedGroups
 FLOORS_A_TURN = 1000
 #: The owner of subscriptions when the caller gives no principal.
 ANONYMOUS_OWNER = "anonymous"
+ALLOW_ALL = ChangeChecks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,31 +185,22 @@ class GroupService:
         group: str,
         settings: GroupSettings,
         owner: str = ANONYMOUS_OWNER,
-        *,
-        check_topic: CheckTopic | None = None,
-        check_dead_letters: CheckTopic | None = None,
-        check_loser: CheckGroup | None = None,
+        checks: ChangeChecks = ALLOW_ALL,
     ) -> tuple[GroupState, bool]:
         """Create or change a group, durably. Return the group, and whether it is new.
 
         The patterns of the settings match only topics that the principal `owner` may consume, now
-        and later. Three checks run before anything changes, and their exceptions reach the caller:
-        - `check_topic` gets the name of every topic that the group has when the change begins.
-        - `check_dead_letters` gets the name of a new dead-letter topic.
-        - `check_loser` gets the name of every other group that would lose a topic. When a topic
-          becomes a dead-letter topic, groups that have it because of a pattern lose it.
+        and later. The exceptions of the `checks` reach the caller.
 
         A new group begins at the offsets that are stored for its name, or at its `start` if none
         are stored. The same holds for a new topic of an existing group. Raises InvalidName,
         InvalidGroup, InvalidFilter, UnknownTopic, LimitReached, GroupBusy, StateUnavailable. A
         change that has begun is completed even if the caller is cancelled.
         """
-        record, is_new = await self.changes.put(
-            group, settings, owner, check_topic, check_dead_letters, check_loser
-        )
+        record, is_new = await self.changes.put(group, settings, owner, checks)
         return self._state_of(record), is_new
 
-    async def delete_group(self, group: str, *, check_topic: CheckTopic | None = None) -> None:
+    async def delete_group(self, group: str, *, check_topic: CheckTopic = allow_all) -> None:
         """Delete a group with all its state, including stored offsets. Waiting requests get
         UnknownGroup. When the deletion begins, `check_topic` is called with the name of every topic
         that the group has, or on which offsets are stored for it. If it raises, the exception
@@ -267,7 +260,7 @@ class GroupService:
         lease_ms: int | None = None,
         cumulative: bool = False,
         used_ms: float | None = None,
-        check_topic: CheckTopic | None = None,
+        check_topic: CheckTopic = allow_all,
     ) -> list[Status]:
         """Settle each receipt, durably; return the status of each receipt, in order.
 
@@ -278,22 +271,24 @@ class GroupService:
         should repeat the call. If the call is cancelled, its settlements are not undone.
         """
         served = self._get(group)
-        allow = None
+        allow_lease = None
         if verb is Verb.EXTEND and lease_ms is not None:
-            allow = partial(self.changes.allow_lease, served, lease_ms)
-        return await served.settle(
+            allow_lease = partial(self.changes.allow_lease, served, lease_ms)
+        is_cumulative = cumulative and verb is Verb.ACK
+        settled = served.settle(
             verb,
             receipts,
-            delay_ms=delay_ms,
-            lease_ms=lease_ms,
-            used_ms=used_ms,
-            cumulative=cumulative,
+            {"delay_ms": delay_ms, "lease_ms": lease_ms, "used_ms": used_ms},
+            cumulative=is_cumulative,
             check_topic=check_topic,
-            allow=allow,
+            allow_lease=allow_lease,
         )
+        if len(receipts) <= SETTLED_A_TURN and not is_cumulative:
+            return await settled
+        return await self._store.state.run_shielded(settled)
 
     async def seek(
-        self, group: str, target: SeekTarget, *, check_topic: CheckTopic | None = None
+        self, group: str, target: SeekTarget, *, check_topic: CheckTopic = allow_all
     ) -> Mapping[str, Mapping[int, int]]:
         """Move the group to other offsets, durably. Return topic -> queue -> offset for the queues
         in which the group was moved.
@@ -317,9 +312,8 @@ class GroupService:
                         targets[topic.topic_id, queue] = offset
         else:
             topics = served.topics()
-            if check_topic is not None:
-                for topic in topics:
-                    check_topic(topic.name)
+            for topic in topics:
+                check_topic(topic.name)
             for topic in topics:
                 await turn.spend()
                 async for queues in turn.slices(range(topic.queue_count)):

@@ -25,8 +25,23 @@ SeekTarget = str | int | Mapping[str, Mapping[int, int]]
 CheckTopic = Callable[[str], None]
 """A function that raises an exception if the caller may not access this topic."""
 
-CheckGroup = Callable[[str], None]
-"""A function that raises an exception if the caller may not change this group."""
+
+def allow_all(name: str) -> None:
+    """Do not restrict the caller: a check that never raises an exception."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeChecks:
+    """The checks that a change of a group makes before anything changes. Each gets a name, and
+    raises an exception if the caller may not make the change."""
+
+    topic: CheckTopic = allow_all
+    """Gets every topic that the group has when the change begins."""
+    dead_letters: CheckTopic = allow_all
+    """Gets a new dead-letter topic."""
+    loser: Callable[[str], None] = allow_all
+    """Gets every other group that would lose a topic: when a topic becomes a dead-letter topic,
+    groups that have the topic because of a pattern lose it."""
 
 
 MayPublish = Callable[[str], bool]

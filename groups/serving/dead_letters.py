@@ -29,8 +29,7 @@ from holdfast.groups.core.group import Group
 from holdfast.groups.core.group_topic import DeadLetter
 from holdfast.groups.cursor.cursor import NOT_KEPT
 from holdfast.groups.service_types import GroupCounters
-from holdfast.groups.serving.keyed_identity import keyed_producer_id
-from holdfast.groups.serving.letters import letter_properties
+from holdfast.groups.serving.letters import keyed_producer_id, letter_properties
 from holdfast.groups.serving.receive_flow import ReceiveFlow
 from holdfast.groups.storage.group_records import GroupRecord
 

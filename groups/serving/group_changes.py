@@ -22,7 +22,7 @@ from holdfast.consumequeue.topics import Topic, check_name
 from holdfast.groups.config import SHORTEST_LEASE_MS, GroupsConfig
 from holdfast.groups.core.subscribing import Match, Subscriptions
 from holdfast.groups.errors import GroupBusy, InvalidGroup
-from holdfast.groups.service_types import CheckGroup, CheckTopic
+from holdfast.groups.service_types import ChangeChecks, CheckTopic, allow_all
 from holdfast.groups.serving.group_registry import GroupRegistry
 from holdfast.groups.serving.group_server import GroupServer
 from holdfast.groups.serving.parsed_filters import Filters, characters_of
@@ -72,13 +72,7 @@ class GroupChanges:
         self._lock = asyncio.Lock()
 
     async def put(
-        self,
-        name: str,
-        settings: GroupSettings,
-        owner: str,
-        check_topic: CheckTopic | None = None,
-        check_dead_letters: CheckTopic | None = None,
-        check_loser: CheckGroup | None = None,
+        self, name: str, settings: GroupSettings, owner: str, checks: ChangeChecks
     ) -> tuple[GroupRecord, bool]:
         """Create or change a group; GroupService.put_group lists the exceptions."""
         check_name("group", name)
@@ -89,7 +83,7 @@ class GroupChanges:
             texts = filter_texts(settings.topics.values())
             filters = await self._registry.filters.parse(texts)
         return await self._store.state.run_shielded(
-            self._put(name, settings, owner, filters, check_topic, check_dead_letters, check_loser)
+            self._put(name, settings, owner, filters, checks)
         )
 
     async def _put(
@@ -98,53 +92,59 @@ class GroupChanges:
         settings: GroupSettings,
         owner: str,
         filters: Filters | None,
-        check_topic: CheckTopic | None,
-        check_dead_letters: CheckTopic | None,
-        check_loser: CheckGroup | None,
+        checks: ChangeChecks,
     ) -> tuple[GroupRecord, bool]:
-        await self._wait_before_put(name, settings, owner, check_topic)
+        await self._wait_before_put(name, settings, owner, checks)
         async with self._lock:
-            group = self._registry.by_name.get(name)
-            if group is not None:
-                _check_topics(group, check_topic)
-            before = (
-                new_record(name, self._table.next_group_id, self._registry.clock.now_ms())
-                if group is None
-                else group.record
-            )
-            record, turn = before.apply(settings, owner), LoopBudget(CHANGED_A_TURN)
-            record, beyond = await self._match_topics(record, turn)
+            group, turn = self._registry.by_name.get(name), LoopBudget(CHANGED_A_TURN)
+            if group is None:
+                now_ms = self._registry.clock.now_ms()
+                before = new_record(name, self._table.next_group_id, now_ms)
+            else:
+                before = group.record
+                _check_topics(group, checks.topic)
+            record, beyond = await self._match_topics(before.apply(settings, owner), turn)
             if beyond:
                 raise LimitReached("groups.max_topics", self._config.max_topics)
             self._check(group, record)
-            letters = record.dead_letter_topic
-            if letters != before.dead_letter_topic:
-                if check_dead_letters is not None and letters is not None:
-                    check_dead_letters(letters)
-                if check_loser is not None:
-                    for loser in await self._groups_by_pattern(letters, turn):
-                        if loser is not group:
-                            check_loser(loser.record.name)
+            if record.dead_letter_topic != before.dead_letter_topic:
+                await self._check_dead_letters(group, record.dead_letter_topic, checks, turn)
             if filters is None:
                 filters = {} if group is None else group.filters
             self._check_filters(group, filters)
-            with ExitStack() as until_changed:
-                losers = await self._groups_losing_dead_letters(group, record, turn)
-                for loser, topic_ids in losers:
-                    await self._pause_group(loser, topic_ids, until_changed, turn)
-                is_new = group is None
-                if group is None:
-                    group = await self._add(record, filters, turn)
-                else:
-                    if all(loser is not group for loser, _ in losers):
-                        until_changed.enter_context(self._paused_if_needed(group, record))
-                    await self._change(group, record, filters, turn)
-                await self._remove_from_pattern_groups(record, turn)
+            await self._apply(group, record, filters, turn)
             if record.dead_letter_topic != before.dead_letter_topic:
                 await self._add_to_pattern_groups(before.dead_letter_topic, turn)
-            return record, is_new
+            return record, group is None
 
-    async def _add(self, record: GroupRecord, filters: Filters, turn: LoopBudget) -> GroupServer:
+    async def _check_dead_letters(
+        self, group: GroupServer | None, name: str | None, checks: ChangeChecks, turn: LoopBudget
+    ) -> None:
+        """Raise the exceptions of the checks if `name` may not become the dead-letter topic."""
+        if name is not None:
+            checks.dead_letters(name)
+        for loser in await self._groups_by_pattern(name, turn):
+            if loser is not group:
+                checks.loser(loser.record.name)
+
+    async def _apply(
+        self, group: GroupServer | None, record: GroupRecord, filters: Filters, turn: LoopBudget
+    ) -> None:
+        """Store a new or changed record and apply it, while the groups that lose dead letters are
+        paused."""
+        with ExitStack() as until_changed:
+            losers = await self._groups_losing_dead_letters(group, record, turn)
+            for loser, topic_ids in losers:
+                await self._pause_group(loser, topic_ids, until_changed, turn)
+            if group is None:
+                await self._add(record, filters, turn)
+            else:
+                if all(loser is not group for loser, _ in losers):
+                    until_changed.enter_context(self._paused_if_needed(group, record))
+                await self._change(group, record, filters, turn)
+            await self._remove_from_pattern_groups(record, turn)
+
+    async def _add(self, record: GroupRecord, filters: Filters, turn: LoopBudget) -> None:
         """Store the record of a new group, and serve it."""
         cursors = await self._registry.persist_start_offsets(None, record, turn)
         await self._store_records([record], turn)
@@ -152,7 +152,6 @@ class GroupChanges:
         group.take_filters(filters)
         await self._registry.apply_record(group, record, cursors, turn)
         await group.commits.wait()
-        return group
 
     async def _change(
         self, group: GroupServer, record: GroupRecord, filters: Filters, turn: LoopBudget
@@ -170,7 +169,7 @@ class GroupChanges:
     # -- dead letters that a change would lose -----------------------------------------------
 
     async def _wait_before_put(
-        self, name: str, settings: GroupSettings, owner: str, check_topic: CheckTopic | None
+        self, name: str, settings: GroupSettings, owner: str, checks: ChangeChecks
     ) -> None:
         """Wait until the dead letters that a change would lose are in the dead-letter topic. This
         must be done before the lock is taken, because the creation of a dead-letter topic takes the
@@ -178,7 +177,7 @@ class GroupChanges:
         group, turn = self._registry.by_name.get(name), LoopBudget()
         if group is None:
             return
-        _check_topics(group, check_topic)
+        _check_topics(group, checks.topic)
         if group.has_dead_letters_waiting:
             record, _ = await self._match_topics(group.record.apply(settings, owner), turn)
             if (topic_ids := _topics_losing_dead_letters(group, record)) != frozenset():
@@ -427,12 +426,12 @@ class GroupChanges:
 
     # -- deleting, leases --------------------------------------------------------------------
 
-    async def delete(self, name: str, check_topic: CheckTopic | None = None) -> None:
+    async def delete(self, name: str, check_topic: CheckTopic = allow_all) -> None:
         """Delete a group and its stored offsets; GroupService.delete_group lists the exceptions."""
         self._registry.get(name)
         await self._store.state.run_shielded(self._delete(name, check_topic))
 
-    async def _delete(self, name: str, check_topic: CheckTopic | None) -> None:
+    async def _delete(self, name: str, check_topic: CheckTopic) -> None:
         group = self._registry.get(name)
         _check_topics(group, check_topic)
         # Wait before the lock is taken: the creation of a dead-letter topic takes the lock, too.
@@ -444,9 +443,8 @@ class GroupChanges:
             # stored until then. Offsets that are stored later, on topics that were not checked,
             # are not deleted.
             topics = {topic.name for topic in group.topics()} | self._topics_with_offsets(name)
-            if check_topic is not None:
-                for topic in topics:
-                    check_topic(topic)
+            for topic in topics:
+                check_topic(topic)
             with group.settling_paused():
                 await self._store.state.commit({group_key(name): None})
                 self._table.remove(group.record)
@@ -571,8 +569,7 @@ def _warn_of_limit(group: str, topic: str, limit: str) -> None:
     )
 
 
-def _check_topics(group: GroupServer, check_topic: CheckTopic | None) -> None:
+def _check_topics(group: GroupServer, check_topic: CheckTopic) -> None:
     """Raise what `check_topic` raises for any topic that the group has."""
-    if check_topic is not None:
-        for topic in group.topics():
-            check_topic(topic.name)
+    for topic in group.topics():
+        check_topic(topic.name)

@@ -35,6 +35,7 @@ from holdfast.groups.service_types import (
     Received,
     Status,
     Verb,
+    allow_all,
     batch_parts,
 )
 from holdfast.groups.serving.browsers import Browsers
@@ -244,10 +245,6 @@ class GroupServer:
 
     # -- start and stop ----------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Handle deadlines that passed before the start, and set the timer."""
-        self.process_deadlines()
-
     def drain(self, why: StoreError | None = None) -> None:
         """Answer every waiting request with the error `why`, or with GroupsStopping if it is None.
         From now on no request can wait."""
@@ -313,66 +310,48 @@ class GroupServer:
         self,
         verb: Verb,
         receipts: Sequence[str],
-        *,
-        delay_ms: int | None,
-        lease_ms: int | None,
-        used_ms: float | None,
-        cumulative: bool,
-        check_topic: CheckTopic | None = None,
-        allow: Callable[[], Awaitable[None]] | None = None,
-    ) -> list[Status]:
-        """Settle each receipt, and return when this is durable. Many receipts take several event
-        loop iterations. A call that is cumulative or has more than SETTLED_A_TURN receipts is
-        completed even if the caller is cancelled.
-
-        `check_topic` is called for the topic of every receipt before anything is settled; its
-        exception reaches the caller. After that `allow` is awaited. Raises StateUnavailable."""
-        terms = {"delay_ms": delay_ms, "lease_ms": lease_ms, "used_ms": used_ms}
-        is_cumulative = cumulative and verb is Verb.ACK
-        settled = self._settle(verb, receipts, check_topic, allow, terms, cumulative=is_cumulative)
-        if len(receipts) <= SETTLED_A_TURN and not is_cumulative:
-            return await settled
-        return await self._store.state.run_shielded(settled)
-
-    async def _settle(
-        self,
-        verb: Verb,
-        receipts: Sequence[str],
-        check_topic: CheckTopic | None,
-        allow: Callable[[], Awaitable[None]] | None,
         terms: Mapping[str, Any],
         *,
-        cumulative: bool,
+        cumulative: bool = False,
+        check_topic: CheckTopic = allow_all,
+        allow_lease: Callable[[], Awaitable[None]] | None = None,
     ) -> list[Status]:
+        """Settle each receipt, and return when this is durable. Many receipts take several event
+        loop iterations. `terms` are further parameters of `core.settling.settle`.
+
+        `check_topic` is called for the topic of every receipt before anything is settled; its
+        exception reaches the caller. After that `allow_lease` is awaited. Raises StateUnavailable.
+        """
         decoded: list[Receipt | None] = []
         async for texts in in_slices(receipts, SETTLED_A_TURN):
             decoded += self._decode(texts)
-        if check_topic is not None:
+        if check_topic is not allow_all:
             for topic_id in {each.topic_id for each in decoded if each is not None}:
                 topic = self._store.table.by_id(topic_id)
                 if topic is not None:
                     check_topic(topic.name)
-        if allow is not None:
-            await allow()
+        if allow_lease is not None:
+            await allow_lease()
         statuses: list[Status] = []
         async for part in in_slices(decoded, SETTLED_A_TURN):
             if cumulative:
                 await self._settle_below(verb, part, terms)
-            await self._wait_until_settling_allowed()
-            settled = settling.settle(self.core, verb, part, self._clock.now_ms(), **terms)
+            statuses += (settled := await self._settle_part(verb, part, terms))
             for status, count in Counter(settled).items():
                 self.counters.settled_total[verb.value, status.value] += count
-            self._after_change()
-            statuses += settled
         if Status.DONE in statuses:
             await self.commits.wait()
         return statuses
 
-    async def _wait_until_settling_allowed(self) -> None:
-        """Wait until no `settling_paused` is active. This still holds at the return, because no
-        other code runs after the last check."""
+    async def _settle_part(
+        self, verb: Verb, receipts: Sequence[Receipt | None], terms: Mapping[str, Any]
+    ) -> list[Status]:
+        """Wait until no `settling_paused` is active, and settle these receipts."""
         while not self._settling_allowed.is_set():
             await self._settling_allowed.wait()
+        settled = settling.settle(self.core, verb, receipts, self._clock.now_ms(), **terms)
+        self._after_change()
+        return settled
 
     async def _settle_below(
         self, verb: Verb, receipts: Sequence[Receipt | None], terms: Mapping[str, Any]
@@ -381,9 +360,7 @@ class GroupServer:
         same queue."""
         below = settling.receipts_below(self.core, receipts, self._clock.now_ms())
         async for part in in_slices(below, SETTLED_A_TURN):
-            await self._wait_until_settling_allowed()
-            settling.settle(self.core, verb, part, self._clock.now_ms(), **terms)
-            self._after_change()
+            await self._settle_part(verb, part, terms)
         if below:
             await asyncio.sleep(0)
 
@@ -580,7 +557,7 @@ class GroupServer:
         self._after_change()
 
     def process_deadlines(self) -> None:
-        """Handle the deadlines that have passed."""
+        """Handle the deadlines that have passed, and set the timer to the next deadline."""
         self._waiting.expire(self.core.tick(self._clock.now_ms()))
         self._after_change()
 

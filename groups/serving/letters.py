@@ -1,4 +1,4 @@
-"""The properties that a dead letter adds to its message. Pure.
+"""Dead letters as messages: the properties that they add, and their producer ids. Pure.
 
 Only the broker may write these properties. But older brokers let publishers write them, too. So a
 reader must not trust the topic and queue that a letter names.
@@ -6,6 +6,7 @@ reader must not trust the topic and queue that a letter names.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from holdfast.commitlog.format.batch import Batch
 from holdfast.consumequeue.errors import InvalidName
@@ -59,3 +60,14 @@ def read_origin(batch: Batch, row: int) -> Origin:
         raise NotADeadLetter
     own = {name: text for name, text in properties.items() if not name.startswith(RESERVED_PREFIX)}
     return Origin(topic, queue, own)
+
+
+def keyed_producer_id(key: bytes, purpose: str, name: str) -> int:
+    """Return the producer id for `name`; it is always the same. A different `purpose` gives a
+    different id.
+
+    The id cannot be computed without the key. If a client could compute it, the client could
+    publish a message under this id before the broker does. The log would then drop the broker's
+    message as a duplicate."""
+    digest = blake2b(f"{purpose} {name}".encode(), digest_size=8, key=key[:64]).digest()
+    return int.from_bytes(digest, "big") >> 1 or 1

@@ -11,7 +11,7 @@ write to any topic through a redrive.
 """
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, time_ns
 
@@ -27,16 +27,28 @@ from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.publishing import StoredBatch
 from holdfast.consumequeue.topics import Topic, check_name
 from holdfast.groups.core.requests import ReceiveRequest
-from holdfast.groups.cursor.cursor import State
+from holdfast.groups.cursor.cursor import Cursor, State
 from holdfast.groups.errors import InvalidGroup, NoDeadLetters, RedriveRunning
 from holdfast.groups.filter_text import filter_of
-from holdfast.groups.service_types import Delivery, RedriveOptions, RedriveResult, Verb
+from holdfast.groups.service_types import (
+    ChangeChecks,
+    Delivery,
+    RedriveOptions,
+    RedriveResult,
+    Verb,
+)
 from holdfast.groups.serving.group_changes import GroupChanges
 from holdfast.groups.serving.group_registry import GroupRegistry
 from holdfast.groups.serving.group_server import GroupServer
-from holdfast.groups.serving.keyed_identity import keyed_producer_id
-from holdfast.groups.serving.letters import NotADeadLetter, Origin, letters_condition, read_origin
+from holdfast.groups.serving.letters import (
+    NotADeadLetter,
+    Origin,
+    keyed_producer_id,
+    letters_condition,
+    read_origin,
+)
 from holdfast.groups.settings import GroupSettings, Subscription
+from holdfast.groups.storage.group_records import GroupRecord
 
 #: The member that leases the letters. Each redrive first makes it leave, so that the letters that
 #: an earlier redrive still leases are available at once.
@@ -78,113 +90,148 @@ class Redriver:
         Raises UnknownGroup, UnknownTopic, NoDeadLetters, RedriveRunning, InvalidName, InvalidGroup,
         LimitReached, StateUnavailable.
         """
-        group_server = self._registry.get(group)
-        name = request.dead_letter_topic or group_server.record.dead_letter_topic
+        source = self._registry.get(group)
+        name = request.dead_letter_topic or source.record.dead_letter_topic
         if name is None:
             raise NoDeadLetters(group)
         dead = self._store.table.get(name)
-        if dead.topic_id in group_server.core.topics:
+        if dead.topic_id in source.core.topics:
             raise InvalidGroup("dead_letter_topic", "it is one of the group's own topics")
         progress = check_name("group", f"{group}.redrive")
         self._check_progress_group(progress, group)
         if group in self._running:
             raise RedriveRunning(group)
         self._running.add(group)
+        until_s = monotonic() + LONGEST_S
+        run = _Redrive(
+            self._store,
+            self._registry.receipt_key,
+            source,
+            dead,
+            request,
+            is_over=lambda: self._is_ending or monotonic() >= until_s,
+        )
         try:
             if request.dry_run:
-                return await self._count(group_server, dead, request, progress)
-            return await self._put_back(group_server, dead, request, progress)
+                await run.count(self._registry.by_name.get(progress))
+            else:
+                await run.put_back(await self._progress_group(progress, source.record, dead))
         finally:
             self._running.discard(group)
+        return run.result
+
+    # -- the group that records which letters were put back --------------------------------------
+
+    def _check_progress_group(self, progress: str, group: str) -> None:
+        """Raise InvalidGroup if a group named `progress` exists and is used for something else."""
+        served = self._registry.by_name.get(progress)
+        if served is None:
+            return
+        condition = letters_condition(group)
+        is_ours = served.record.config.mode == "competing" and all(
+            each.filter == condition for each in served.record.topics.values()
+        )
+        if not is_ours:
+            raise InvalidGroup(
+                "group",
+                f"the group {progress!r}, which would keep which letters were put back, is in use "
+                "for something else; delete it or give that group another name",
+            )
+
+    async def _progress_group(self, progress: str, source: GroupRecord, dead: Topic) -> GroupServer:
+        """Return the group named `progress`, with the dead-letter topic. Create it if necessary."""
+        served = self._registry.by_name.get(progress)
+        if served is None or dead.topic_id not in served.core.topics:
+            names = () if served is None else tuple(served.record.subscriptions)
+            subscription = Subscription(filter=letters_condition(source.name))
+            settings = GroupSettings(
+                topics=dict.fromkeys((*names, dead.name), subscription),
+                max_attempts=0,
+                start="earliest",
+            )
+            await self._changes.put(progress, settings, source.owner, ChangeChecks())
+            served = self._registry.get(progress)
+        return served
+
+
+class _Redrive:
+    """One redrive of the letters of the group `source` in the topic `dead`. `is_over` returns
+    whether it must end: the broker stops, or the redrive takes too long."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        key: bytes,
+        source: GroupServer,
+        dead: Topic,
+        request: RedriveOptions,
+        *,
+        is_over: Callable[[], bool],
+    ) -> None:
+        self.result = RedriveResult(dead.name)
+        self._store = store
+        self._key = key
+        self._source = source
+        self._dead = dead
+        self._request = request
+        self._is_over = is_over
 
     # -- putting back ------------------------------------------------------------------------
 
-    async def _put_back(
-        self, group_server: GroupServer, dead: Topic, request: RedriveOptions, progress: str
-    ) -> RedriveResult:
-        served = await self._progress_group(
-            progress, group_server.record.name, dead, group_server.record.owner
-        )
-        await served.leave(MEMBER)
-        run = RedriveResult(dead.name)
-        wanted = None if request.offsets is None else _AtOffsets.of(request.offsets)
-        until_s = monotonic() + LONGEST_S
-        empty = 0
-        while run.total < request.limit:
-            if self._is_ending or monotonic() >= until_s:
-                run.more = True
-                break
-            received = await served.receive(
+    async def put_back(self, progress: GroupServer) -> None:
+        """Put letters back. `progress` is the group that records which letters were put back."""
+        await progress.leave(MEMBER)
+        offsets = self._request.offsets
+        wanted = None if offsets is None else _AtOffsets.of(offsets)
+        self.result.more |= await self._put_back_all(progress, wanted)
+        self.result.stuck = _count_stuck(progress, self._dead, wanted)
+
+    async def _put_back_all(self, progress: GroupServer, wanted: "_AtOffsets | None") -> bool:
+        """Put letters back. Return whether there may be more letters."""
+        result, empty = self.result, 0
+        while result.total < self._request.limit:
+            if self._is_over():
+                return True
+            received = await progress.receive(
                 ReceiveRequest(
                     MEMBER,
-                    min(AT_ONCE, request.limit - run.total),
+                    min(AT_ONCE, self._request.limit - result.total),
                     AT_ONCE_BYTES,
-                    frozenset([dead.topic_id]),
+                    frozenset([self._dead.topic_id]),
                     wanted,
                     client=MEMBER,
                 )
             )
             if received.deliveries:
-                may_go_on = await self._put_back_together(
-                    group_server, served, received.deliveries, run, request
-                )
-                if run.failure is not None:
-                    break
-                if not may_go_on:
-                    run.more = True
-                    break
+                may_continue = await self._put_back_together(progress, received.deliveries)
+                if result.failure is not None or not may_continue:
+                    return True
                 continue
-            in_flight = served.core.in_flight
-            if wanted is None and not in_flight.may_deliver_new and served.core.available():
+            in_flight = progress.core.in_flight
+            if wanted is None and not in_flight.may_deliver_new and progress.core.available():
                 # So many stuck letters are delayed that no other letter may be delivered.
-                if not run.total:
+                if not result.total:
                     raise LimitReached(*in_flight.limit_of_returned)
-                run.more = True
-                break
-            if wanted is None or not _is_any_left(served, dead, wanted):
-                break
+                return True
+            if wanted is None or not _is_any_left(progress, self._dead, wanted):
+                return False
             empty += 1  # the next receive continues where this one stopped
             if empty == MAX_EMPTY:
-                run.more = True
-                break
+                return True
             await asyncio.sleep(0)
-        else:
-            run.more = True
-        run.stuck = _count_stuck(served, dead, wanted)
-        return run
+        return True
 
     async def _put_back_together(
-        self,
-        group_server: GroupServer,
-        served: GroupServer,
-        deliveries: Sequence[Delivery],
-        run: RedriveResult,
-        request: RedriveOptions,
+        self, progress: GroupServer, deliveries: Sequence[Delivery]
     ) -> bool:
         """Publish these letters, all letters of one topic together, and acknowledge those that were
-        stored. Return False if `request.published` says that the caller must stop publishing."""
-        by_topic: dict[int, tuple[Topic, list[Delivery], list[Rows]]] = {}
-        stuck: list[Delivery] = []
-        for each in deliveries:
-            opened = self._open(group_server, each.batch, each.row, request)
-            if opened is None:
-                stuck.append(each)
-                continue
-            topic, origin = opened
-            rows = self._rows(group_server, each, topic, origin)
-            try:
-                check_batch(as_batch(rows), self._store.publishing.limits(topic))
-            except LimitExceeded as error:
-                run.fail(_id_of(each), error)
-                break  # later letters of the same key must not overtake this letter
-            _, letters, of_topic = by_topic.setdefault(topic.topic_id, (topic, [], []))
-            letters.append(each)
-            of_topic.append(rows)
+        stored. Return False if the caller must stop publishing."""
+        by_topic, stuck = self._sort(deliveries)
         stored: list[Delivery] = []
-        may_go_on = True
-        for topic, letters, of_topic in by_topic.values():
-            counted, full = self._enter(topic, of_topic)
-            fitting = of_topic[: len(counted)]
+        may_continue = True
+        for topic, letters in by_topic.values():
+            counted, full = self._reserve(topic, letters)
+            fitting = [rows for _, rows in letters[: len(counted)]]
             published: Sequence[StoredBatch] = ()
             try:
                 if fitting:
@@ -192,53 +239,62 @@ class Redriver:
                         topic, fitting, durability="fsync"
                     )
             except (StoreError, LogError, OSError) as error:
-                run.fail(_id_of(letters[0]), error)
+                self.result.fail(_id_of(letters[0][0]), error)
                 break
             finally:
                 self._store.topic_room.leave(topic, sum(counted))
-            stored += letters[: len(published)]
-            if request.published is not None and published:
+            stored += [letter for letter, _ in letters[: len(published)]]
+            if self._request.published is not None and published:
                 size = sum([each.total_size for each in fitting])
-                may_go_on &= request.published(len(published), size)
-            new = sum(not each.duplicate for each in published)
-            if new:
-                run.topics[topic.name] = run.topics.get(topic.name, 0) + new
+                may_continue &= self._request.published(len(published), size)
+            self._count_put_back(topic, sum(not each.duplicate for each in published))
             if full is not None:
-                run.fail(_id_of(letters[len(fitting)]), full)
+                self.result.fail(_id_of(letters[len(fitting)][0]), full)
                 break
-        await self._settle(served, deliveries, stored, stuck)
-        return may_go_on
+        await _settle(progress, deliveries, stored, stuck)
+        return may_continue
 
-    def _enter(self, topic: Topic, rows: Sequence[Rows]) -> tuple[list[int], TopicFull | None]:
+    def _sort(
+        self, deliveries: Sequence[Delivery]
+    ) -> tuple[dict[int, tuple[Topic, list[tuple[Delivery, Rows]]]], list[Delivery]]:
+        """Return the letters of each topic, each with the message to publish, and the stuck
+        letters. If a message exceeds a limit, record the failure and return no later letters."""
+        by_topic: dict[int, tuple[Topic, list[tuple[Delivery, Rows]]]] = {}
+        stuck: list[Delivery] = []
+        for each in deliveries:
+            opened = self._open(each.batch, each.row)
+            if opened is None:
+                stuck.append(each)
+                continue
+            topic, origin = opened
+            rows = self._rows(each, topic, origin)
+            try:
+                check_batch(as_batch(rows), self._store.publishing.limits(topic))
+            except LimitExceeded as error:
+                self.result.fail(_id_of(each), error)
+                break  # later letters of the same key must not overtake this letter
+            by_topic.setdefault(topic.topic_id, (topic, []))[1].append((each, rows))
+        return by_topic, stuck
+
+    def _reserve(
+        self, topic: Topic, letters: Sequence[tuple[Delivery, Rows]]
+    ) -> tuple[list[int], TopicFull | None]:
         """Reserve room for letters, in order, in case the topic has a `max_bytes`. Return the
         number of bytes reserved for each letter, to be given back with `leave`. If there is no room
         for a letter, stop and also return the error."""
         counted = []
-        for each in rows:
+        for _, rows in letters:
             try:
-                counted.append(self._store.topic_room.enter(topic, each.total_size))
+                counted.append(self._store.topic_room.enter(topic, rows.total_size))
             except TopicFull as full:
                 return counted, full
         return counted, None
 
-    async def _settle(
-        self,
-        served: GroupServer,
-        deliveries: Sequence[Delivery],
-        stored: Sequence[Delivery],
-        stuck: Sequence[Delivery],
-    ) -> None:
-        """Acknowledge the stored letters, delay the stuck letters, and release all others."""
-        await _settle_letters(served, Verb.NACK, stuck, delay_ms=STUCK_MS)
-        settled = {_place(each) for each in (*stored, *stuck)}
-        await _settle_letters(
-            served, Verb.RELEASE, [each for each in deliveries if _place(each) not in settled]
-        )
-        await _settle_letters(served, Verb.ACK, stored)
+    def _count_put_back(self, topic: Topic, count: int) -> None:
+        if count:
+            self.result.topics[topic.name] = self.result.topics.get(topic.name, 0) + count
 
-    def _open(
-        self, group_server: GroupServer, batch: Batch, row: int, request: RedriveOptions
-    ) -> tuple[Topic, Origin] | None:
+    def _open(self, batch: Batch, row: int) -> tuple[Topic, Origin] | None:
         """Return the topic to which a letter goes and the origin of the letter. Return None if the
         letter is stuck: it does not name its origin, or the group does not have the topic now, or
         the caller may not publish to the topic."""
@@ -247,13 +303,12 @@ class Redriver:
             topic = self._store.table.get(origin.topic)
         except (NotADeadLetter, UnknownTopic):
             return None
-        if request.may_publish is not None and not request.may_publish(topic.name):
+        may_publish = self._request.may_publish
+        if may_publish is not None and not may_publish(topic.name):
             return None
-        return (topic, origin) if topic.topic_id in group_server.core.topics else None
+        return (topic, origin) if topic.topic_id in self._source.core.topics else None
 
-    def _rows(
-        self, group_server: GroupServer, letter: Delivery, topic: Topic, origin: Origin
-    ) -> Rows:
+    def _rows(self, letter: Delivery, topic: Topic, origin: Origin) -> Rows:
         """Return the original message, to be published again.
 
         In a topic without priority levels, a message with a key goes to the queue of its key. Any
@@ -274,99 +329,61 @@ class Redriver:
             tags=[batch.tag(row)],
             properties=[origin.properties or None],
             producer_id=keyed_producer_id(
-                self._registry.receipt_key,
-                "redrive",
-                f"{group_server.record.name} {_id_of(letter)}",
+                self._key, "redrive", f"{self._source.record.name} {_id_of(letter)}"
             ),
             producer_epoch=BROKER_EPOCH,
         )
 
     # -- counting ----------------------------------------------------------------------------
 
-    async def _count(
-        self, group_server: GroupServer, dead: Topic, request: RedriveOptions, progress: str
-    ) -> RedriveResult:
-        """Return the result that a redrive would have, without changing anything."""
-        run = RedriveResult(dead.name)
-        served = self._registry.by_name.get(progress)
-        wanted = filter_of(letters_condition(group_server.record.name))
-        until_s = monotonic() + LONGEST_S
-        for queue in range(dead.queue_count):
-            only = None if request.offsets is None else set(request.offsets.get(queue, ()))
-            if only is not None and not only:
-                continue
+    async def count(self, progress: GroupServer | None) -> None:
+        """Set the result that a redrive would have, without changing anything."""
+        for queue in range(self._dead.queue_count):
             lane = None
-            if served is not None and dead.topic_id in served.core.topics:
-                lane = served.core.topics[dead.topic_id].lanes.get(queue)
-            offset = self._store.reading.queue_state(dead, queue).min_offset
-            if lane is not None:
-                offset = max(offset, lane.cursor.floor)
-            while offset < self._store.reading.queue_state(dead, queue).max_offset:
-                if self._is_ending or monotonic() >= until_s:
-                    run.more = True
-                    return run
-                fetched = await self._store.reading.read(
-                    dead,
-                    queue,
-                    offset,
-                    max_messages=READ_AT_ONCE,
-                    max_bytes=AT_ONCE_BYTES,
-                    filter=wanted,
-                    skip_corrupt=True,
-                )
-                for each in fetched.slices:
-                    for row in each.rows:
-                        at = each.batch.header.base_offset + row
-                        if only is not None and at not in only:
-                            continue
-                        if lane is not None and lane.cursor.state(at) is State.DONE:
-                            continue
-                        if run.total >= request.limit:
-                            run.more = True
-                            return run
-                        opened = self._open(group_server, each.batch, row, request)
-                        if opened is None:
-                            run.stuck += 1
-                        else:
-                            name = opened[0].name
-                            run.topics[name] = run.topics.get(name, 0) + 1
-                offset = fetched.next_offset
-                await asyncio.sleep(0)
-        return run
+            if progress is not None:
+                lane = progress.core.lane((self._dead.topic_id, queue))
+            if not await self._count_queue(queue, None if lane is None else lane.cursor):
+                self.result.more = True
+                return
 
-    # -- the group that records which letters were put back --------------------------------------
-
-    def _check_progress_group(self, progress: str, group: str) -> None:
-        """Raise InvalidGroup if a group named `progress` exists and is used for something else."""
-        served = self._registry.by_name.get(progress)
-        if served is None:
-            return
-        condition = letters_condition(group)
-        is_ours = served.record.config.mode == "competing" and all(
-            each.filter == condition for each in served.record.topics.values()
-        )
-        if not is_ours:
-            raise InvalidGroup(
-                "group",
-                f"the group {progress!r}, which would keep which letters were put back, is in use "
-                "for something else; delete it or give that group another name",
+    async def _count_queue(self, queue: int, cursor: Cursor | None) -> bool:
+        """Count the letters of a queue. Return False if there may be more letters."""
+        offsets, dead = self._request.offsets, self._dead
+        only = None if offsets is None else set(offsets.get(queue, ()))
+        if only is not None and not only:
+            return True
+        wanted = filter_of(letters_condition(self._source.record.name))
+        offset = self._store.reading.queue_state(dead, queue).min_offset
+        if cursor is not None:
+            offset = max(offset, cursor.floor)
+        while offset < self._store.reading.queue_state(dead, queue).max_offset:
+            if self._is_over():
+                return False
+            fetched = await self._store.reading.read(
+                dead,
+                queue,
+                offset,
+                max_messages=READ_AT_ONCE,
+                max_bytes=AT_ONCE_BYTES,
+                filter=wanted,
+                skip_corrupt=True,
             )
-
-    async def _progress_group(
-        self, progress: str, group: str, dead: Topic, owner: str
-    ) -> GroupServer:
-        served = self._registry.by_name.get(progress)
-        if served is None or dead.topic_id not in served.core.topics:
-            names = () if served is None else tuple(served.record.subscriptions)
-            subscription = Subscription(filter=letters_condition(group))
-            settings = GroupSettings(
-                topics=dict.fromkeys((*names, dead.name), subscription),
-                max_attempts=0,
-                start="earliest",
-            )
-            await self._changes.put(progress, settings, owner)
-            served = self._registry.get(progress)
-        return served
+            for batch, row in ((each.batch, row) for each in fetched.slices for row in each.rows):
+                at = batch.header.base_offset + row
+                if only is not None and at not in only:
+                    continue
+                if cursor is not None and cursor.state(at) is State.DONE:
+                    continue
+                if self.result.total >= self._request.limit:
+                    return False
+                opened = self._open(batch, row)
+                if opened is None:
+                    self.result.stuck += 1
+                else:
+                    self._count_put_back(opened[0], 1)
+            offset = fetched.next_offset
+            await asyncio.sleep(0)
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,14 +434,23 @@ def _count_stuck(served: GroupServer, dead: Topic, wanted: _AtOffsets | None) ->
     )
 
 
-async def _settle_letters(
-    served: GroupServer, verb: Verb, letters: Sequence[Delivery], *, delay_ms: int | None = None
+async def _settle(
+    progress: GroupServer,
+    deliveries: Sequence[Delivery],
+    stored: Sequence[Delivery],
+    stuck: Sequence[Delivery],
 ) -> None:
-    receipts = [each.receipt for each in letters if each.receipt is not None]
-    if receipts:
-        await served.settle(
-            verb, receipts, delay_ms=delay_ms, lease_ms=None, used_ms=None, cumulative=False
-        )
+    """Acknowledge the stored letters, delay the stuck letters, and release all others."""
+    settled = {_place(each) for each in (*stored, *stuck)}
+    others = [each for each in deliveries if _place(each) not in settled]
+    for verb, letters, terms in (
+        (Verb.NACK, stuck, {"delay_ms": STUCK_MS}),
+        (Verb.RELEASE, others, {}),
+        (Verb.ACK, stored, {}),
+    ):
+        receipts = [each.receipt for each in letters if each.receipt is not None]
+        if receipts:
+            await progress.settle(verb, receipts, terms)
 
 
 def _place(letter: Delivery) -> tuple[int, int]:

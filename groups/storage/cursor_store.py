@@ -26,7 +26,7 @@ from holdfast.consumequeue.lmdb_env.synced_store import FORMAT_KEY, Done, Synced
 from holdfast.groups.cursor import rows
 from holdfast.groups.cursor.cursor import CursorKey
 from holdfast.groups.cursor.rows import ACK, ACTIVE, ATT, CUR, DEAD, DeleteRange, Write
-from holdfast.groups.storage.stored_cursors import StoredCursors
+from holdfast.groups.storage.restore import StoredCursors
 
 Writes = Sequence[Write | DeleteRange]
 

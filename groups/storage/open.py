@@ -19,8 +19,7 @@ from holdfast.groups.cursor.cursor import Cursor, CursorKey
 from holdfast.groups.storage.cursor_store import CursorsCorrupt, CursorStore
 from holdfast.groups.storage.group_table import GroupTable
 from holdfast.groups.storage.progress_page import ProgressPage
-from holdfast.groups.storage.restore import QueueRange, RestoreInput, restore_cursors
-from holdfast.groups.storage.stored_cursors import StoredCursors
+from holdfast.groups.storage.restore import QueueRange, RestoreInput, StoredCursors, restore_cursors
 
 _logger = logging.getLogger(__name__)
 

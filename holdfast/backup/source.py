@@ -26,7 +26,7 @@ from holdfast.commitlog.segments.segment import Segment, read_trailer
 from holdfast.consumequeue.lmdb_env.env import CORRUPT, check_env_files
 from holdfast.consumequeue.state.store import StateStore
 from holdfast.groups.storage.cursor_store import has_rows, load_rows, mark_as_copy
-from holdfast.groups.storage.stored_cursors import StoredCursors
+from holdfast.groups.storage.restore import StoredCursors
 
 _T = TypeVar("_T")
 

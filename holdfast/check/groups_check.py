@@ -17,7 +17,7 @@ from holdfast.groups.cursor.rows import StoredCursor
 from holdfast.groups.cursor.settled_offsets import CHUNK
 from holdfast.groups.storage.cursor_store import CursorsCorrupt, CursorStore
 from holdfast.groups.storage.group_table import GroupTable
-from holdfast.groups.storage.stored_cursors import StoredCursors
+from holdfast.groups.storage.restore import StoredCursors
 
 _WHERE = "state/groups"
 _AGAIN = "groups continue from their stored offsets; later settled messages are redelivered"

@@ -4,7 +4,7 @@ A group without leases is created by storing offsets (`group_offsets`). `group_l
 state of groups with and without leases.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 from holdfast.consumequeue.topics import check_name
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.core.subscribing import check_subscription
-from holdfast.groups.service_types import CheckGroup, CheckTopic, GroupState, SeekTarget
+from holdfast.groups.service_types import ChangeChecks, CheckTopic, GroupState, SeekTarget
 from holdfast.groups.settings import (
     MAX_BACKOFF_MS,
     MAX_BACKOFFS,
@@ -75,9 +75,11 @@ async def put_group(call: Call[NoParams]) -> Reply:
             group,
             settings,
             call.principal.name,
-            check_topic=_check_topic(call, GROUP_VERBS),
-            check_dead_letters=partial(check_dead_letters, call),
-            check_loser=_check_loser(call, settings.dead_letter_topic or None),
+            ChangeChecks(
+                _check_topic(call, GROUP_VERBS),
+                partial(check_dead_letters, call),
+                _check_loser(call, settings.dead_letter_topic or ""),
+            ),
         )
     )
     async with context.wide_requests.place(call.client):
@@ -171,14 +173,12 @@ def _check_topic(call: Call[Any], verbs: tuple[Verb, ...]) -> CheckTopic:
     return lambda topic: check_subscribed(call, verbs, [topic])
 
 
-def _check_loser(call: Call[Any], topic: str | None) -> CheckGroup | None:
+def _check_loser(call: Call[Any], topic: str) -> Callable[[str], None]:
     """Return a check that raises Denied for groups that the token may not change.
 
     When `topic` becomes a dead-letter topic, groups that subscribe to it by a pattern lose it. The
     check is called for each of these groups. The error does not reveal their names.
     """
-    if not topic:
-        return None
 
     def check(group: str) -> None:
         if not call.principal.may(GROUP_VERBS, topic, group):

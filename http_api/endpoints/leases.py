@@ -8,7 +8,7 @@ and the group. All changes by settling are durable before the reply is sent.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from time import monotonic
@@ -17,6 +17,7 @@ from typing import Any
 from holdfast.consumequeue.reading.fetched import BatchSlice
 from holdfast.groups.config import LONGEST_LEASE_MS, GroupsConfig
 from holdfast.groups.service_types import (
+    CheckTopic,
     Delivery,
     GroupState,
     Received,
@@ -24,6 +25,7 @@ from holdfast.groups.service_types import (
     Status,
     UnitLimit,
     Verb,
+    allow_all,
     batch_parts,
 )
 from holdfast.groups.settings import MAX_BACKOFF_MS
@@ -390,14 +392,14 @@ async def reject(call: Call[NoParams]) -> Reply:
     return await _settle(call, Verb.REJECT, asked.receipts, used_ms=asked.used_ms)
 
 
-def _check_topic(call: Call[NoParams]) -> Callable[[str], None] | None:
+def _check_topic(call: Call[NoParams]) -> CheckTopic:
     """Return a check that raises Denied for topics that the token does not grant.
 
-    Return None without authentication, because every topic is then granted.
+    Without authentication, every topic is granted.
     """
     principal, group = call.principal, call.path["group"]
     if principal is ANONYMOUS:
-        return None
+        return allow_all
 
     def check(topic: str) -> None:
         if not principal.may(("consume",), topic, group):

@@ -10,7 +10,7 @@ from holdfast.consumequeue.errors import LimitReached, StateUnavailable, TopicFu
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.errors import InvalidGroup, NoDeadLetters, RedriveRunning
 from holdfast.groups.service_types import RedriveOptions, RedriveResult, Verb
-from holdfast.groups.serving.keyed_identity import keyed_producer_id
+from holdfast.groups.serving.letters import keyed_producer_id
 from holdfast.groups.serving.redriving import AT_ONCE
 from holdfast.groups.settings import GroupSettings, Subscription
 from tests.support.group_broker import GroupBroker, running, running_group

@@ -9,7 +9,7 @@ from holdfast.consumequeue.errors import KeyedBacklog, LimitReached
 from holdfast.consumequeue.slices import LoopBudget
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.errors import InvalidGroup
-from holdfast.groups.service_types import Verb
+from holdfast.groups.service_types import ChangeChecks, Verb
 from holdfast.groups.settings import GroupSettings, Subscription
 from tests.groups.test_service_changes import crashes
 from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running, running_group
@@ -203,14 +203,14 @@ async def test_who_may_not_change_a_group_takes_no_topic_from_it(tmp_path: Path)
         await _broker_with_some_settled(tmp_path, broker)
         spec = GroupSettings({"u": Subscription()}, dead_letter_topic="t")
         with pytest.raises(PermissionError, match="g"):
-            await broker.groups.put_group("other", spec, check_loser=_forbid)
+            await broker.groups.put_group("other", spec, checks=ChangeChecks(loser=_forbid))
         assert broker.groups.groups() == ["g"]
         assert bodies_of(await broker.receive(1)) == ["2"]
         named = GroupSettings({"t": Subscription()})
         await broker.groups.put_group("g", named)
-        await broker.groups.put_group("other", spec, check_loser=_forbid)
+        await broker.groups.put_group("other", spec, checks=ChangeChecks(loser=_forbid))
         assert _topics(broker) == ["t"], "who has it by its name loses nothing"
-        await broker.groups.put_group("other", spec, check_loser=_forbid)
+        await broker.groups.put_group("other", spec, checks=ChangeChecks(loser=_forbid))
 
 
 async def test_a_pattern_finds_only_what_its_owner_may_have_at_that_time(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from holdfast.groups.descriptions import (
 from holdfast.groups.errors import GroupsStopping
 from holdfast.groups.service import GroupService
 from holdfast.groups.service_types import (
-    CheckGroup,
     CheckTopic,
     Delivery,
     GroupServiceStats,
@@ -107,10 +106,7 @@ class FakeGroups:
         group: str,
         settings: GroupSettings,
         owner: str = "",
-        *,
-        check_topic: CheckTopic | None = None,
-        check_dead_letters: CheckTopic | None = None,
-        check_loser: CheckGroup | None = None,
+        checks: object = None,
     ) -> tuple[GroupState, bool]:
         check_name("group", group)
         self._fail()
