@@ -10,7 +10,6 @@ from holdfast.http_api.app import App
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.wire.aiohttp_parser import check_parser
 from holdfast.http_api.wire.connection import Connection
-from holdfast.http_api.wire.connection_registry import Connections
 from holdfast.http_api.wire.tls import ServerTls, TlsFiles
 from holdfast.http_api.wire.tls_handshake import TlsHandshakeProtocol
 
@@ -30,13 +29,12 @@ class Server:
         self,
         app: App,
         listeners: Sequence[asyncio.Server],
-        connections: Connections,
         timeout_s: float,
         tls: ServerTls | None,
     ) -> None:
         self._app = app
         self._listeners = listeners
-        self._connections = connections
+        self._connections = app.http.connections
         self._timeout_s = timeout_s
         self._tls = tls
         self.scheme = "http" if tls is None else "https"
@@ -103,7 +101,7 @@ async def start_server(app: App, config: HttpConfig) -> Server:
     if tls is not None:
         tls.start()
         app.http.certificate_expires_s = lambda: tls.expires_s
-    return Server(app, listeners, connections, config.shutdown_timeout_ms / 1000, tls)
+    return Server(app, listeners, config.shutdown_timeout_ms / 1000, tls)
 
 
 async def _listen(

@@ -9,11 +9,11 @@ are closed to everyone.
 
 from collections.abc import Callable, Iterable, Mapping
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import hdrs
 
-from holdfast.http_api.access.browsers import is_from_another_site
+from holdfast.http_api.access.browsers import CrossOrigin, is_from_another_site
 from holdfast.http_api.access.grants import (
     ANONYMOUS,
     GROUP_VERBS,
@@ -25,11 +25,7 @@ from holdfast.http_api.access.grants import (
 from holdfast.http_api.access.hosts import AllowedHosts
 from holdfast.http_api.access.tokens import Tokens
 from holdfast.http_api.wire.problems import Problem
-from holdfast.http_api.wire.request import ORIGIN, SEC_FETCH_SITE
-
-if TYPE_CHECKING:
-    from holdfast.http_api.access.browsers import CrossOrigin
-    from holdfast.http_api.wire.request import Request
+from holdfast.http_api.wire.request import ORIGIN, SEC_FETCH_SITE, Request
 
 #: The caller of a request that was not authenticated.
 UNKNOWN = Principal("unknown", ())
@@ -65,7 +61,7 @@ class Access:
         """The host names that requests may use if authentication is off. None allows every name."""
         self._now_s = now_s
 
-    def identify(self, request: "Request") -> tuple[Principal, Denied | None]:
+    def identify(self, request: Request) -> tuple[Principal, Denied | None]:
         """Return the caller and None, or UNKNOWN and the error if authentication failed.
 
         Without authentication, the caller is ANONYMOUS, and Denied is raised if the request's host
@@ -83,7 +79,7 @@ class Access:
         need: RequiredPermission,
         path: Mapping[str, str],
         headers: Mapping[str, str],
-        pages: "CrossOrigin | None" = None,
+        pages: CrossOrigin | None = None,
     ) -> None:
         """Raise Denied if a caller may not use an endpoint with these parameters in the path.
 
@@ -100,7 +96,7 @@ class Access:
                 raise refusal
             raise forbidden(principal, need, path)
 
-    def principal_of(self, request: "Request") -> Principal:
+    def principal_of(self, request: Request) -> Principal:
         """Return the caller of a request; UNKNOWN if the caller is not authenticated."""
         return self._authenticate(request)[0] if self.is_required else UNKNOWN
 
@@ -148,7 +144,7 @@ class Access:
         found = self.tokens.find_principal(principal, self._now_s() * 1000)
         return found is not None and found.may(GROUP_VERBS, topic, group)
 
-    def _authenticate(self, request: "Request") -> tuple[Principal, Denied | None]:
+    def _authenticate(self, request: Request) -> tuple[Principal, Denied | None]:
         """Return (caller, None), or (UNKNOWN, the error) if the caller is not authenticated."""
         given = request.headers.getall(hdrs.AUTHORIZATION, ())
         if not given:
@@ -242,7 +238,7 @@ def _unauthenticated(
     return denied
 
 
-def _certificate_names(request: "Request") -> list[str]:
+def _certificate_names(request: Request) -> list[str]:
     """Return the names in the client's verified certificate: subjectAltName, then the common name.
 
     If the client has shown no certificate, return an empty list.

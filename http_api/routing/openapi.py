@@ -24,39 +24,44 @@ from holdfast.http_api.wire.reply import PROBLEM_JSON
 
 _Json = dict[str, Any]
 
-_PATH_PARAMETERS: Mapping[str, _Json] = {
-    "topic": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,127}$"},
-    "group": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,127}$"},
-    "queue": {"type": "integer", "format": "int32", "minimum": 0},
-    "message_id": {"type": "string", "pattern": "^[0-9A-Fa-f]{32}$"},
-    "lease": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
+_NAME_PATTERN = "^[A-Za-z0-9_.-]{1,127}$"
+#: The name of each parameter in a path -> its description and schema.
+_PATH_PARAMETERS: Mapping[str, tuple[str, _Json]] = {
+    "topic": ("The topic's name.", {"type": "string", "pattern": _NAME_PATTERN}),
+    "group": ("The group's name.", {"type": "string", "pattern": _NAME_PATTERN}),
+    "queue": ("The queue's number.", {"type": "integer", "format": "int32", "minimum": 0}),
+    "message_id": (
+        "The message's id, as replies to publishing and reading contain it.",
+        {"type": "string", "pattern": "^[0-9A-Fa-f]{32}$"},
+    ),
+    "lease": ("The lease's id, from the plan.", {"type": "string", "pattern": "^[0-9a-f]{32}$"}),
 }
 
-_PATH_DOCS: Mapping[str, str] = {
-    "topic": "The topic's name.",
-    "group": "The group's name.",
-    "queue": "The queue's number.",
-    "message_id": "The message's id, as replies to publishing and reading contain it.",
-    "lease": "The lease's id, from the plan.",
-}
-
-_REQUEST_HEADERS: Mapping[str, str] = {
-    "Holdfast-Producer-Id": "A number, or a name that is hashed to a number. Together, the three "
-    "producer headers make a publish idempotent. Not for binary batches.",
-    "Holdfast-Producer-Epoch": "Increases each time another process takes over this producer.",
-    "Holdfast-Producer-Sequence": "The number of the request, counted for this producer and topic.",
-    "If-Match": "Store only if the stored offsets still have this ETag.",
-    "If-None-Match": "*: store only if no offsets are stored yet.",
-    "Last-Event-ID": "The id of the last received event of a stream (text/event-stream). "
-    "The stream continues after it. Has no effect on other requests.",
-}
-_HEADER_PATTERNS: Mapping[str, _Json] = {
-    "Holdfast-Producer-Id": {"pattern": "^[A-Za-z0-9_.-]{1,127}$"},
-    "Holdfast-Producer-Epoch": {"pattern": "^[0-9]{1,10}$"},
-    "Holdfast-Producer-Sequence": {"pattern": "^[0-9]{1,19}$"},
-    "If-Match": {"pattern": '^([*]|"[0-9]{1,19}")$'},
-    "If-None-Match": {"pattern": "^[*]$"},
-    "Last-Event-ID": {"pattern": PATTERN},
+#: The name of each request header -> its description and pattern.
+_REQUEST_HEADERS: Mapping[str, tuple[str, str]] = {
+    "Holdfast-Producer-Id": (
+        "A number, or a name that is hashed to a number. Together, the three producer headers make "
+        "a publish idempotent. Not for binary batches.",
+        _NAME_PATTERN,
+    ),
+    "Holdfast-Producer-Epoch": (
+        "Increases each time another process takes over this producer.",
+        "^[0-9]{1,10}$",
+    ),
+    "Holdfast-Producer-Sequence": (
+        "The number of the request, counted for this producer and topic.",
+        "^[0-9]{1,19}$",
+    ),
+    "If-Match": (
+        "Store only if the stored offsets still have this ETag.",
+        '^([*]|"[0-9]{1,19}")$',
+    ),
+    "If-None-Match": ("*: store only if no offsets are stored yet.", "^[*]$"),
+    "Last-Event-ID": (
+        "The id of the last received event of a stream (text/event-stream). The stream continues "
+        "after it. Has no effect on other requests.",
+        PATTERN,
+    ),
 }
 _HEADERS_OF = {
     "publish": tuple(_REQUEST_HEADERS)[:3],
@@ -204,7 +209,7 @@ def _tag(path: str) -> str:
 
 def _parameters(route: Route, config: HttpConfig) -> list[_Json]:
     in_path = [
-        _parameter(name, "path", _PATH_DOCS[name], _PATH_PARAMETERS[name], is_required=True)
+        _parameter(name, "path", *_PATH_PARAMETERS[name], is_required=True)
         for name in re.findall(r"{(\w+)}", route.path)
     ]
     in_query = []
@@ -213,15 +218,10 @@ def _parameters(route: Route, config: HttpConfig) -> list[_Json]:
         if param.default is not None:
             schema["default"] = getattr(config, param.default)
         in_query.append(_parameter(name, "query", param.doc, schema, is_required=param.is_required))
-    in_head = [
-        _parameter(
-            name,
-            "header",
-            _REQUEST_HEADERS[name],
-            {"type": "string", **_HEADER_PATTERNS.get(name, {})},
-        )
-        for name in _HEADERS_OF.get(route.handler.__name__, ())
-    ]
+    in_head = []
+    for name in _HEADERS_OF.get(route.handler.__name__, ()):
+        doc, pattern = _REQUEST_HEADERS[name]
+        in_head.append(_parameter(name, "header", doc, {"type": "string", "pattern": pattern}))
     return [*in_path, *in_query, *in_head]
 
 

@@ -105,7 +105,7 @@ class BodyReader:
             self._config.body_timeout_ms,
             lambda: content.total_bytes,
             lambda is_late: content.set_exception(
-                _incomplete(self._config) if is_late else _too_slow(self._config)
+                _too_late(self._config) if is_late else _too_slow(self._config)
             ),
         )
         try:
@@ -268,25 +268,25 @@ def _gunzip(body: bytes | memoryview, size: int, limit: BodyLimit) -> bytes:
     return plain
 
 
-def _incomplete(config: HttpConfig) -> Problem:
-    return Problem(
-        "request-timeout",
-        f"the body was not complete after body_timeout_ms ({config.body_timeout_ms}); send a "
-        "smaller body, or use a faster connection",
-        limit=config.body_timeout_ms,
-        limit_name="body_timeout_ms",
+def _too_late(config: HttpConfig) -> Problem:
+    return _timed_out(
+        "the body was not complete after {}; send a smaller body, or use a faster connection",
+        "body_timeout_ms",
+        config.body_timeout_ms,
     )
 
 
 def _too_slow(config: HttpConfig) -> Problem:
-    least = config.min_transfer_bytes_per_s
-    return Problem(
-        "request-timeout",
-        f"the body arrived slower than min_transfer_bytes_per_s ({least}); send it over a faster "
-        "connection",
-        limit=least,
-        limit_name="min_transfer_bytes_per_s",
+    return _timed_out(
+        "the body arrived slower than {}; send it over a faster connection",
+        "min_transfer_bytes_per_s",
+        config.min_transfer_bytes_per_s,
     )
+
+
+def _timed_out(detail: str, name: str, limit: int) -> Problem:
+    shown = detail.format(f"{name} ({limit})")
+    return Problem("request-timeout", shown, limit=limit, limit_name=name)
 
 
 def _claimed_size(body: bytes | memoryview) -> int:

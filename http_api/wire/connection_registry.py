@@ -103,7 +103,8 @@ class Connections:
         Return None if a limit refuses the connection; the connection is then being closed. With
         `is_plain`, the connection has no TLS, so the reason is sent as plain HTTP.
         """
-        client = client_at(transport)
+        peer = transport.get_extra_info("peername")  # None if the client has already gone
+        client = client_of(peer[0]) if isinstance(peer, tuple) else UNKNOWN
         slug = self.limits.enter(client)
         if slug is None:
             if self._config.send_buffer_bytes:
@@ -171,12 +172,6 @@ class Connections:
             limit=limit,
             limit_name=name,
         )
-
-
-def client_at(transport: asyncio.BaseTransport) -> str:
-    """Return the name of the client at the other end; UNKNOWN if the client has already gone."""
-    peer = transport.get_extra_info("peername")
-    return client_of(peer[0]) if isinstance(peer, tuple) else UNKNOWN
 
 
 class ConnectionLimits:

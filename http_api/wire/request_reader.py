@@ -48,13 +48,12 @@ from holdfast.http_api.wire.request_ends import RequestEnds
 #: is parsed or read. The limit is low because each small head costs a millisecond, even if its
 #: request is never answered.
 MAX_WAITING = 4
-#: If the requests of a connection use at most this much memory, `arriving_bytes` does not count it.
+#: If the requests of a connection use at most this much memory, `ArrivingBytes` does not count it.
 #: This memory is part of the fixed cost of a connection in docs/limits.md.
 UNCOUNTED_BYTES = 8 * 1024
 #: If a request is small, its memory is not calculated, because it is less than UNCOUNTED_BYTES. A
 #: request is small if its size plus _QUICK_PER_HEADER for each header is at most _QUICK_BYTES.
 _QUICK_PER_HEADER, _QUICK_BYTES = 100, 2048
-
 
 _Message = tuple[RawRequestMessage, Content]
 """A request's head and its body."""
