@@ -204,53 +204,6 @@ async def test_who_takes_the_most_gives_way_when_the_room_is_full() -> None:
         assert len(api.context.http.connections.arriving) == 0
 
 
-async def test_who_would_take_the_most_is_refused_and_pushes_nobody_out() -> None:
-    async with (
-        running_api(max_arriving_bytes=1000) as api,
-        raw_connection(api.server.port, address="127.0.0.2") as first,
-        raw_connection(api.server.port) as newcomer,
-    ):
-        await first.send(HEAD + b"Content-Length: 600\r\n\r\nx")
-        await until(lambda: arriving(api))
-        await newcomer.send(HEAD + b"Content-Length: 600\r\n\r\n")
-        status, _, body = await newcomer.answer()
-        assert (status, slug(body)) == (503, "overloaded")
-        await first.send(b"x" * 599)
-        assert (await first.answer())[0] == 200
-
-
-async def test_what_gave_way_in_vain_is_not_counted_any_more() -> None:
-    async with running_api(max_arriving_bytes=1000) as api:
-        api.publish_gate = asyncio.Event()
-        async with (
-            raw_connection(api.server.port, address="127.0.0.3") as at_work,
-            raw_connection(api.server.port, address="127.0.0.2") as small,
-            raw_connection(api.server.port, address="127.0.0.2") as large,
-            raw_connection(api.server.port) as newcomer,
-        ):
-            for one, size, begun, all_of_them in (
-                (at_work, 700, 700, 700),
-                (small, 100, 1, 800),
-                (large, 200, 1, 1000),
-            ):
-                await one.send(HEAD + b"Content-Length: %d\r\n\r\n" % size + b"x" * begun)
-                async with asyncio.timeout(10):
-                    while not api.publishes or arriving(api) != all_of_them:
-                        await asyncio.sleep(0)
-            # If the oldest body of the largest client is dropped, there is room for only 100 more
-            # bytes.
-            await newcomer.send(HEAD + b"Content-Length: 250\r\n\r\n")
-            for one in (newcomer, small):
-                status, _, body = await one.answer()
-                assert (status, slug(body)) == (503, "overloaded")
-            assert arriving(api) == 900
-            api.publish_gate.set()
-            await large.send(b"x" * 199)
-            for one in (at_work, large):
-                assert (await one.answer())[0] == 200
-        assert arriving(api) == 0
-
-
 async def test_a_body_that_only_trickles_is_given_up_before_its_time() -> None:
     settings: dict[str, Any] = {"transfer_grace_ms": 100, "min_transfer_bytes_per_s": 1000}
     async with running_api(**settings) as api, raw_connection(api.server.port) as one:
@@ -347,11 +300,22 @@ def test_a_client_has_no_more_than_its_share(size: int, refused: str | None) -> 
     assert room.arrive("other", "modest", 60) is None
 
 
-def test_who_holds_the_most_itself_is_refused_and_pushes_nobody_out() -> None:
+@pytest.mark.parametrize(("own", "other"), [(61, 40), (60, 60)])
+def test_the_client_with_the_most_bytes_is_refused(own: int, other: int) -> None:
     room = Room()
-    room.arrive("modest", "modest", 40)
-    assert room.arrive("greedy", "greedy", 61) == LIMIT
-    assert (room.gone, room.total_bytes) == ([], 40)
+    room.arrive("modest", "modest", other)
+    assert room.arrive("greedy", "greedy", own) == LIMIT
+    assert (room.gone, room.total_bytes) == ([], other)
+
+
+def test_a_request_that_gave_way_in_vain_is_not_counted() -> None:
+    room = Room()
+    room.take("at work", "other", 70)
+    room.arrive("small", "greedy", 10)
+    room.arrive("large", "greedy", 20)
+    # If the oldest request of the largest client gives way, there is room for only 10 more bytes.
+    assert room.arrive("newcomer", "modest", 25) == LIMIT
+    assert (room.gone, room.total_bytes) == (["small"], 90)
 
 
 def test_who_is_alone_may_hold_more_than_the_limit_and_the_share() -> None:
