@@ -33,31 +33,9 @@ from holdfast.spark.errors import (
 )
 from holdfast.spark.session import local_session, register, require_java, ship
 
-__all__ = [
-    "register",
-    "bind",
-    "Bound",
-    "local_session",
-    "require_java",
-    "ship",
-    "reason",
-    "SparkError",
-    "InvalidOption",
-    "JavaMissing",
-    "BrokerRefused",
-    "BrokerUnavailable",
-    "DataLost",
-    "CertificateNotTrusted",
-    "CheckpointUnreadable",
-    "FilesUnreadable",
-    "GoneFromStream",
-    "ReplyMismatch",
-    "UnknownTopic",
-    "TopicRecreated",
-    "OffsetsMoved",
-    "UnwritableColumn",
-    "UnwritableRow",
-    "WriteRefused",
-    "ReplayDiffers",
-    "IdentityMissing",
-]
+__all__ = ["register", "bind", "Bound", "local_session", "require_java", "ship", "reason"]
+__all__ += ["SparkError", "InvalidOption", "JavaMissing", "BrokerRefused", "BrokerUnavailable"]
+__all__ += ["DataLost", "CertificateNotTrusted", "CheckpointUnreadable", "FilesUnreadable"]
+__all__ += ["GoneFromStream", "ReplyMismatch", "UnknownTopic", "TopicRecreated", "OffsetsMoved"]
+__all__ += ["UnwritableColumn", "UnwritableRow", "WriteRefused", "ReplayDiffers"]
+__all__ += ["IdentityMissing"]

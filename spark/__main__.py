@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from holdfast.spark.deploy.archive import build_archive
+from holdfast.spark.shipping import build_archive
 
 
 def main(arguments: list[str]) -> None:

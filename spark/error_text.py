@@ -10,7 +10,6 @@ _SENTENCE = re.compile(r"^holdfast(?:\.\w+)*\.[A-Z]\w*: (.+)$", re.MULTILINE)
 
 
 def reason(error: BaseException) -> str | None:
-    """Return the message of the Holdfast error that caused Spark's `error`, or None if there is
-    none."""
+    """Return the message of the Holdfast error that caused Spark's `error`, or None."""
     found: list[str] = _SENTENCE.findall(str(error))
     return found[-1] if found else None

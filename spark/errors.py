@@ -181,8 +181,7 @@ class UnknownTopic(SparkError):
 
 
 def means_no_topic(error: SparkError) -> bool:
-    """Return True if the error means that the topic does not exist, in a broker or in a
-    directory."""
+    """Return True if the error means that a broker or directory does not have the topic."""
     if isinstance(error, BrokerRefused):
         return error.type == "/problems/unknown-topic"
     return isinstance(error, UnknownTopic)

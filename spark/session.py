@@ -1,5 +1,4 @@
-"""Register the data source with a Spark session, send it to executors, and start a local
-session."""
+"""Register the data source with a session, send it to executors, start a local session."""
 
 import hashlib
 import os
@@ -14,9 +13,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import holdfast
-from holdfast.spark.deploy.archive import build_archive, find_own_archive
-from holdfast.spark.deploy.pickling import ship_archive
 from holdfast.spark.errors import JavaMissing
+from holdfast.spark.shipping import build_archive, find_own_archive, ship_archive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,8 +91,7 @@ def local_session(
 
 
 def require_java() -> Path:
-    """Return the Java executable that Spark will run. Raises JavaMissing, which says how to install
-    Java."""
+    """Return the Java executable that Spark will run. Raises JavaMissing."""
     home = os.environ.get("JAVA_HOME")
     java = Path(home, "bin", "java") if home else Path(shutil.which("java") or "java")
     try:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeVar
 from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, DataSourceWriter
 from pyspark.sql.types import StructType
 
-from holdfast.spark.deploy.pickling import SelfUnpackingMeta
 from holdfast.spark.errors import (
     BrokerRefused,
     BrokerUnavailable,
@@ -31,6 +30,7 @@ from holdfast.spark.options.stream import StreamOptions, parse_stream_options
 from holdfast.spark.read.batch_source import HoldfastReader, PushdownReader
 from holdfast.spark.read.plan import BoundTopic, bind_topics
 from holdfast.spark.read.reading import open_catalog
+from holdfast.spark.shipping import SelfUnpackingMeta
 
 if TYPE_CHECKING:
     from holdfast.spark.stream.source import HoldfastStreamReader

@@ -44,8 +44,7 @@ _BY_STATUS = {
 
 
 class Failure(Exception):
-    """Ends a command with an exit code, and with a sentence that says what failed and how to fix
-    it."""
+    """Ends a command with an exit code and a sentence that says what failed and how to fix it."""
 
     def __init__(self, sentence: str, code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(sentence, code)

@@ -29,8 +29,7 @@ from holdfast.cli.output.terminal import safe_text
 
 
 class Root(click.Group):
-    """The root command. It reports a failure as one line on standard error, and exits with a code
-    from exits.py."""
+    """The root command. It reports a failure as one line, and exits with a code of exits.py."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order in which they were added: the most important first."""

@@ -9,8 +9,7 @@ from rich.text import Text
 
 
 def missing_for_spark() -> str | None:
-    """Return a sentence that says what must be installed for Spark, or None if nothing is
-    missing."""
+    """Return a sentence that says what must be installed for Spark, or None."""
     try:
         import pyarrow  # noqa: F401
         import pyspark  # noqa: F401

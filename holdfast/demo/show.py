@@ -236,8 +236,7 @@ class _Demo:
 
 
 def _rounds(readings: Iterator[Reading], count: int) -> Iterator[list[Reading]]:
-    """Yield rounds of at most 64 readings. A round ends after the first reading whose sensor
-    repeats."""
+    """Yield rounds of at most 64 readings. A round ends when a sensor repeats."""
     for _ in range(count):
         part: list[Reading] = []
         sensors: set[str | None] = set()

@@ -46,8 +46,7 @@ LOG_APPEND_TIME = 1  # Kafka's timestampType for a time set by the broker
 
 
 class RowSelection(NamedTuple):
-    """Selected rows of a BatchRun: for each i, the rows [start[i], end[i]) of block number
-    block[i]."""
+    """Selected rows of a BatchRun: for each i, rows [start[i], end[i]) of block number block[i]."""
 
     block: Int64s
     start: Int64s
@@ -199,8 +198,7 @@ class _Portion:
         return pa.Array.from_buffers(kind, self._count, buffers, children=[entries])
 
     def _entries(self, value_kind: pa.DataType) -> tuple[Int32s, pa.Array, pa.Array]:
-        """Return (offsets, names, values): message i has the properties offsets[i] to
-        offsets[i + 1]."""
+        """Return (offsets, names, values); message i has the properties from offsets[i] on."""
         present = self._blocks.has(BatchFlag.PROPERTIES)[self._index]
         counts = np.where(present, self._counts, 0)
         at = self._blocks.starts["property_list"][self._index] // 4 + self._start
@@ -222,8 +220,7 @@ class _Portion:
         return _make_array(kind, self._count, [None, np.repeat(stamps, self._counts)])
 
     def born_timestamp(self, kind: pa.DataType) -> pa.Array:
-        """Build timestamps. If the producer gave no time, the stored time is below 1 ms; it becomes
-        null."""
+        """Build timestamps. A stored time below 1 ms means "not given", and becomes null."""
         stamps = np.repeat(self._field("born_timestamp_us"), self._counts)
         own = self._blocks.has(BatchFlag.BORN)[self._index]
         if own.any():
@@ -243,8 +240,7 @@ class _Portion:
         return field
 
     def _spread(self, sizes: Int32s, present: Bools) -> Int32s:
-        """Return a size for each row. `sizes` has only the rows of the blocks where `present` is
-        true; all other rows get 0."""
+        """Return a size for each row: `sizes` for blocks where `present` is true, otherwise 0."""
         if present.all():
             return sizes
         spread = np.zeros(self._count, np.int32)
@@ -326,8 +322,7 @@ def _join_pieces(buffer: Buffer, starts: Int64s, ends: Int64s) -> pa.Buffer:
 
 
 def _check_within(first: Int64s, last: Int64s, sizes: Int64s) -> None:
-    """Raise CorruptBatch unless the offsets first[i] to last[i] are within their column of size
-    sizes[i]."""
+    """Raise CorruptBatch unless the offsets first[i] to last[i] are within sizes[i]."""
     if bool(np.any((first < 0) | (last > sizes))):
         raise CorruptBatch("column-offsets", "they are outside their column")
 
@@ -349,8 +344,7 @@ def _validity_bits(present: Bools) -> npt.NDArray[np.uint8] | None:
 
 
 def _make_array(kind: pa.DataType, count: int, buffers: Sequence[Any]) -> pa.Array:
-    """Return an Arrow array that uses `buffers` without copying them. The first buffer has the
-    validity bits."""
+    """Return an Arrow array that uses `buffers` without a copy; the first has the validity bits."""
     return pa.Array.from_buffers(kind, count, [_make_buffer(buffer) for buffer in buffers])
 
 

@@ -19,8 +19,7 @@ Message = Mapping[str, Any]
 
 
 def unpack_messages(body: Buffer) -> list[Message]:
-    """Return the messages in a pull's reply. Raises ReplyMismatch if the reply has no list of
-    messages."""
+    """Return the messages in a pull's reply. Raises ReplyMismatch if it has no list of messages."""
     try:
         messages = msgpack.unpackb(body)["messages"]
     except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
@@ -32,7 +31,6 @@ def unpack_messages(body: Buffer) -> list[Message]:
 def decode_messages(
     messages: Sequence[Message], source: QueueRange, columns: Mapping[str, str]
 ) -> pa.RecordBatch:
-    """Return the messages as one record batch of these columns."""
     schema = arrow_schema(columns)
     arrays = [
         pa.array([_VALUES[name](message, source) for message in messages], schema.field(name).type)

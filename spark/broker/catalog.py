@@ -61,8 +61,7 @@ class OutOfRange(SparkError):
 
 
 class Catalog(Protocol):
-    """Topics, the range of each queue, and ranges cut into parts. Each implementation documents the
-    errors that it raises."""
+    """Topics, ranges of queues, and their parts. Implementations document the errors they raise."""
 
     def topic_names(self) -> Iterator[str]:
         """Yield the names of all topics."""
@@ -71,8 +70,7 @@ class Catalog(Protocol):
         """Return the topic's id and the current range of each queue."""
 
     def offset_at(self, topic: str, queue: int, timestamp_ms: int) -> int:
-        """Return the first offset stored at or after a time, or the queue's end if there is
-        none."""
+        """Return the first offset stored at or after a time, or the queue's end if none is."""
 
     def stored_offsets(self, group: str, topic: str) -> StoredOffsets | None:
         """Return a group's offsets, or None if the group does not exist."""
@@ -100,9 +98,7 @@ class LiveCatalog(Catalog, Protocol):
     """A broker's catalog: it can also wait for messages, and release leases."""
 
     def hold(self, topic: str, offsets: Mapping[int, int], wait_ms: int) -> None:
-        """Wait until one of the queues has a message at its offset, for at most `wait_ms`. May
-        return at once, for any reason."""
+        """Wait at most `wait_ms` until a queue has a message at its offset. May return early."""
 
     def release_leases(self, leases: Iterable[tuple[str, str]]) -> None:
-        """Release leases, (topic, id) each. Raises nothing: a lease that cannot be released
-        expires."""
+        """Release leases, (topic, id) each. Raises nothing: other leases expire."""

@@ -59,8 +59,7 @@ class PullOutcome(Generic[_Body]):
 
 @dataclass(frozen=True, slots=True)
 class PublishedBatch:
-    """The location of one published batch. `is_duplicate` is True if the batch had already been
-    stored."""
+    """The location of a published batch. `is_duplicate` is True if it had been stored before."""
 
     queue: int
     offset: int
@@ -70,7 +69,7 @@ class PublishedBatch:
 
 class BrokerClient:
     """A client of one broker, and a LiveCatalog. It connects on first use. Close it, or use it as a
-    context manager. Use it from one thread at a time."""
+    context manager; `close` may be called twice. Use it from one thread at a time."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -88,7 +87,6 @@ class BrokerClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connection. May be called twice."""
         self._transport.close()
 
     def topic_names(self) -> Iterator[str]:
@@ -339,8 +337,7 @@ class BrokerClient:
 
 
 def _means_no_lease(refused: BrokerRefused) -> bool:
-    """Return True if the refusal concerns only the lease: the broker has no lease left, or does not
-    support leases."""
+    """Return True if the broker has no lease left, or does not support leases."""
     return refused.type == NO_LEASES_LEFT or (
         refused.type == "/problems/invalid-parameter"
         and refused.problem.get("parameter") in {"lease_ms", "only_named"}

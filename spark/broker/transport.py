@@ -177,8 +177,7 @@ class Transport:
         raise refused
 
     def _exchange(self, request: _Request, gatherer: BlockGatherer | None) -> tuple[int, Reply]:
-        """Send a request and return the status and the reply. On any error, close the
-        connection."""
+        """Send a request and return status and reply. On any error, close the connection."""
         blocks: Buffer | None = None
 
         def receive_body(fill: Fill, size: int) -> None:

@@ -55,7 +55,6 @@ class FileCatalog:
         self.close()
 
     def close(self) -> None:
-        """Close the files. May be called twice."""
         self._log.close()
 
     def topic_names(self) -> Iterator[str]:
@@ -185,8 +184,7 @@ class FileCatalog:
 def _durable_end(
     segment: LogSegment, topic_id: int, queue: int, offsets: tuple[int, int], durable: int
 ) -> int:
-    """Return the end of a queue's messages in a segment that are below the physical offset
-    `durable`."""
+    """Return the end of a queue's messages in a segment below the physical offset `durable`."""
     end = offsets[0]
     for rows in segment.blocks.rows(topic_id, queue, *offsets):
         below = rows[rows["physical_offset"] + rows["size"] <= durable]

@@ -21,8 +21,7 @@ _log = logging.getLogger("holdfast.spark")
 
 
 class LogSegment:
-    """One segment: its file, and its blocks. The blocks come from the footer, or from a walk over
-    the block headers."""
+    """One segment: its file, and its blocks, which come from the footer or from a walk."""
 
     def __init__(self, file: SegmentFile) -> None:
         self.file = file
@@ -30,8 +29,7 @@ class LogSegment:
         self._is_decided = False
 
     def look_for_footer(self) -> None:
-        """Use the footer as soon as the file has an intact one. A damaged footer is checked only
-        once."""
+        """Use the footer as soon as there is an intact one. A damaged one is checked only once."""
         sealed = None if self._is_decided else SealedBlocks.of(self.file)
         if sealed is not None:
             self._is_decided = True
@@ -51,7 +49,6 @@ class LogFiles:
         self.segments: tuple[LogSegment, ...] = ()
 
     def close(self) -> None:
-        """Close all files. May be called twice."""
         for segment in self._open.values():
             segment.file.close()
         self._open.clear()

@@ -42,7 +42,6 @@ class LogState:
 
     @property
     def records(self) -> dict[bytes, bytes]:
-        """All records, by key."""
         return self._replay.records
 
     def refresh(self) -> None:
@@ -57,8 +56,7 @@ class LogState:
         self._replay, self._following = self._from_newest_snapshot()
 
     def _from_newest_snapshot(self) -> tuple[StateReplay, int]:
-        """Return the records, read from the newest snapshot on, and the offset after the last of
-        them."""
+        """Return the records from the newest snapshot on, and the offset after the last record."""
         damage: CorruptBatch | None = None
         begins = [
             queues[_QUEUE][0]
@@ -105,7 +103,6 @@ class LogState:
     # -- look-ups -------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """Return the names of all topics, sorted."""
         keys = map(parse_key, self.records)
         return sorted(parts[1] for parts in keys if parts[0] == "topic")
 

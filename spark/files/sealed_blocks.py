@@ -37,8 +37,7 @@ _BEFORE_ALL, _AFTER_ALL = -1, 2**63
 
 
 class SealedBlocks:
-    """The rows of a block table, ordered by topic, queue and base offset. All methods may raise
-    OSError."""
+    """The rows of a block table, ordered by topic, queue and base offset. Methods raise OSError."""
 
     def __init__(self, file: SegmentFile, trailer: FooterTrailer) -> None:
         self._file = file

@@ -125,7 +125,6 @@ class SegmentFile:
         )
 
     def close(self) -> None:
-        """Close the file. May be called twice."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -84,8 +84,7 @@ class WalkedBlocks:
         self.is_ended = self.is_ended or self.end >= self._file.end_offset
 
     def _headers_at(self, at: int, border: int) -> Headers:
-        """Return headers of consecutive blocks from the physical offset `at` on. If no block begins
-        there, return none."""
+        """Return headers of consecutive blocks from `at` on; none if no block begins there."""
         if self._are_large:
             headers = intact_split_headers(self._file.read, at, border, _AT_ONCE)
         else:

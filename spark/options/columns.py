@@ -7,41 +7,34 @@ unused columns of a Python source, so all columns that are chosen here are sent 
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from types import MappingProxyType
 
 from holdfast.spark.errors import InvalidOption
 
 #: Column -> its type in Spark's DDL, in the order of the default columns.
-HOLDFAST_COLUMNS: Mapping[str, str] = MappingProxyType(
-    {
-        "topic": "string",
-        "queue": "int",
-        "offset": "bigint",
-        "message_id": "string",
-        "key": "string",
-        "tag": "string",
-        "priority": "int",
-        "properties": "map<string,string>",
-        "body": "binary",
-        "born_timestamp": "timestamp",
-        "store_timestamp": "timestamp",
-    }
-)
-KAFKA_COLUMNS: Mapping[str, str] = MappingProxyType(
-    {
-        "key": "binary",
-        "value": "binary",
-        "topic": "string",
-        "partition": "int",
-        "offset": "bigint",
-        "timestamp": "timestamp",
-        "timestampType": "int",
-        "headers": "array<struct<key:string,value:binary>>",
-    }
-)
-SCHEMAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {"holdfast": HOLDFAST_COLUMNS, "kafka": KAFKA_COLUMNS}
-)
+HOLDFAST_COLUMNS: Mapping[str, str] = {
+    "topic": "string",
+    "queue": "int",
+    "offset": "bigint",
+    "message_id": "string",
+    "key": "string",
+    "tag": "string",
+    "priority": "int",
+    "properties": "map<string,string>",
+    "body": "binary",
+    "born_timestamp": "timestamp",
+    "store_timestamp": "timestamp",
+}
+KAFKA_COLUMNS: Mapping[str, str] = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+    "headers": "array<struct<key:string,value:binary>>",
+}
+SCHEMAS: Mapping[str, Mapping[str, str]] = {"holdfast": HOLDFAST_COLUMNS, "kafka": KAFKA_COLUMNS}
 
 _BODY = {"holdfast": "body", "kafka": "value"}
 _ON_REQUEST = {"message_id", "priority"}

@@ -81,8 +81,7 @@ class OptionParser:
         return int(value)
 
     def size(self, name: str, default: int, *, maximum: int | None = None) -> int:
-        """Return a size in bytes; `default` if the option is not given. The user may write 64m for
-        64 MiB."""
+        """Return a size in bytes, such as 64m for 64 MiB; `default` if the option is not given."""
         value = self.text(name)
         if value is None:
             return default
@@ -94,8 +93,7 @@ class OptionParser:
         return size
 
     def duration_ms(self, name: str, default: int) -> int:
-        """Return a duration in milliseconds; `default` if the option is not given. The user writes
-        it with a unit, such as 90s or 15m."""
+        """Return a duration such as 90s in milliseconds; `default` if the option is not given."""
         value = self.text(name)
         if value is None:
             return default
@@ -105,8 +103,7 @@ class OptionParser:
         return int(match[1]) * _DURATION_UNITS_MS[match[2].lower()]
 
     def json(self, name: str) -> dict[str, Any]:
-        """Return the option's JSON object as a dict. The dict is empty if the option is not
-        given."""
+        """Return the option's JSON object; an empty dict if the option is not given."""
         text = self.text(name)
         if text is None:
             return {}
@@ -119,8 +116,7 @@ class OptionParser:
         return value
 
     def words(self, name: str) -> tuple[str, ...]:
-        """Return the distinct words of a list with commas, in order; none if the option is not
-        given."""
+        """Return the distinct words of a list with commas, in order; none if it is not given."""
         text = self.text(name)
         words = [] if text is None else [word.strip() for word in text.split(",")]
         if "" in words:

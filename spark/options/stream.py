@@ -50,8 +50,7 @@ NO_LIMITS = TriggerLimits()
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """The options of one stream. `group` is the group in which the stream's progress is also
-    stored, or None."""
+    """The options of a stream. `group` is the group that also stores its progress, or None."""
 
     read: ReadOptions
     limits: TriggerLimits

@@ -40,7 +40,6 @@ class HoldfastReader(DataSourceReader):
         return self._topics
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one partition as Arrow record batches."""
         return read_partition(partition, self._options)
 
 

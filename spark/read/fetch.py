@@ -61,8 +61,7 @@ def read_range(
 
 
 class _FetchResult(NamedTuple):
-    """The result of one pull: the offset to continue at, the offsets that the broker skipped, and
-    the rows."""
+    """The result of one pull: where to continue, the ranges that the broker skipped, the rows."""
 
     next_offset: int
     skipped: tuple[tuple[int, int], ...]
@@ -165,8 +164,7 @@ def _check_sequence(blocks: BatchRun, part: QueueRange, offset: int, *, gaps: bo
 def _offset_after_loss(
     refused: BrokerRefused, part: QueueRange, offset: int, options: ReadOptions
 ) -> int:
-    """Return the offset at which to continue, if the refusal means that messages are lost.
-    Otherwise raise the refusal again."""
+    """Return where to continue if messages are lost. Otherwise raise the refusal again."""
     problem = refused.problem
     match refused.type:
         case "/problems/offset-trimmed":

@@ -62,8 +62,7 @@ def bind_topics(catalog: Catalog, options: ReadOptions) -> tuple[BoundTopic, ...
 
 
 def require_topics(catalog: Catalog, options: ReadOptions) -> tuple[str, ...]:
-    """Return the names of the topics to read now. Raises InvalidOption if no topic matches a
-    pattern."""
+    """Return the names of the topics to read now. Raises InvalidOption if there is none."""
     names = match_topics(catalog, options)
     if not names:
         raise InvalidOption("subscribePattern", f"no topic matches {options.pattern!r} as a whole")

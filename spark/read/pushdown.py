@@ -63,8 +63,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class FilterBounds:
-    """The topics, queues, offsets, times and tags that filters keep. Times are in milliseconds;
-    None means that all are kept."""
+    """What filters keep: queues, offsets, times in milliseconds, topics, tags. None keeps all."""
 
     queues: Span = Span()
     offsets: Span = Span()
@@ -112,8 +111,7 @@ def choose_tags(asked: frozenset[str], found: frozenset[str] | None) -> frozense
 def narrow_topics(
     catalog: Catalog, topics: Iterable[BoundTopic], wanted: FilterBounds
 ) -> tuple[BoundTopic, ...]:
-    """Return the topics with the offset ranges that must still be read. The catalog converts times
-    to offsets."""
+    """Return the topics with the ranges that must still be read. The catalog resolves times."""
     return tuple(
         replace(
             topic,

@@ -104,13 +104,11 @@ class StreamDriver:
 
     @property
     def leases(self) -> list[tuple[str, str]]:
-        """The leases of the micro-batches that were planned since the last `latest`: (topic, id)
-        each."""
+        """The leases of the micro-batches planned since the last `latest`: (topic, id) each."""
         return list(self._leases)
 
     def newest(self) -> StreamOffsets | None:
-        """Return the ends of all queues when the topics were last described. Return None before the
-        first call of `latest` or `pin`."""
+        """Return the ends of all queues when last described, or None before `latest` or `pin`."""
         return _queue_ends(self._seen) if self._seen else None
 
     def latest(self, start: StreamOffsets, limits: TriggerLimits) -> StreamOffsets:
@@ -145,8 +143,7 @@ class StreamDriver:
         return end
 
     def plan(self, start: StreamOffsets, end: StreamOffsets) -> list[tuple[QueueRange, ...]]:
-        """Return the ranges of each task of the micro-batch from `start` to `end`. The list may be
-        empty."""
+        """Return the ranges of each task of the micro-batch from `start` to `end`; may be empty."""
         topics = []
         for name, ranges in ranges_between(start, end).items():
             topic_id = end[name].topic_id
@@ -253,8 +250,7 @@ class StreamDriver:
         return cut
 
     def _may_start(self, waiting: int, limits: TriggerLimits) -> bool:
-        """Return True if a micro-batch may start: enough messages wait, or the maximum delay is
-        over."""
+        """Return True if enough messages wait, or the maximum delay is over."""
         if limits.min_offsets is None or self._target is not None or self._last_batch_at is None:
             return True
         overdue_s = self._clock() - self._last_batch_at - limits.max_delay_ms / 1000

@@ -112,8 +112,7 @@ def _known_offsets(offsets: StreamOffsets, name: str, topic_id: int) -> Mapping[
 def ranges_ahead(
     start: StreamOffsets, now: Mapping[str, TopicState]
 ) -> dict[QueueKey, OffsetRange]:
-    """Return the unread range of each queue: from `start` to the queue's end, without lost
-    messages. A range may be empty."""
+    """Return each queue's unread range, without lost messages. A range may be empty."""
     ahead = {}
     for name, topic in sorted(now.items()):
         before = _known_offsets(start, name, topic.topic_id)
@@ -124,8 +123,7 @@ def ranges_ahead(
 
 
 def find_losses(start: StreamOffsets, now: Mapping[str, TopicState]) -> Iterator[SparkError]:
-    """Yield an error for each topic, queue or range of messages that a stream at `start` needs, but
-    that no longer exists."""
+    """Yield an error for each lost topic, queue or range that a stream at `start` needs."""
     for name, before in sorted(start.items()):
         topic = now.get(name)
         if topic is None:

@@ -27,10 +27,10 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from holdfast.spark.broker.client import BrokerClient
-from holdfast.spark.deploy.pickling import SelfUnpackingMeta
 from holdfast.spark.options.stream import NO_LIMITS, StreamOptions
 from holdfast.spark.read.reading import open_catalog
 from holdfast.spark.read.task import RangesPartition, read_partition
+from holdfast.spark.shipping import SelfUnpackingMeta
 from holdfast.spark.stream.driver import StreamDriver
 from holdfast.spark.stream.group_progress import ProgressReporter
 from holdfast.spark.stream.offsets import decode_offsets, encode_offsets
@@ -131,7 +131,6 @@ class HoldfastStreamReader(
         return [RangesPartition(ranges) for ranges in plan]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one partition as Arrow record batches."""
         return read_partition(partition, self._options.read)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -139,7 +138,6 @@ class HoldfastStreamReader(
         self._driver.commit(decode_offsets(end))
 
     def stop(self) -> None:
-        """Release the leases and close all connections."""
         self._open.close()
         # Only now, because Spark may end the process during the release, and
         # `_release_at_termination` needs `_opened`.

@@ -91,8 +91,7 @@ class _Columns(Sections):
 
 
 def _buffers(array: pa.Array) -> tuple[Int32s, Buffer]:
-    """Return (offsets, data) of an array of bytes or texts. The offsets begin at 0, also for a
-    slice."""
+    """Return (offsets, data) of an array of bytes or texts. The offsets begin at 0."""
     _, ends, octets = array.buffers()
     if not len(array):
         return np.zeros(1, np.int32), b""

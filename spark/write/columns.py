@@ -6,7 +6,6 @@ Columns that only the broker sets cannot be written.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from holdfast.spark.errors import UnwritableColumn
 from holdfast.spark.options.columns import suggest_name
@@ -16,25 +15,23 @@ _WHOLE = ("tinyint", "smallint", "int", "bigint")
 _TIME = ("timestamp",)
 
 #: Column -> the Spark types that can be written to it.
-WRITABLE_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "body": _TEXT,
-        "key": _TEXT,
-        "tag": _TEXT,
-        "properties": ("map<string,string>",),
-        "topic": _TEXT,
-        "queue": _WHOLE,
-        "priority": _WHOLE,
-        "born_timestamp": _TIME,
-        "expires_timestamp": _TIME,
-        "value": _TEXT,
-        "partition": _WHOLE,
-        "headers": (
-            "array<struct<key:string,value:binary>>",
-            "array<struct<key:string,value:string>>",
-        ),
-    }
-)
+WRITABLE_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "body": _TEXT,
+    "key": _TEXT,
+    "tag": _TEXT,
+    "properties": ("map<string,string>",),
+    "topic": _TEXT,
+    "queue": _WHOLE,
+    "priority": _WHOLE,
+    "born_timestamp": _TIME,
+    "expires_timestamp": _TIME,
+    "value": _TEXT,
+    "partition": _WHOLE,
+    "headers": (
+        "array<struct<key:string,value:binary>>",
+        "array<struct<key:string,value:string>>",
+    ),
+}
 #: Kafka's name -> Holdfast's name.
 _KAFKA_NAMES = {"value": "body", "partition": "queue", "headers": "properties"}
 _BROKER_COLUMNS = ("offset", "store_timestamp", "message_id", "timestamp", "timestamptype")
@@ -82,8 +79,7 @@ def choose_columns(schema: Sequence[tuple[str, str]], *, topic_given: bool) -> M
 def choose_sort_columns(
     schema: Sequence[tuple[str, str]], names: Sequence[str]
 ) -> tuple[Column, ...]:
-    """Return the columns to sort by. Raises UnwritableColumn for a column that is missing, or whose
-    type cannot be sorted."""
+    """Return the columns to sort by. Raises UnwritableColumn if one is missing or not sortable."""
     found = {name.lower(): Column(index, name) for index, (name, _) in enumerate(schema)}
     for name in names:
         column = found.get(name.lower())
@@ -96,8 +92,7 @@ def choose_sort_columns(
 
 
 def _type_fits(kind: str, kinds: Sequence[str]) -> bool:
-    """Return True if a type is one of `kinds`. Strings of any collation or length count as
-    string."""
+    """Return True if a type is one of `kinds`. Any collation or length counts as string."""
     if kind.startswith(("string collate", "varchar(", "char(")):
         kind = "string"
     return kind in kinds

@@ -48,8 +48,7 @@ def key_hashes(keys: pa.Array) -> UInt32s:
 
 
 class Partitioner:
-    """Chooses queues in one topic. `turn` selects the first queue for rows without queue and
-    key."""
+    """Chooses queues in one topic. `turn` is the first queue for rows without queue and key."""
 
     def __init__(self, target: TargetTopic, turn: int) -> None:
         self._target = target

@@ -43,8 +43,7 @@ class Producer:
         return 0 if self.writer is None else self.writer.epoch
 
     def producer_id(self, generation: int = 0) -> int:
-        """Return the producer id for the broker, or 0 if there is no writer. publisher.py explains
-        generations."""
+        """Return the producer id, or 0 without a writer. publisher.py explains generations."""
         if self.writer is None:
             return 0
         name = f"spark\n{self.writer.name}\n{self.partition}\n{generation}"

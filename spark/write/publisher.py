@@ -96,8 +96,7 @@ class Publisher:
         self.counts = WriteCounts()
 
     def send(self, batches: Iterable[OutgoingBatch]) -> None:
-        """Store the batches that no attempt has stored yet. No two of them may be for the same
-        queue."""
+        """Store the batches that are not stored yet. No two of them may be for the same queue."""
         for request in _group_requests(batches):
             for batch in request:
                 if self._progress(batch).has_ended:
@@ -225,8 +224,7 @@ def _group_requests(batches: Iterable[OutgoingBatch]) -> Iterator[list[OutgoingB
 
 
 def _agrees_with_stored(batch: OutgoingBatch, stored: Batch) -> bool:
-    """Return True if the shorter of the two batches equals the beginning of the longer, byte for
-    byte."""
+    """Return True if the shorter of the two batches equals the beginning of the longer."""
     if len(stored) > len(batch):
         return batch.header.payload_crc == _crc_of_prefix(stored, len(batch))
     shorter = batch.part(0, len(stored)) if len(stored) < len(batch) else batch

@@ -85,8 +85,7 @@ class _InputColumn:
         return UnwritableRow(self._partition, self._first_row + row, self._name, detail)
 
     def refuse(self, is_wrong: pa.Array, detail: str, rows: Int64s | None = None) -> None:
-        """Raise UnwritableRow for the first value where `is_wrong` is true. Null counts as
-        false."""
+        """Raise UnwritableRow for the first value where `is_wrong` is true, not null."""
         wrong = pc.fill_null(is_wrong, False).to_numpy(zero_copy_only=False)
         if wrong.any():
             raise self.error(int(np.argmax(wrong)), detail, rows)

@@ -24,9 +24,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from holdfast.spark.broker.client import BrokerClient
-from holdfast.spark.deploy.pickling import SelfUnpackingMeta
 from holdfast.spark.errors import InvalidOption
 from holdfast.spark.options.write import WriteOptions, parse_write_options
+from holdfast.spark.shipping import SelfUnpackingMeta
 from holdfast.spark.write.columns import Column, choose_columns, choose_sort_columns
 from holdfast.spark.write.producer_identity import Producer, WriterRun, identify_stream_run
 from holdfast.spark.write.publisher import WriteCounts
@@ -105,11 +105,9 @@ class HoldfastWriter(DataSourceArrowWriter):
         return self._rows.write(iterator, Producer(self._writer, _current_task().partitionId()))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Log the amounts that were written."""
         _log.info("%s", _summarize(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Log that the write failed, and that stored rows remain stored."""
         _log.warning("the write failed; stored rows remain: at least %s", _summarize(messages))
 
 
@@ -124,20 +122,17 @@ class HoldfastStreamWriter(DataSourceStreamArrowWriter, metaclass=SelfUnpackingM
         self._rows = rows
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
-        """Store one partition of a micro-batch. Raises the errors of `write_partition`, and
-        IdentityMissing."""
+        """Store one partition. Raises the errors of `write_partition`, and IdentityMissing."""
         task = _current_task()
         idempotent = self._rows.options.is_idempotent
         writer = identify_stream_run(task.getLocalProperty) if idempotent else None
         return self._rows.write(iterator, Producer(writer, task.partitionId()))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Log the amounts that were written."""
         _log.info("batch %d: %s", batchId, _summarize(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Log that the batch failed, and that stored rows remain stored. Spark repeats the
-        batch."""
+        """Log that the batch failed, and that stored rows remain. Spark repeats the batch."""
         summary = _summarize(messages)
         _log.warning("batch %d failed; stored rows remain: at least %s", batchId, summary)
 

@@ -102,8 +102,7 @@ class TargetTopics:
 def _sort_rows(
     batches: Iterable[pa.RecordBatch], columns: Sequence[Column]
 ) -> Iterable[pa.RecordBatch]:
-    """Return the rows sorted by these columns, with nulls last. If there are no columns, return the
-    rows unchanged."""
+    """Return the rows sorted by these columns, nulls last; unchanged if there are no columns."""
     if not columns:
         return batches
     read = list(batches)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from holdfast.spark.deploy.archive import EXECUTORS_NEED, build_archive
+from holdfast.spark.shipping import EXECUTORS_NEED, build_archive
 from tests.cluster.spark_processes import JAVA_OPTIONS, clean_environment, running
 
 _LOOPBACK = {

@@ -71,13 +71,12 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "spark": {
         "options": ("errors",),
-        "deploy": (),
         "broker": ("options", "errors"),
         "arrow": ("options", "errors"),
         "files": ("arrow", "broker", "options", "errors"),
         "read": ("arrow", "broker", "files", "options", "errors"),
-        "stream": ("broker", "deploy", "options", "read", "errors"),
-        "write": ("broker", "deploy", "options", "errors"),
+        "stream": ("broker", "options", "read", "errors", "shipping"),
+        "write": ("broker", "options", "errors", "shipping"),
     },
     "holdfast.cli": {
         "output": (),

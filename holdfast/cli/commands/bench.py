@@ -63,8 +63,7 @@ def bench(context: click.Context, /, messages: int, body_bytes: int, **where: An
 
 
 def measure(client: "Client", topic: str, messages: int, body: bytes) -> list[Row]:
-    """Measure on `topic`, which must be empty and have one queue. Return one row per
-    measurement."""
+    """Measure on `topic`, which must be empty and have one queue. Return a row per measurement."""
     rows = []
     for durability in ("fsync", "written"):
         client.change_topic(topic, durability=durability)

@@ -75,7 +75,6 @@ class BrokerStatus:
 
     @property
     def problems(self) -> list[str]:
-        """One sentence for each problem."""
         found = [] if self.phase == "ready" else [f"the broker is {self.phase}"]
         if self.read_only is not None:
             found.append(f"nothing can be published: {self.read_only}")

@@ -1,5 +1,4 @@
-"""holdfast config: show the settings that a broker started here would use, or describe all
-settings."""
+"""holdfast config: show the settings that a broker started here would use, or describe all."""
 
 import os
 from pathlib import Path

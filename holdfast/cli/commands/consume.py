@@ -1,5 +1,4 @@
-"""holdfast consume: print the messages that a group receives, and acknowledge each after printing
-it."""
+"""holdfast consume: print the messages that a group receives, and acknowledge them."""
 
 import sys
 from collections.abc import Iterator, Sequence

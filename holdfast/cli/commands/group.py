@@ -10,7 +10,7 @@ import click
 from holdfast.cli.commands.pull import format_option
 from holdfast.cli.exits import ExitCode, Failure
 from holdfast.cli.input.connection import with_client
-from holdfast.cli.input.start_position import AtOffset, AtTime, Earliest, Start
+from holdfast.cli.input.start_position import AtOffset, AtTime, Start
 from holdfast.cli.input.values import (
     as_group,
     as_milliseconds,
@@ -303,9 +303,8 @@ def _target(to: Start, advice: str) -> "ResetTo":
             raise click.BadParameter(f"an offset fits one queue only; {advice}.", param_hint="--to")
         case AtTime(timestamp_ms):
             return timestamp_ms
-        case Earliest():
-            return "earliest"
-    return "latest"
+        case _:
+            return to
 
 
 @group.command("redrive")

@@ -133,8 +133,7 @@ def publish(
 
 
 class _Input(NamedTuple):
-    """The input file, its name, and its size. `file` is None with --body; `size_bytes` is None if
-    it is unknown."""
+    """The input. `file` is None with --body; `size_bytes` is None if it is unknown."""
 
     file: BinaryIO | None
     name: str
@@ -177,8 +176,7 @@ def _send(
     *,
     use_priority: bool,
 ) -> _Sent:
-    """Send the messages, and wait until all are acknowledged. Raises Failure for an input line that
-    is not a message."""
+    """Send the messages and wait until all are acknowledged. Raises Failure for a wrong line."""
     from holdfast.client.errors import MessageTooLarge
 
     sent, read_bytes = _Sent(), 0
@@ -218,7 +216,6 @@ _NAMES = {"file": "FILE", "properties": "--property"}
 
 
 def _check_together(given: dict[str, Any]) -> None:
-    """Raise UsageError if two options that exclude each other are given."""
     for pair in _APART:
         if all(given[each] not in (None, False, {}) for each in pair):
             one, other = (_NAMES.get(each, f"--{each.replace('_', '-')}") for each in pair)

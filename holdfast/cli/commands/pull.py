@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.input.connection import with_client
-from holdfast.cli.input.start_position import AtOffset, AtTime, Earliest, Latest, Start
+from holdfast.cli.input.start_position import AtOffset, AtTime, Start
 from holdfast.cli.input.values import as_formatter, as_start, as_topic
 from holdfast.cli.output.message_format import FIELDS, NAMES, Formatter
 
@@ -102,16 +102,13 @@ def pull(
 
 
 def _start_arguments(start: Start) -> dict[str, Any]:
-    """Return the arguments of Client.pull for a start."""
     match start:
-        case Earliest():
-            return {"start": "earliest"}
-        case Latest():
-            return {"start": "latest"}
         case AtOffset(offset):
             return {"offset": offset}
         case AtTime(timestamp_ms):
             return {"timestamp_ms": timestamp_ms}
+        case _:
+            return {"start": start}
 
 
 def _before(until: Start, messages: "Iterable[Message]", queues: int) -> "Iterator[Message]":
@@ -132,7 +129,5 @@ def _is_reached(until: Start, message: "Message") -> bool:
             return message.offset >= offset
         case AtTime(timestamp_ms):
             return message.store_timestamp_ms >= timestamp_ms
-        case Earliest():
-            return True
-        case Latest():
-            return False
+        case _:
+            return until == "earliest"

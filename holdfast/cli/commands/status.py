@@ -1,5 +1,4 @@
-"""holdfast status and holdfast top: show on one screen of 80 columns whether all is well, once or
-repeatedly."""
+"""holdfast status and top: show on one screen of 80 columns whether all is well."""
 
 import sys
 from collections.abc import Callable
@@ -121,8 +120,7 @@ def show_status(status: BrokerStatus) -> None:
 
 
 def show_top(now: BrokerStatus, before: BrokerStatus | None) -> None:
-    """Write a broker's status with the rates since the status `before`. If `before` is None, no
-    rates are shown."""
+    """Write a broker's status, with the rates since the status `before` if it is given."""
     _show_head(now)
     if now.figures is None:
         return

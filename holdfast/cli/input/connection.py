@@ -80,8 +80,7 @@ class BrokerOption(click.Option):
 
 
 def with_client(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options about the broker. When the command runs, it receives an open
-    client instead of these options."""
+    """Give a command the options about the broker. It receives an open client instead of them."""
 
     @broker_options
     @wraps(command)
@@ -94,8 +93,7 @@ def with_client(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def open_client(url: str, **options: str | None) -> "Client":
-    """Return a client for the values of the options about the broker. Raises Failure if they are
-    invalid."""
+    """Return a client. `options` are those about the broker. Raises Failure if they are invalid."""
     from holdfast.client import Client
 
     show_client_log()
@@ -144,8 +142,7 @@ def _variable(flag: str) -> str:
 
 
 def _token_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options --token and --token-file. The command receives the token as
-    `token`, or None if there is no token."""
+    """Give a command --token and --token-file. It receives `token`, which may be None."""
     file = click.option(
         "--token-file",
         cls=BrokerOption,

@@ -30,8 +30,7 @@ class LineError(Exception):
 
 
 class Outgoing(NamedTuple):
-    """A message to publish. `size` is the number of bytes of its input line, without the line
-    break."""
+    """A message to publish. `size` is the size of its input line without the line break."""
 
     body: bytes
     key: str | None

@@ -9,22 +9,13 @@ queue needs centuries to reach that offset.
 import re
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
 from holdfast.config import SPAN_UNITS, parse_span_ms
 
 _AGO = re.compile(r"-(\d{1,12})(ms|s|m|h|d|w)", re.ASCII)
 _FIRST_EPOCH_MS = 10**12
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Earliest:
-    """The first stored message."""
-
-
-@dataclass(frozen=True, slots=True)
-class Latest:
-    """The place after the newest message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +32,17 @@ class AtTime:
     timestamp_ms: int
 
 
-Start = Earliest | Latest | AtOffset | AtTime
+#: "earliest" is the first stored message, "latest" the place after the newest message.
+Start = Literal["earliest", "latest"] | AtOffset | AtTime
 
 
 def parse_start(text: str, now_ms: int) -> Start:
     """Return the place that `text` means at the time `now_ms`. Raises ValueError for any other
     text; its message lists the known forms."""
     if text == "earliest":
-        return Earliest()
+        return "earliest"
     if text == "latest":
-        return Latest()
+        return "latest"
     if _NUMBER.fullmatch(text):
         number = int(text)
         return AtOffset(number) if number < _FIRST_EPOCH_MS else AtTime(number)
@@ -58,8 +50,7 @@ def parse_start(text: str, now_ms: int) -> Start:
 
 
 def parse_time(text: str, now_ms: int) -> int:
-    """Return the time that `text` means, in epoch milliseconds. Raises the same ValueError as
-    parse_start."""
+    """Return the time of `text` in epoch milliseconds. Raises ValueError, as parse_start does."""
     if text == "now":
         return now_ms
     ago = _AGO.fullmatch(text)

@@ -23,8 +23,7 @@ Callback = Callable[[click.Context, click.Parameter, Any], Any]
 
 
 def option_callback(convert: Callable[[Any], object]) -> Callback:
-    """Return a click callback that converts a given value with `convert`, which raises ValueError
-    for a wrong value."""
+    """Return a click callback that applies `convert`, which raises ValueError for a wrong value."""
 
     @wraps(convert)
     def callback(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
@@ -63,8 +62,7 @@ def as_url(text: str) -> str:
 
 @option_callback
 def as_weighted_topics(texts: tuple[str, ...]) -> dict[str, int]:
-    """Convert topics' names, each with an optional weight after an equals sign. The default weight
-    is 1."""
+    """Convert topics' names, each with an optional weight, such as orders=8. The default is 1."""
     weights: dict[str, int] = {}
     for text in texts:
         topic, _, weight = text.partition("=")
@@ -117,8 +115,7 @@ def as_milliseconds(text: str) -> list[int]:
 
 @option_callback
 def as_duration(text: str) -> int:
-    """Convert a duration, such as 90s or 12h, to milliseconds. A number without a unit is
-    refused."""
+    """Convert a duration, such as 90s, to milliseconds. A number without a unit is refused."""
     return parse_duration(text)
 
 

@@ -99,7 +99,6 @@ def _row(queue: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _heading(described: Mapping[str, Any], config: Mapping[str, Any] | None) -> list[str]:
-    """Return the lines above the topics."""
     lag = _lag(described)
     if config is None:
         return [f"{described['group']}: stores offsets only", lag]

@@ -7,8 +7,7 @@ import msgspec
 
 
 class JsonMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """A message to publish again. An unknown field is an error, so that a misspelt field is not
-    ignored."""
+    """A message to publish again. An unknown field is an error: it may be misspelt."""
 
     body: str | None = None
     body_base64: bytes | None = None

@@ -43,8 +43,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one line with a JSON object: time, level, logger, message, the values of
-    `extra=`, and the exception."""
+    """Formats a record as one line with a JSON object, with the values of `extra=`."""
 
     def format(self, record: logging.LogRecord) -> str:
         import msgspec
@@ -87,8 +86,7 @@ def _start_access_log() -> None:
 
 
 class DroppingQueueHandler(logging.handlers.QueueHandler):
-    """Puts lines into a queue while there is room. Drops other lines, and logs their number when
-    there is room again."""
+    """Puts lines into a queue while there is room. Drops other lines, and logs their number."""
 
     def __init__(self, waiting: "queue.Queue[logging.LogRecord]") -> None:
         super().__init__(waiting)

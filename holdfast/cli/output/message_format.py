@@ -1,5 +1,4 @@
-"""How a message is printed: in one of the forms json, raw and pretty, or in a format with % fields,
-as in kcat."""
+"""How a message is printed: as json, raw or pretty, or in a format with % fields, as in kcat."""
 
 import os
 import re
@@ -54,8 +53,7 @@ def make_formatter(form: str) -> Formatter:
 
 
 def message_object(message: "Message") -> dict[str, object]:
-    """Return a message in the form of the HTTP API, to be encoded as JSON. A body that is not UTF-8
-    becomes base64."""
+    """Return a message as the HTTP API shows it. A body that is not UTF-8 becomes base64."""
     try:
         body: dict[str, object] = {"body": str(message.body, "utf-8")}
     except UnicodeDecodeError:

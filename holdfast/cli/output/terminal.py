@@ -17,7 +17,6 @@ _NAME_WIDTH = 12
 
 
 def is_terminal() -> bool:
-    """Return True if standard output is a terminal."""
     return sys.stdout.isatty()
 
 
@@ -43,8 +42,7 @@ class Column(NamedTuple):
 def write_rows(
     rows: Iterable[Row], columns: Sequence[str | Column], *, title: str | None = None
 ) -> None:
-    """Write rows. On a terminal, write a table of these columns; otherwise write each row, with all
-    its values, as a line of JSON."""
+    """Write rows: on a terminal as a table of these columns, otherwise as lines of JSON."""
     if not is_terminal():
         for row in rows:
             write_json_line(row)
@@ -55,8 +53,7 @@ def write_rows(
 
 
 def write_table(rows: Iterable[Row], columns: Sequence[str | Column]) -> None:
-    """Write a table of these columns for people. If the terminal is too narrow, texts are broken
-    into lines, but numbers are not."""
+    """Write a table. In a narrow terminal, texts are broken into lines, but numbers are not."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -46,7 +46,6 @@ def message_count(queue: Mapping[str, Any]) -> int:
 
 
 def format_settings(described: Mapping[str, Any]) -> str:
-    """Return a topic's settings as a phrase."""
     config = described["config"]
     kept = []
     if config["retention_ms"] is not None:

@@ -1,5 +1,4 @@
-"""The broker's process from start to end: logging, signals, the line that it prints when it serves,
-and the exit code."""
+"""The broker's process: logging, signals, the line that it prints when it serves, exit code."""
 
 import asyncio
 import errno
@@ -168,8 +167,7 @@ class _Reloads:
 
 
 async def _start_broker(broker: Broker, config: Config, stopping: "asyncio.Task[bool]") -> bool:
-    """Start the broker and return True. Return False if a signal has stopped it during the
-    start."""
+    """Start the broker. Return False if a signal has stopped it during the start."""
     starting = asyncio.create_task(broker.start())
     logging_progress = asyncio.create_task(_log_progress(broker))
     await _first_of(starting, stopping)

@@ -1,1 +1,0 @@
-"""Send the package to executors that lack it: the archive, and classes that unpack it."""
