@@ -134,6 +134,7 @@ IMPURE = {
 PURE = (
     *FORMAT,
     "amqp.engine",
+    "amqp.messages",
     "amqp.wire",
     "commitlog.setting",
     "consumequeue.errors",

@@ -111,6 +111,32 @@ def decode(buffer: Buffer, offset: int = 0, end: int | None = None) -> tuple[Any
     return _decode(buffer, offset, len(buffer) if end is None else end, 0)
 
 
+def skip(buffer: Buffer, offset: int, depth: int = 0) -> int:
+    """Return the offset that follows the value at `offset`, by its constructor and size alone.
+
+    What a list, map or array contains is not examined. Raises DecodeError if the buffer ends before
+    the value does. `depth` counts the values around this one.
+    """
+    size = len(buffer)
+    if offset >= size:
+        raise DecodeError("a value is missing")
+    code = buffer[offset]
+    if code == 0:
+        if depth >= MAX_DEPTH:
+            raise DecodeError(f"values are nested deeper than {MAX_DEPTH}")
+        return skip(buffer, skip(buffer, offset + 1, depth + 1), depth + 1)
+    _reader(code)
+    width = _WIDTHS[code >> 4]
+    end = offset + 1 + width if code < 0xA0 else _extent(buffer, offset + 1, size, width)[1]
+    if end > size:
+        raise DecodeError("a value is cut off")
+    return end
+
+
+#: By the first half of a constructor: the bytes of the value or, from 0xA0 on, of its size.
+_WIDTHS = {4: 0, 5: 1, 6: 2, 7: 4, 8: 8, 9: 16, 10: 1, 11: 4, 12: 1, 13: 4, 14: 1, 15: 4}
+
+
 def encode(value: Any) -> bytes:
     """Encode a value in its shortest form. Raises TypeError for a value of no AMQP type, and
     ValueError for one that is out of its type's range."""

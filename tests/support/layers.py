@@ -20,6 +20,7 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
     "amqp": {
         "wire": (),
         "engine": ("wire",),
+        "messages": ("wire",),
     },
     "commitlog": {
         "format": ("errors",),

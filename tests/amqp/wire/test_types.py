@@ -26,6 +26,7 @@ from holdfast.amqp.wire.types import (
     UShort,
     decode,
     encode,
+    skip,
 )
 
 ID = UUID("f275ea5e-0c57-4ad7-b11a-b20c563d3b71")
@@ -242,6 +243,22 @@ def test_every_value_comes_back_with_its_type(value: object) -> None:
     found, end = decode(octets)
     assert end == len(octets)
     assert _exact(found) == _exact(value)
+
+
+@given(_values)
+def test_a_value_is_skipped_by_its_size(value: object) -> None:
+    octets = encode(value)
+    assert skip(b"x" + octets + b"y", 1) == 1 + len(octets)
+
+
+def test_a_value_that_is_cut_off_is_not_skipped() -> None:
+    for value in ("text", [1, 2], Described(ULong(300), 5), ID):
+        octets = encode(value)
+        for length in range(len(octets)):
+            with pytest.raises(DecodeError):
+                skip(octets[:length], 0)
+    with pytest.raises(DecodeError, match="nested"):
+        skip(b"\x00" * 100, 0)
 
 
 @given(st.binary(max_size=200))

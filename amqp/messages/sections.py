@@ -1,0 +1,159 @@
+"""The sections of an encoded message (part 3.2 of the specification). Pure.
+
+    header, delivery-annotations | message-annotations, properties, application-properties,
+                                   body, footer
+    may change on the way        | the rest is stored and delivered byte for byte
+
+Each section is optional but the body, and they have this order. The body is one or more `data`
+sections, one or more `amqp-sequence` sections, or one `amqp-value`.
+"""
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from holdfast.amqp.wire.conditions import DecodeError
+from holdfast.amqp.wire.performatives import Header, Properties, from_described
+from holdfast.amqp.wire.types import Buffer, Described, Symbol, ULong, decode, skip
+
+
+class Kind(IntEnum):
+    """The sections by their descriptors, in their order."""
+
+    HEADER = 0x70
+    DELIVERY_ANNOTATIONS = 0x71
+    MESSAGE_ANNOTATIONS = 0x72
+    PROPERTIES = 0x73
+    APPLICATION_PROPERTIES = 0x74
+    DATA = 0x75
+    AMQP_SEQUENCE = 0x76
+    AMQP_VALUE = 0x77
+    FOOTER = 0x78
+
+
+_NAMES = {
+    "amqp:header:list": Kind.HEADER,
+    "amqp:delivery-annotations:map": Kind.DELIVERY_ANNOTATIONS,
+    "amqp:message-annotations:map": Kind.MESSAGE_ANNOTATIONS,
+    "amqp:properties:list": Kind.PROPERTIES,
+    "amqp:application-properties:map": Kind.APPLICATION_PROPERTIES,
+    "amqp:data:binary": Kind.DATA,
+    "amqp:amqp-sequence:list": Kind.AMQP_SEQUENCE,
+    "amqp:amqp-value:*": Kind.AMQP_VALUE,
+    "amqp:footer:map": Kind.FOOTER,
+}
+_KINDS = {int(kind): kind for kind in Kind}
+_BODIES = (Kind.DATA, Kind.AMQP_SEQUENCE, Kind.AMQP_VALUE)
+_REPEATABLE = (Kind.DATA, Kind.AMQP_SEQUENCE)
+
+
+class Span(NamedTuple):
+    """Where a section lies: from `start` to `end`, its value from `value` on."""
+
+    start: int
+    value: int
+    end: int
+
+
+class Sections:
+    """The sections of one message, found by their sizes and decoded when they are asked for.
+
+    Raises DecodeError if the bytes are not the sections of a message. The content of a section is
+    checked when it is decoded.
+    """
+
+    __slots__ = ("_spans", "body", "buffer")
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = buffer
+        self._spans: dict[Kind, Span] = {}
+        self.body: list[tuple[Kind, Span]] = []
+        """The body sections; all are of one kind."""
+        last = None
+        offset = 0
+        while offset < len(buffer):
+            kind, value = _kind_at(buffer, offset)
+            end = skip(buffer, value)
+            if last is not None and (kind < last or (kind == last and kind not in _REPEATABLE)):
+                raise DecodeError(f"the section {kind.name} is not in its place")
+            span = Span(offset, value, end)
+            if kind in _BODIES:
+                if self.body and self.body[0][0] is not kind:
+                    raise DecodeError("the body has sections of two kinds")
+                self.body.append((kind, span))
+            else:
+                self._spans[kind] = span
+            last, offset = kind, end
+        if not self.body:
+            raise DecodeError("a message has no body")
+
+    def header(self) -> Header:
+        """Return the header; one with defaults if there is none."""
+        return self._composite(Kind.HEADER, 0x70, Header) or Header()
+
+    def properties(self) -> Properties:
+        """Return the properties; empty ones if there are none."""
+        return self._composite(Kind.PROPERTIES, 0x73, Properties) or Properties()
+
+    def annotations(self) -> dict[Any, Any]:
+        """Return the message-annotations."""
+        return self._map(Kind.MESSAGE_ANNOTATIONS)
+
+    def application_properties(self) -> dict[str, Any]:
+        """Return the application-properties. Raises DecodeError if a name is not a string."""
+        found = self._map(Kind.APPLICATION_PROPERTIES)
+        if any(type(name) is not str for name in found):
+            raise DecodeError("the name of an application property is not a string")
+        return found
+
+    def body_value(self, index: int = 0) -> Any:
+        """Return the decoded value of a body section."""
+        return decode(self.buffer, self.body[index][1].value)[0]
+
+    def bare(self) -> bytes:
+        """Return the encoded sections after the header and the delivery-annotations."""
+        skipped = (Kind.HEADER, Kind.DELIVERY_ANNOTATIONS)
+        start = max((self._spans[kind].end for kind in skipped if kind in self._spans), default=0)
+        return bytes(self.buffer[start:])
+
+    def body_bytes(self) -> bytes:
+        """Return the encoded body sections."""
+        return bytes(self.buffer[self.body[0][1].start : self.body[-1][1].end])
+
+    def __contains__(self, kind: Kind) -> bool:
+        return kind in self._spans
+
+    def _composite(self, kind: Kind, code: int, expected: type) -> Any:
+        span = self._spans.get(kind)
+        if span is None:
+            return None
+        value = from_described(Described(ULong(code), decode(self.buffer, span.value)[0]))
+        if type(value) is not expected:
+            raise DecodeError(f"the section {kind.name} is not valid")
+        return value
+
+    def _map(self, kind: Kind) -> dict[Any, Any]:
+        span = self._spans.get(kind)
+        if span is None:
+            return {}
+        value = decode(self.buffer, span.value)[0]
+        if type(value) is not dict:
+            raise DecodeError(f"the section {kind.name} is not a map")
+        return value
+
+
+def _kind_at(buffer: Buffer, offset: int) -> tuple[Kind, int]:
+    """Return the kind of the section at `offset`, and where its value begins."""
+    if buffer[offset : offset + 2] == b"\x00\x53" and offset + 2 < len(buffer):
+        kind, value = _KINDS.get(buffer[offset + 2]), offset + 3
+    elif buffer[offset] == 0:
+        descriptor, value = decode(buffer, offset + 1)
+        kind = None
+        if type(descriptor) is ULong:
+            kind = _KINDS.get(descriptor)
+        elif type(descriptor) is Symbol:
+            kind = _NAMES.get(descriptor)
+    else:
+        kind, value = None, offset
+    if kind is None:
+        raise DecodeError("the bytes are not a section of a message")
+    return kind, value

@@ -1,0 +1,94 @@
+"""What the other protocols, filters and Spark see of an AMQP message. Pure.
+
+| of the message                                  | seen as                                        |
+|-------------------------------------------------|------------------------------------------------|
+| one data section, a value of string or binary   | the body                                       |
+| any other body                                  | the encoded body sections, as the body         |
+| group-id, else x-opt-partition-key              | the key                                        |
+| subject                                         | the tag                                        |
+| application-properties                          | properties, as text                            |
+| ttl, absolute-expiry-time                       | the time at which it expires: the earlier      |
+"""
+
+from base64 import b64encode
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from holdfast.amqp.messages.sections import Kind, Sections
+from holdfast.amqp.wire.types import Array, Described, Symbol
+
+_PARTITION_KEY = Symbol("x-opt-partition-key")
+
+
+class TextView(NamedTuple):
+    """One message as other protocols see it. Times are in milliseconds since 1970."""
+
+    body: bytes
+    key: str | None
+    tag: str | None
+    properties: dict[str, str]
+    expires_at_ms: int | None
+    priority: int
+    is_durable: bool
+
+
+def text_view(sections: Sections, now_ms: int, max_tag_bytes: int) -> TextView:
+    """Return the view of a message that arrived at `now_ms`.
+
+    A subject that is empty or longer than `max_tag_bytes` is no tag. Raises DecodeError if a
+    section is not valid.
+    """
+    header, properties = sections.header(), sections.properties()
+    key = properties.group_id
+    if key is None and Kind.MESSAGE_ANNOTATIONS in sections:
+        found = sections.annotations().get(_PARTITION_KEY)
+        key = str(found) if isinstance(found, str) else None
+    tag = properties.subject
+    if tag is not None and not 0 < len(tag.encode()) <= max_tag_bytes:
+        tag = None
+    expiries = [properties.absolute_expiry_time or None, header.ttl and now_ms + header.ttl]
+    return TextView(
+        _body(sections),
+        key or None,
+        tag,
+        _text_properties(sections),
+        min((each for each in expiries if each), default=None),
+        header.priority,
+        header.durable,
+    )
+
+
+def _body(sections: Sections) -> bytes:
+    kind = sections.body[0][0]
+    if kind is not Kind.AMQP_SEQUENCE and len(sections.body) == 1:
+        value = sections.body_value()
+        if type(value) is bytes:
+            return value
+        if kind is Kind.AMQP_VALUE and type(value) is str:
+            return value.encode()
+    return sections.body_bytes()
+
+
+def _text_properties(sections: Sections) -> dict[str, str]:
+    if Kind.APPLICATION_PROPERTIES not in sections:
+        return {}
+    found = ((name, as_text(value)) for name, value in sections.application_properties().items())
+    return {name: text for name, text in found if text is not None}
+
+
+def as_text(value: Any) -> str | None:
+    """Return a simple value as text; None for null and for values that contain others.
+
+    Numbers are decimal, booleans `true` and `false`, timestamps milliseconds, binary base64.
+    """
+    if value is None or isinstance(value, list | dict | Array | Described):
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, float):
+        return repr(float(value))
+    return str(value) if isinstance(value, str | UUID) else None
