@@ -22,7 +22,6 @@ class LostRange:
 
     @property
     def count(self) -> int:
-        """The number of offsets in the range."""
         return self.end_offset - self.start_offset
 
 

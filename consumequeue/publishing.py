@@ -81,7 +81,6 @@ class Publisher:
         self._timer: asyncio.TimerHandle | None = None
 
     def limits(self, topic: Topic) -> MessageLimits:
-        """Return the size limits of a message of this topic."""
         config = self._config
         return MessageLimits(
             topic.config.max_message_bytes,
@@ -278,5 +277,4 @@ class TopicRoom:
             usage.stored += counted
 
     def forget(self, topic_id: int) -> None:
-        """Forget a topic that was deleted."""
         self._usages.pop(topic_id, None)

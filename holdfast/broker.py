@@ -63,7 +63,6 @@ class Broker:
 
     @property
     def status(self) -> BrokerStatus:
-        """The status for health checks."""
         http, storage = self._http, self._storage
         phase = "stopped" if http is None else http.phase
         if storage is None:
@@ -101,7 +100,7 @@ class Broker:
         storage = self._storage = Storage(
             self._config,
             StorageEvents(
-                on_failure=lambda error: self._from_thread(self._fail, error),
+                on_failure=self._on_failure,
                 arrival_listeners=self._arrival_listeners,
                 on_sync=collector.syncs.observe,
                 on_trim=self._trimmed,
@@ -232,12 +231,13 @@ class Broker:
 
     # -- callbacks of the parts ------------------------------------------------------------
 
-    def _from_thread(self, function: object, argument: object) -> None:
+    def _on_failure(self, error: Exception) -> None:
+        """Handle the error of a part, in the thread of that part."""
         assert self.failed is not None
         try:
-            self.failed.get_loop().call_soon_threadsafe(function, argument)  # type: ignore[arg-type]
+            self.failed.get_loop().call_soon_threadsafe(self._fail, error)
         except RuntimeError:
-            _logger.warning("%r came after the event loop had ended", function)
+            _logger.warning("a part failed after the event loop had ended: %s", error)
 
     def _trimmed(self, begins: Mapping[QueueKey, int]) -> None:
         if self._groups is not None:

@@ -169,7 +169,6 @@ class Key:
 
     @property
     def default(self) -> Any:
-        """The value if no source sets the key."""
         return self.field.default
 
     @property

@@ -48,7 +48,6 @@ _TABLE_HEAD = "| key | default | allowed | what it does |\n|---|---|---|---|\n"
 
 
 def reference() -> str:
-    """Return the whole page as Markdown."""
     page = _HEAD
     for section, members in groupby(keys(), key=lambda key: key.section):
         title = f"`[{section}]`" if section else "Outside any section"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -18,14 +19,13 @@ _READY = "holdfast: serving on "
 _LOG_TAIL_BYTES = 4000
 
 
+@dataclass(eq=False, repr=False)
 class BrokerDidNotStart(Exception):
     """The broker's process ended, or it printed and logged nothing within the timeout. `log` is
     the end of the broker's log."""
 
-    def __init__(self, reason: str, log: str) -> None:
-        super().__init__(reason, log)
-        self.reason = reason
-        self.log = log
+    reason: str
+    log: str
 
     def __str__(self) -> str:
         return f"the broker did not start: {self.reason}\n{self.log}"
@@ -146,7 +146,6 @@ class RunningBroker:
         cert_file: Path | None = None,
         key_file: Path | None = None,
     ) -> "Client":
-        """Return a client of this broker."""
         from holdfast.client import Client
 
         return Client(
@@ -159,7 +158,6 @@ class RunningBroker:
         )
 
     def async_client(self, *, token: str | None = None, timeout_ms: int = 30_000) -> "AsyncClient":
-        """Return an asyncio client of this broker."""
         from holdfast.client import AsyncClient
 
         return AsyncClient(self.url, token=token, timeout_ms=timeout_ms)

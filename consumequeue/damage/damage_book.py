@@ -69,7 +69,6 @@ class DamageBook:
     _log_limit: LogLimit = field(default_factory=LogLimit)
 
     def load(self, records: Mapping[bytes, bytes]) -> None:
-        """Load the damage that the state has stored."""
         for key, value in records.items():
             kind, *rest = parse_key(key)
             if kind == "lost":

@@ -31,12 +31,10 @@ class CqUnit(NamedTuple):
 
     @property
     def end_physical_offset(self) -> int:
-        """Where its block ends in the log."""
         return self.physical_offset + self.size
 
     @property
     def end_queue_bytes(self) -> int:
-        """The running count of the queue's stored bytes after this batch."""
         return self.queue_bytes + self.size
 
 

@@ -43,7 +43,6 @@ class EntryColumns:
 
     @classmethod
     def of_units(cls, units: Sequence[CqUnit]) -> Self:
-        """Return columns of entries that are in memory."""
         rows = [(unit[0], unit[1], unit[2], unit[3]) for unit in units]
         return cls(np.array(rows, np.int64).reshape(-1, 4).T)
 
@@ -58,7 +57,6 @@ class EntryColumns:
         return cls(np.array([rows[name] for name in names], np.int64))
 
     def joined(self, following: Self) -> Self:
-        """Return these entries followed by `following`."""
         return type(self)(np.concatenate((self._rows, following._rows), axis=1))
 
     def within(self, offset: int, end_offset: int, max_messages: int, max_bytes: int) -> Self:
@@ -120,7 +118,6 @@ def encode_units(units: Units) -> list[tuple[bytes, bytes]]:
 
 
 def unit_at(row: np.void) -> CqUnit:
-    """Return one row as a CqUnit."""
     return CqUnit(
         base_offset=int(row["base_offset"]),
         physical_offset=int(row["physical_offset"]),

@@ -224,7 +224,6 @@ class Index:
         return sorted(found, key=lambda item: item[1].last_timestamp_us)
 
     def queues(self) -> list[QueueKey]:
-        """Return every queue that has entries."""
         found: list[QueueKey] = []
         with self._transaction(_ENTRIES) as txn, txn.cursor() as cursor:
             more = cursor.first()

@@ -262,7 +262,6 @@ class ReaderWatch:
         return dict(self._oldest_s)
 
     def check_once(self) -> None:
-        """Check now. This may wait for the disk."""
         for name, env in self.environments.items():
             try:
                 env.drop_dead_readers()

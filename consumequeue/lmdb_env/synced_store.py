@@ -94,7 +94,6 @@ class SyncedStore(Generic[C]):
         """Update memory after a change was committed."""
 
     def start(self) -> None:
-        """Start the thread that commits."""
         self._thread.start()
 
     def stop(self) -> None:

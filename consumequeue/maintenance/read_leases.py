@@ -120,7 +120,6 @@ class ReadLeases:
         return True
 
     def end_topic(self, topic_id: int) -> None:
-        """End all leases on a topic."""
         self._remove([each for each, lease in self._leases.items() if lease.topic_id == topic_id])
 
     def count(self) -> int:

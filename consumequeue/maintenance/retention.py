@@ -10,7 +10,6 @@ messages arrive.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -110,18 +109,9 @@ def _time_that_keeps(
     return low
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentQueues:
-    """The queues with messages in a segment. `ends` has, for each queue, the queue offset after its
-    last message in the segment."""
-
-    segment: Segment
-    ends: Begins
-
-
-def queues_in(segment: Segment) -> SegmentQueues:
-    """Return the queues in a sealed segment, from its footer or by scanning its blocks. OSError
-    propagates."""
+def queues_in(segment: Segment) -> Begins:
+    """Return the queues in a sealed segment, and for each queue the offset after its last message
+    there. Read the segment's footer or scan its blocks. OSError propagates."""
     tables = read_footer(segment)
     blocks = tables[0] if tables is not None else block_tables(segment)[0]
     ends: Begins = {}
@@ -132,34 +122,35 @@ def queues_in(segment: Segment) -> SegmentQueues:
         for row in [*last, len(blocks) - 1]:
             block = blocks[row]
             ends[int(block["topic_id"]), int(block["queue_id"])] = end_offset(block)
-    return SegmentQueues(segment, ends)
+    return ends
 
 
 def queues_by_index(
     index: Index, queues: Mapping[QueueKey, ConsumeQueue], segment: Segment
-) -> SegmentQueues:
-    """Return the queues in a segment that `queues_in` cannot read: each queue's first index entry
-    after the segment shows where its messages in the segment end. The segment must be indexed to
-    its end, and no queue may need earlier segments."""
+) -> Begins:
+    """Return what `queues_in` returns, for a segment that cannot be read. The first index entry of
+    a queue after the segment shows where the queue's messages in the segment end. The segment must
+    be indexed to its end, and no queue may need earlier segments."""
     ends: Begins = {}
     for key, cq in list(queues.items()):
         end = cq.max_offset
         unit = first_unit_reaching(index, key, cq, PHYSICAL_OFFSET, segment.end_offset)
         ends[key] = end if unit is None else unit.base_offset
-    return SegmentQueues(segment, ends)
+    return ends
 
 
 def unneeded(
-    held: SegmentQueues,
+    ends: Begins,
     queues: Mapping[QueueKey, ConsumeQueue],
     is_gone: Callable[[int], bool],
 ) -> bool:
     """Return whether a segment can be deleted: each queue begins after its messages in the segment.
+    `ends` is the result of `queues_in`.
 
     The segment must be indexed to its end. Messages after the end of their queue are damaged and do
     not prevent the deletion. `is_gone` returns whether the topic with an id was deleted.
     """
-    for key, end in held.ends.items():
+    for key, end in ends.items():
         if key[0] in _KEPT_FOR_NOBODY or is_gone(key[0]):
             continue
         cq = queues.get(key)

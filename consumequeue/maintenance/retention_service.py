@@ -17,7 +17,6 @@ from holdfast.consumequeue.index.index import Index
 from holdfast.consumequeue.maintenance.read_leases import ReadLeases
 from holdfast.consumequeue.maintenance.retention import (
     Begins,
-    SegmentQueues,
     apply_begins,
     find_expired,
     limit_to_leases,
@@ -69,7 +68,7 @@ class RetentionService:
     on_trim: Callable[[Begins], None] = lambda begins: None
 
     def __post_init__(self) -> None:
-        self._contents: dict[int, SegmentQueues] = {}
+        self._contents: dict[int, Begins] = {}
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self.deleted_segments = 0
@@ -196,7 +195,7 @@ class RetentionService:
             held = await self._content(segment)
             if not unneeded(held, self.queues, self._is_gone):
                 break
-            own.update((key, last) for key, last in held.ends.items() if key[0] == STATE_TOPIC_ID)
+            own.update((key, last) for key, last in held.items() if key[0] == STATE_TOPIC_ID)
             end = segment.end_offset
         if end is None:
             return 0
@@ -218,21 +217,21 @@ class RetentionService:
             if size <= self.max_total_bytes:
                 break
             size -= segment.size
-            begins.update((await self._content(segment)).ends)
+            begins.update(await self._content(segment))
             end = segment.end_offset
         if end is None:
             return 0
         await self._move(begins)
         return await self._delete_before(end)
 
-    async def _content(self, segment: Segment) -> SegmentQueues:
+    async def _content(self, segment: Segment) -> Begins:
         held = self._contents.get(segment.start_offset)
         if held is None:
             held = await self.in_thread(self._queues_of, segment)
             self._contents[segment.start_offset] = held
         return held
 
-    def _queues_of(self, segment: Segment) -> SegmentQueues:
+    def _queues_of(self, segment: Segment) -> Begins:
         """Return the queues in a segment. If its file cannot be read, use the index, so that all
         later files can still be deleted."""
         try:

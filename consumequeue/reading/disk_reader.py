@@ -8,7 +8,6 @@ which only a part is wanted.
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from time import sleep
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.commitlog.segments.run_reader import FEW, read_runs
-from holdfast.consumequeue.index.consume_queue import ConsumeQueue, CqUnit
+from holdfast.consumequeue.index.consume_queue import CqUnit
 from holdfast.consumequeue.index.entry_columns import EntryColumns
 from holdfast.consumequeue.index.index import Index
 from holdfast.consumequeue.index.queue_lookup import (
@@ -26,7 +25,6 @@ from holdfast.consumequeue.index.queue_lookup import (
     first_unit_reaching,
     units_from,
 )
-from holdfast.consumequeue.lost_ranges import LostRanges
 from holdfast.consumequeue.reading.fetched import (
     BatchSlice,
     Fetched,
@@ -35,26 +33,11 @@ from holdfast.consumequeue.reading.fetched import (
     Shares,
     Wanted,
 )
-from holdfast.consumequeue.reading.reader import collect
+from holdfast.consumequeue.reading.reader import Place, collect
 from holdfast.consumequeue.topics import QueueKey
 
 #: After this many short reads, other threads may run. The reads take about a millisecond together.
 READS_IN_A_ROW = 16
-
-
-class Place(NamedTuple):
-    """Where a read begins in its queue, and the queue's end and lost ranges at the time of the
-    request."""
-
-    key: QueueKey
-    cq: ConsumeQueue
-    offset: int
-    max_offset: int
-    lost: LostRanges
-
-    def nothing(self) -> Fetched:
-        """Return the result of a read that delivers nothing."""
-        return Fetched((), self.offset, self.cq.min_offset, self.max_offset, 0)
 
 
 class DiskReader:
@@ -66,7 +49,7 @@ class DiskReader:
 
     def read(self, place: Place, wanted: Wanted) -> Fetched:
         """Return messages from a place on, with the same result and errors as `collect`."""
-        key, cq, max_offset = place.key, place.cq, place.max_offset
+        key, cq = place.key, place.cq
         units = units_from(self._index, key, cq, place.offset)
         first = _first_units(units, wanted)
         ahead = None
@@ -77,15 +60,8 @@ class DiskReader:
         return collect(
             chain(first, units),
             self._read_block,
-            key,
-            place.offset,
-            min_offset=cq.min_offset,
-            max_offset=max_offset,
-            max_messages=wanted.max_messages,
-            max_bytes=wanted.max_bytes,
-            message_filter=wanted.filter,
-            skip_corrupt=wanted.skip_corrupt,
-            lost=place.lost,
+            place,
+            wanted,
             ahead=ahead,
             gap_end=lambda unit: self._gap_end(place, unit),
             pause=_yield_interpreter,

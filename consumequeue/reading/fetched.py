@@ -85,17 +85,14 @@ class BatchSlice:
 
     @property
     def blocks(self) -> memoryview:
-        """The batch's block."""
         return self.batch.block
 
     @property
     def message_count(self) -> int:
-        """The number of rows."""
         return len(self.rows)
 
     @property
     def stored_messages(self) -> int:
-        """The number of messages of the whole batch."""
         return len(self.batch)
 
     @property
@@ -107,11 +104,9 @@ class BatchSlice:
 
     @property
     def store_timestamp_us(self) -> int:
-        """When the batch was stored."""
         return self.batch.header.store_timestamp_us
 
     def slices(self) -> "Iterator[BatchSlice]":
-        """Yield this slice itself."""
         yield self
 
 
@@ -127,7 +122,6 @@ class RunSlice:
 
     @property
     def blocks(self) -> Buffer:
-        """The batches' blocks, one after another."""
         return bytes(self._run.buffer)  # no copy: the buffer is a bytes object
 
     @property
@@ -137,12 +131,10 @@ class RunSlice:
 
     @property
     def message_count(self) -> int:
-        """The number of messages from the start offset on."""
         return self.end_offset - self._start_offset
 
     @property
     def stored_messages(self) -> int:
-        """The number of messages of the whole batches."""
         return int(self._run.message_counts.sum())
 
     @property
@@ -153,7 +145,6 @@ class RunSlice:
 
     @property
     def store_timestamp_us(self) -> int:
-        """When the first batch was stored."""
         return int(self._run.field("store_timestamp_us")[0])
 
     def slices(self) -> Iterator[BatchSlice]:

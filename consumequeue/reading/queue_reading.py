@@ -25,7 +25,7 @@ from holdfast.consumequeue.errors import (
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue, CqUnit
 from holdfast.consumequeue.index.index import Index
 from holdfast.consumequeue.lost_ranges import LostRange, overlaps
-from holdfast.consumequeue.reading.disk_reader import DiskReader, Place
+from holdfast.consumequeue.reading.disk_reader import DiskReader
 from holdfast.consumequeue.reading.fetched import (
     Fetched,
     MessageFilter,
@@ -35,6 +35,7 @@ from holdfast.consumequeue.reading.fetched import (
 )
 from holdfast.consumequeue.reading.reader import (
     NeedsDisk,
+    Place,
     ReadBlock,
     collect,
     filter_cost_us,
@@ -111,7 +112,6 @@ class QueueReader:
         )
 
     def queue_states(self, topic: Topic) -> list[QueueState]:
-        """Return where each queue of a topic begins and ends."""
         return [self.queue_state(topic, queue) for queue in range(topic.queue_count)]
 
     def read_hot(
@@ -270,19 +270,7 @@ class QueueReader:
         if units is None:
             return None
         try:
-            fetched = collect(
-                units,
-                self._hot_reader(wanted.filter),
-                place.key,
-                place.offset,
-                min_offset=place.cq.min_offset,
-                max_offset=place.max_offset,
-                max_messages=wanted.max_messages,
-                max_bytes=wanted.max_bytes,
-                message_filter=wanted.filter,
-                skip_corrupt=wanted.skip_corrupt,
-                lost=place.lost,
-            )
+            fetched = collect(units, self._hot_reader(wanted.filter), place, wanted)
         except NeedsDisk:
             return None
         except CorruptRecord as error:

@@ -7,12 +7,13 @@ message.
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
 from holdfast.commitlog.errors import MISSING_SEGMENT, CorruptRecord
 from holdfast.commitlog.format.batch import Batch
-from holdfast.consumequeue.index.consume_queue import CqUnit
+from holdfast.consumequeue.index.consume_queue import ConsumeQueue, CqUnit
 from holdfast.consumequeue.lost_ranges import LostRange, LostRanges, is_accepted, with_lost
 from holdfast.consumequeue.reading.fetched import (
     MAX_SKIPPED_RANGES,
@@ -20,6 +21,7 @@ from holdfast.consumequeue.reading.fetched import (
     Fetched,
     MessageFilter,
     Piece,
+    Wanted,
     message_sizes,
 )
 from holdfast.consumequeue.topics import QueueKey
@@ -45,37 +47,48 @@ ReadBlock = Callable[[CqUnit], Batch]
 """Returns the batch of an index entry; raises CorruptRecord, or NeedsDisk for a hot read."""
 
 
+class Place(NamedTuple):
+    """Where a read begins in its queue, and the queue's end and lost ranges at the time of the
+    request."""
+
+    key: QueueKey
+    cq: ConsumeQueue
+    offset: int
+    max_offset: int
+    lost: LostRanges = ()
+
+    def nothing(self) -> Fetched:
+        """Return the result of a read that delivers nothing."""
+        return Fetched((), self.offset, self.cq.min_offset, self.max_offset, 0)
+
+
 def collect(
     units: Iterable[CqUnit],
     read_block: ReadBlock,
-    key: QueueKey,
-    offset: int,
+    place: Place,
+    wanted: Wanted,
     *,
-    min_offset: int,
-    max_offset: int,
-    max_messages: int,
-    max_bytes: int,
-    message_filter: MessageFilter | None,
-    skip_corrupt: bool = False,
-    lost: LostRanges = (),
     ahead: Fetched | None = None,
     gap_end: Callable[[CqUnit], int] = attrgetter("end_offset"),
     pause: Callable[[], None] = lambda: None,
 ) -> Fetched:
-    """Return messages from `offset` on: at most `max_messages` with at most `max_bytes` of text,
-    but one message is always allowed. `units` must start with the entry that holds `offset`, or, if
-    `ahead` is given, with the entry that holds `ahead.next_offset`. `ahead` holds messages from
-    `offset` on that were read before, within the limits.
+    """Return messages from `place` on, at most as many as `wanted` allows, but one message is
+    always allowed. `units` must start with the entry that holds the place's offset, or, if `ahead`
+    is given, with the entry that holds `ahead.next_offset`. `ahead` holds messages from the place
+    on that were read before, within the limits.
 
     Damage is a damaged batch, or a gap in the index. The pull ends before damage. If there is
-    damage at `offset` itself, CorruptRecord is raised; its `next_offset` is the end of all adjacent
-    damage. With `skip_corrupt` the pull continues after damage and reports the range in `skipped`.
-    `lost` holds the known lost ranges of the queue. Ranges whose loss an operator has accepted
-    (`holdfast repair --accept-loss`) are always skipped, and are reported in `skipped`, too.
+    damage at the place's offset itself, CorruptRecord is raised; its `next_offset` is the end of
+    all adjacent damage. With `skip_corrupt` the pull continues after damage and reports the range
+    in `skipped`. Ranges whose loss an operator has accepted (`holdfast repair --accept-loss`) are
+    always skipped, and are reported in `skipped`, too.
 
     For an entry whose segment is missing, `gap_end` returns the offset in this queue where the next
     segment begins. `pause` is called about every STEP_US of filtering. NeedsDisk propagates.
     """
+    key, cq, offset, max_offset, lost = place
+    max_messages, max_bytes, message_filter, skip_corrupt = wanted
+    min_offset = cq.min_offset
     pieces: list[Piece] = []
     damage = _DamageSkipper(offset, skip_corrupt, lost)
     at, count, size, scanned = offset, 0, 0, 0
@@ -122,14 +135,8 @@ def collect(
         end = len(batch)
         rows: range | list[int] = range(first, end)
         if message_filter is not None:
-            row_us = filter_cost_us(message_filter, batch) / len(batch)
-            end = min(end, first + 1 + int(max(left_us, 0) / row_us))
-            left_us -= (end - first) * row_us
-            rows = []
-            step = 1 + int(STEP_US / row_us)
-            for row in range(first, end, step):
-                rows += message_filter.matching_rows(batch, row, min(row + step, end))
-                pause()
+            rows, end, cost_us = _match_rows(batch, first, message_filter, left_us, pause)
+            left_us -= cost_us
         taken, taken_size = _fit_rows(
             batch, rows, max_messages - count, max_bytes - size, not pieces
         )
@@ -185,6 +192,25 @@ class _DamageSkipper:
 
 def _no_block(physical_offset: int) -> CorruptRecord:
     return CorruptRecord(physical_offset, "missing-block", "no intact block")
+
+
+def _match_rows(
+    batch: Batch,
+    first: int,
+    message_filter: MessageFilter,
+    left_us: float,
+    pause: Callable[[], None],
+) -> tuple[list[int], int, float]:
+    """Match rows, starting with row `first`, for about `left_us`, but at least one row. Return the
+    matching rows, the row after the last examined row, and the cost in microseconds."""
+    row_us = filter_cost_us(message_filter, batch) / len(batch)
+    end = min(len(batch), first + 1 + int(max(left_us, 0) / row_us))
+    rows: list[int] = []
+    step = 1 + int(STEP_US / row_us)
+    for row in range(first, end, step):
+        rows += message_filter.matching_rows(batch, row, min(row + step, end))
+        pause()
+    return rows, end, (end - first) * row_us
 
 
 def _fit_rows(

@@ -37,13 +37,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+@dataclass(eq=False, repr=False)
 class MalformedRecord(Exception):
     """Bytes with a valid checksum that are not a valid record. `kind` names the expected kind."""
 
-    def __init__(self, kind: str, reason: str) -> None:
-        super().__init__(kind, reason)
-        self.kind = kind
-        self.reason = reason
+    kind: str
+    reason: str
 
     def __str__(self) -> str:
         return f"a record of the state is not {self.kind} ({self.reason})"
@@ -75,27 +74,22 @@ class StoredOffsets:
 
 
 def topic_key(name: str) -> bytes:
-    """Return the key of a topic's record."""
     return f"topic/{name}".encode()
 
 
 def group_key(name: str) -> bytes:
-    """Return the key of the record of a group with leases."""
     return f"group/{name}".encode()
 
 
 def kept_key(topic_id: int) -> bytes:
-    """Return the key of the record with the first kept offsets of a topic's queues."""
     return f"kept/{topic_id}".encode()
 
 
 def lost_key(topic_id: int) -> bytes:
-    """Return the key of the record of a topic's lost ranges."""
     return f"lost/{topic_id}".encode()
 
 
 def offsets_key(group: str, topic_id: int) -> bytes:
-    """Return the key of the record of a group's offsets on a topic."""
     return f"offsets/{group}/{topic_id}".encode()
 
 
@@ -106,7 +100,6 @@ def parse_key(key: bytes) -> tuple[str, ...]:
 
 
 def encode_topic(topic: Topic) -> bytes:
-    """Return a topic's record."""
     config = topic.config
     fields = {
         "topic_id": topic.topic_id,
@@ -128,7 +121,6 @@ def encode_topic(topic: Topic) -> bytes:
 
 @reads("a topic")
 def decode_topic(name: str, value: bytes) -> Topic:
-    """Return the topic that a record describes."""
     fields = dict(msgpack.unpackb(value))
     levels = int(fields.get("priority_levels", 1))
     if not 1 <= levels <= MAX_LEVELS or fields["queues"] % levels:
@@ -151,7 +143,6 @@ def decode_topic(name: str, value: bytes) -> Topic:
 
 
 def encode_kept(min_offsets: dict[int, int]) -> bytes:
-    """Return the record with the first kept offsets of a topic's queues."""
     return pack(min_offsets)
 
 
@@ -163,7 +154,6 @@ def decode_kept(value: bytes) -> dict[int, int]:
 
 
 def encode_lost(lost: Mapping[int, LostRanges]) -> bytes:
-    """Return the record of the lost ranges of a topic's queues."""
     return pack(
         {
             queue: [
@@ -176,7 +166,6 @@ def encode_lost(lost: Mapping[int, LostRanges]) -> bytes:
 
 @reads("what a topic has lost")
 def decode_lost(value: bytes) -> dict[int, LostRanges]:
-    """Return the lost ranges of a topic's queues."""
     fields = msgpack.unpackb(value, strict_map_key=False)
     return {
         int(queue): tuple(
@@ -200,30 +189,25 @@ def decode_damage(value: bytes) -> dict[int, tuple[int, str]]:
 
 
 def encode_offsets(stored: StoredOffsets) -> bytes:
-    """Return the record of a group's offsets."""
     return pack({"version": stored.version, "offsets": stored.offsets})
 
 
 @reads("stored offsets")
 def decode_offsets(value: bytes) -> StoredOffsets:
-    """Return a group's offsets."""
     fields = msgpack.unpackb(value, strict_map_key=False)
     return StoredOffsets(fields["offsets"], fields["version"])
 
 
 def encode_number(number: int) -> bytes:
-    """Return the record of one number."""
     return pack(number)
 
 
 @reads("a number")
 def decode_number(value: bytes) -> int:
-    """Return the number of a record."""
     return int(msgpack.unpackb(value))
 
 
 def pack(value: object) -> bytes:
-    """Return a value as msgpack."""
     packed = msgpack.packb(value)
     assert isinstance(packed, bytes)
     return packed

@@ -23,7 +23,6 @@ class StateReplay:
         """Offset and key of each record that was set since the last snapshot ended."""
 
     def apply(self, batch: Batch) -> None:
-        """Apply the changes of one batch."""
         for row in range(len(batch)):
             offset, tag = batch.header.base_offset + row, batch.tag(row)
             key = (batch.key(row) or "").encode()

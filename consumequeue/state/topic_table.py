@@ -77,7 +77,6 @@ class TopicTable:
         return len(self._by_id)
 
     def put(self, topic: Topic) -> None:
-        """Add a topic or replace it."""
         replaced = self._by_name.get(topic.name)
         self.queue_count += topic.queue_count - (replaced.queue_count if replaced else 0)
         self._by_name[topic.name] = topic
@@ -99,11 +98,9 @@ class TopicTable:
 
     @property
     def group_count(self) -> int:
-        """The number of groups that have stored offsets."""
         return len(self._offsets)
 
     def has_group(self, group: str) -> bool:
-        """Return whether a group has stored offsets."""
         return group in self._offsets
 
     def group_offsets(self, group: str) -> dict[int, StoredOffsets]:
@@ -127,5 +124,4 @@ class TopicTable:
             self._offsets.pop(group, None)
 
     def put_offsets(self, group: str, topic_id: int, stored: StoredOffsets) -> None:
-        """Replace a group's offsets on a topic."""
         self._offsets.setdefault(group, {})[topic_id] = stored

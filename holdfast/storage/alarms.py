@@ -72,7 +72,6 @@ class Alarms:
             await asyncio.gather(task, return_exceptions=True)
 
     def raised(self) -> dict[str, LogError]:
-        """Return the raised alarms by name."""
         found = {name: alarm() for name, alarm in self.by_name.items()}
         return {name: error for name, error in found.items() if error is not None}
 

@@ -28,7 +28,6 @@ class StorageCollector(Collector):
         )
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric of the storage."""
         yield from self.syncs.collect()
         storage = self.storage
         if storage is None:

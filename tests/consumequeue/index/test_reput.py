@@ -1,18 +1,23 @@
-"""The reput service: visibility, notifications, and commits to disk."""
+"""The reput service: visibility, notifications, commits to disk, and the threads of its passes."""
 
 import logging
+import random
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import lmdb
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from holdfast.commitlog.append.appender import AppendRequest
 from holdfast.commitlog.append.producer_sequences import ProducerLimits, ProducerSequences
@@ -79,11 +84,11 @@ class Reput:
     ) -> None:
         self.index = Index(directory, 1 << 26)
         self.needs_durable: dict[int, bool] = {DURABLE: True, WRITTEN: False}
-        self.told: list[dict[QueueKey, int]] = []
+        self.notified: list[dict[QueueKey, int]] = []
         self.completed: list[list[AppendRequest]] = []
         self.failures: list[Exception] = []
-        self.telling: Callable[[dict[QueueKey, int]], None] = lambda advanced: None
-        self.completing: Callable[[list[AppendRequest]], None] = lambda requests: None
+        self.on_notify: Callable[[dict[QueueKey, int]], None] = lambda advanced: None
+        self.on_complete: Callable[[list[AppendRequest]], None] = lambda requests: None
         self._changed = threading.Condition()
         self.service = ReputService(
             self.index,
@@ -123,13 +128,13 @@ class Reput:
                 self._completed(finished)
 
     def _notify(self, advanced: dict[QueueKey, int]) -> None:
-        self.telling(advanced)
+        self.on_notify(advanced)
         with self._changed:
-            self.told.append(advanced)
+            self.notified.append(advanced)
             self._changed.notify_all()
 
     def _completed(self, requests: list[AppendRequest]) -> None:
-        self.completing(requests)
+        self.on_complete(requests)
         with self._changed:
             self.completed.append(requests)
             self._changed.notify_all()
@@ -193,54 +198,55 @@ def running(
 
 NEVER_S = 3600.0
 
-#: For tests in which no pass waits: they pass with both values of the setting.
-with_and_without_eager_tail = pytest.mark.parametrize("eager_tail", [True, False])
+Run = Callable[..., AbstractContextManager[Reput]]
+
+
+@pytest.fixture(params=[True, False], ids=["eager tail", "reput thread"])
+def run(tmp_path: Path, request: pytest.FixtureRequest) -> Run:
+    """`running` with both values of the setting, for tests in which no pass waits."""
+    return partial(running, tmp_path, eager_tail=request.param)
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
 
 
 # -- what is visible -----------------------------------------------------------------------
 
 
-@with_and_without_eager_tail
 def test_a_written_topic_is_visible_at_once_and_a_durable_one_after_the_sync(
-    tmp_path: Path,
-    eager_tail: bool,
+    run: Run, log: Log
 ) -> None:
-    log = Log()
-    with running(tmp_path, eager_tail=eager_tail) as reput:
+    with run() as reput:
         reput.append([log.write(WRITTEN, count=3), log.write(DURABLE, count=5)])
-        reput.until(lambda: reput.told)
-        assert reput.told == [{(WRITTEN, 0): 3}]
+        reput.until(lambda: reput.notified)
+        assert reput.notified == [{(WRITTEN, 0): 3}]
         assert (reput.max_offset(WRITTEN), reput.max_offset(DURABLE)) == (3, 0)
         reput.sync(log.end - 1)
         reput.sync(log.end)
-        reput.until(lambda: len(reput.told) == 2)
-        assert reput.told[1] == {(DURABLE, 0): 5}
+        reput.until(lambda: len(reput.notified) == 2)
+        assert reput.notified[1] == {(DURABLE, 0): 5}
         assert reput.max_offset(DURABLE) == 5
 
 
-@with_and_without_eager_tail
-def test_what_is_already_durable_is_visible_at_once(tmp_path: Path, eager_tail: bool) -> None:
-    log = Log()
+def test_a_durable_block_is_visible_at_once(run: Run, log: Log) -> None:
     header = log.write(DURABLE)
-    with running(tmp_path, eager_tail=eager_tail, durable_offset=SIZE) as reput:
+    with run(durable_offset=SIZE) as reput:
         reput.append([header])
-        reput.until(lambda: reput.told)
+        reput.until(lambda: reput.notified)
         assert reput.max_offset(DURABLE) == 1
 
 
-@with_and_without_eager_tail
-def test_order_is_kept_when_a_topic_no_longer_waits_for_the_sync(
-    tmp_path: Path, eager_tail: bool
-) -> None:
-    log = Log()
-    with running(tmp_path, eager_tail=eager_tail, commit_interval_s=NEVER_S) as reput:
+def test_order_is_kept_when_a_topic_no_longer_waits_for_the_sync(run: Run, log: Log) -> None:
+    with run(commit_interval_s=NEVER_S) as reput:
         reput.append([log.write(DURABLE), log.write(DURABLE, queue_id=1)])
         reput.indexed(log)
         reput.needs_durable[DURABLE] = False
         reput.append([log.write(DURABLE), log.write(DURABLE, queue_id=2)])
-        reput.until(lambda: reput.told)
+        reput.until(lambda: reput.notified)
         # Queue 2 has no waiting entry. Queue 0 has one, so the new entry waits too.
-        assert reput.told == [{(DURABLE, 2): 1}]
+        assert reput.notified == [{(DURABLE, 2): 1}]
         reput.sync(SIZE)
         reput.until(lambda: reput.max_offset(DURABLE) == 1)
         reput.sync(log.end)
@@ -250,14 +256,10 @@ def test_order_is_kept_when_a_topic_no_longer_waits_for_the_sync(
         reput.until(lambda: reput.max_offset(DURABLE) == 3)
 
 
-@with_and_without_eager_tail
-def test_a_topic_that_begins_to_wait_keeps_what_it_has_shown(
-    tmp_path: Path, eager_tail: bool
-) -> None:
-    log = Log()
-    with running(tmp_path, eager_tail=eager_tail) as reput:
+def test_a_topic_that_becomes_durable_keeps_its_visible_entries(run: Run, log: Log) -> None:
+    with run() as reput:
         reput.append([log.write(WRITTEN)])
-        reput.until(lambda: reput.told)
+        reput.until(lambda: reput.notified)
         reput.needs_durable[WRITTEN] = True
         reput.append([log.write(WRITTEN)])
         reput.indexed(log)
@@ -266,12 +268,8 @@ def test_a_topic_that_begins_to_wait_keeps_what_it_has_shown(
         reput.until(lambda: reput.max_offset(WRITTEN) == 2)
 
 
-@with_and_without_eager_tail
-def test_what_belongs_to_no_topic_is_passed_over_but_counted_as_indexed(
-    tmp_path: Path, eager_tail: bool
-) -> None:
-    log = Log()
-    with running(tmp_path, eager_tail=eager_tail) as reput:
+def test_blocks_of_deleted_topics_are_skipped_but_count_as_indexed(run: Run, log: Log) -> None:
+    with run() as reput:
         reput.append([log.write(GONE), log.write(WRITTEN)])
         reput.sync(log.end)
         reput.until(lambda: reput.index.position().physical_offset == log.end)
@@ -282,12 +280,10 @@ def test_what_belongs_to_no_topic_is_passed_over_but_counted_as_indexed(
 # -- notifications -------------------------------------------------------------------------
 
 
-@with_and_without_eager_tail
-def test_entries_are_readable_before_anybody_is_told(tmp_path: Path, eager_tail: bool) -> None:
-    log = Log()
+def test_entries_are_readable_before_the_notification(run: Run, log: Log) -> None:
     readable: list[bool] = []
-    with running(tmp_path, eager_tail=eager_tail) as reput:
-        reput.telling = lambda advanced: readable.append(
+    with run() as reput:
+        reput.on_notify = lambda advanced: readable.append(
             all(reput.max_offset(*key) == end for key, end in advanced.items())
         )
         for _ in range(20):
@@ -297,39 +293,34 @@ def test_entries_are_readable_before_anybody_is_told(tmp_path: Path, eager_tail:
     assert all(readable)
 
 
-def test_what_happens_while_one_is_told_is_told_together(tmp_path: Path) -> None:
-    log = Log()
-    told_first, go_on = threading.Event(), threading.Event()
+def test_events_during_a_notification_share_the_next_notification(tmp_path: Path, log: Log) -> None:
+    first_notified, go_on = threading.Event(), threading.Event()
 
     def hold(advanced: dict[QueueKey, int]) -> None:
-        told_first.set()
+        first_notified.set()
         assert go_on.wait(_DEADLINE_S)
 
     with running(tmp_path, commit_interval_s=NEVER_S) as reput:
-        reput.telling = hold
+        reput.on_notify = hold
         reput.append([log.write(WRITTEN)])
-        assert told_first.wait(_DEADLINE_S)
+        assert first_notified.wait(_DEADLINE_S)
         for _ in range(10):
             reput.append([log.write(WRITTEN), log.write(DURABLE)])
         reput.sync(log.end)
         go_on.set()
-        reput.until(lambda: len(reput.told) == 2)
-    assert reput.told == [{(WRITTEN, 0): 1}, {(WRITTEN, 0): 11, (DURABLE, 0): 10}]
+        reput.until(lambda: len(reput.notified) == 2)
+    assert reput.notified == [{(WRITTEN, 0): 1}, {(WRITTEN, 0): 11, (DURABLE, 0): 10}]
 
 
 def request() -> AppendRequest:
     return AppendRequest(WRITTEN, [], durable=False)
 
 
-@with_and_without_eager_tail
-def test_a_request_is_completed_once_what_it_wrote_was_told(
-    tmp_path: Path, eager_tail: bool
-) -> None:
-    log = Log()
+def test_a_request_is_completed_after_the_notification_of_its_entries(run: Run, log: Log) -> None:
     one, two = request(), request()
     visible: list[tuple[int, int]] = []
-    with running(tmp_path, eager_tail=eager_tail) as reput:
-        reput.completing = lambda requests: visible.append(
+    with run() as reput:
+        reput.on_complete = lambda requests: visible.append(
             (reput.max_offset(WRITTEN), reput.max_offset(DURABLE))
         )
         reput.append([log.write(WRITTEN), log.write(DURABLE)])
@@ -341,20 +332,21 @@ def test_a_request_is_completed_once_what_it_wrote_was_told(
     assert visible == [(1, 0), (1, 1)]
 
 
-def test_a_busy_thread_tells_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_handles_a_limited_number_of_reports(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reput_module, "_PASS_SIZE", 4)
-    log = Log()
-    told_first, go_on = threading.Event(), threading.Event()
+    first_notified, go_on = threading.Event(), threading.Event()
 
     def hold(advanced: dict[QueueKey, int]) -> None:
-        told_first.set()
+        first_notified.set()
         assert go_on.wait(_DEADLINE_S)
 
     requests = [request() for _ in range(10)]
     with running(tmp_path, commit_interval_s=NEVER_S) as reput:
-        reput.telling = hold
+        reput.on_notify = hold
         reput.append([log.write(WRITTEN)])
-        assert told_first.wait(_DEADLINE_S)
+        assert first_notified.wait(_DEADLINE_S)
         for each in requests:
             reput.finish([each])
         go_on.set()
@@ -365,10 +357,8 @@ def test_a_busy_thread_tells_now_and_then(tmp_path: Path, monkeypatch: pytest.Mo
 # -- commits to disk -----------------------------------------------------------------------
 
 
-@with_and_without_eager_tail
-def test_only_what_is_durable_is_committed(tmp_path: Path, eager_tail: bool) -> None:
-    log = Log()
-    with running(tmp_path, eager_tail=eager_tail, commit_interval_s=NEVER_S) as reput:
+def test_only_durable_entries_are_committed(run: Run, log: Log) -> None:
+    with run(commit_interval_s=NEVER_S) as reput:
         reput.append([log.write(WRITTEN) for _ in range(4)])
         reput.sync(2 * SIZE)
         reput.indexed(log)
@@ -387,8 +377,7 @@ class _Appended(deque[Any]):
         return walk
 
 
-def test_what_is_written_while_the_index_is_committed_ends_no_thread(tmp_path: Path) -> None:
-    log = Log()
+def test_blocks_may_be_written_while_the_index_is_committed(tmp_path: Path, log: Log) -> None:
     with running(tmp_path, commit_interval_s=NEVER_S) as reput:
         reput.append([log.write() for _ in range(3)])
         reput.indexed(log)
@@ -397,13 +386,9 @@ def test_what_is_written_while_the_index_is_committed_ends_no_thread(tmp_path: P
         assert [entry.unit.base_offset for entry in committer.commit(2 * SIZE)] == [0, 1]
 
 
-@with_and_without_eager_tail
-def test_the_position_counts_blocks_and_keyed_messages_of_its_segment(
-    tmp_path: Path, eager_tail: bool
-) -> None:
-    log = Log()
+def test_the_position_counts_blocks_and_keyed_messages_of_its_segment(run: Run, log: Log) -> None:
     headers = [log.write(WRITTEN, count=3, flags=BatchFlag.KEYS * (n % 2)) for n in range(13)]
-    with running(tmp_path, eager_tail=eager_tail) as reput:
+    with run() as reput:
         reput.append(headers)
         reput.sync(10 * SIZE)
         reput.until(lambda: reput.index.position() == ReputPosition(10 * SIZE, 0, 10, 15))
@@ -411,14 +396,12 @@ def test_the_position_counts_blocks_and_keyed_messages_of_its_segment(
         reput.until(lambda: reput.index.position() == ReputPosition(13 * SIZE, SEGMENT, 3, 3))
 
 
-@with_and_without_eager_tail
-def test_a_restarted_service_goes_on_from_the_position(tmp_path: Path, eager_tail: bool) -> None:
-    log = Log()
-    with running(tmp_path, eager_tail=eager_tail) as reput:
+def test_a_restarted_service_continues_at_the_position(run: Run, log: Log) -> None:
+    with run() as reput:
         reput.append([log.write(WRITTEN), log.write(WRITTEN)])
         reput.sync(log.end)
         reput.indexed(log)
-    with running(tmp_path, eager_tail=eager_tail, durable_offset=log.end) as reput:
+    with run(durable_offset=log.end) as reput:
         assert reput.service.reput_offset == log.end
         reput.append([log.write(WRITTEN)])
         reput.indexed(log)
@@ -427,22 +410,16 @@ def test_a_restarted_service_goes_on_from_the_position(tmp_path: Path, eager_tai
         assert reput.index.position() == ReputPosition(3 * SIZE, 0, 3, 0)
 
 
-@with_and_without_eager_tail
-def test_nothing_is_forgotten_that_is_not_on_the_disk(tmp_path: Path, eager_tail: bool) -> None:
-    log = Log()
-    with running(tmp_path, eager_tail=eager_tail, commit_interval_s=NEVER_S) as reput:
+def test_uncommitted_entries_stay_in_memory(run: Run, log: Log) -> None:
+    with run(commit_interval_s=NEVER_S) as reput:
         reput.append([log.write(WRITTEN) for _ in range(50)])
         reput.sync(log.end)
         reput.indexed(log)
         assert reput.visible(WRITTEN) == list(range(50))
 
 
-@with_and_without_eager_tail
-def test_what_is_on_the_disk_is_forgotten_but_for_the_newest(
-    tmp_path: Path, eager_tail: bool
-) -> None:
-    log = Log()
-    with running(tmp_path, eager_tail=eager_tail) as reput:
+def test_committed_entries_leave_memory_except_the_newest(run: Run, log: Log) -> None:
+    with run() as reput:
         reput.append([log.write(WRITTEN) for _ in range(50)])
         reput.indexed(log)
         reput.sync(40 * SIZE)
@@ -452,14 +429,9 @@ def test_what_is_on_the_disk_is_forgotten_but_for_the_newest(
         assert reput.on_disk(WRITTEN) == list(range(50))
 
 
-@with_and_without_eager_tail
 def test_an_index_that_cannot_be_committed_lags_and_catches_up(
-    tmp_path: Path,
-    eager_tail: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    run: Run, log: Log, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = Log()
     commit = Index.commit
     attempts = 0
     is_full = threading.Event()
@@ -473,7 +445,7 @@ def test_an_index_that_cannot_be_committed_lags_and_catches_up(
         commit(self, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Index, "commit", failing)
-    with caplog.at_level(logging.WARNING), running(tmp_path, eager_tail=eager_tail) as reput:
+    with caplog.at_level(logging.WARNING), run() as reput:
         reput.append([log.write(WRITTEN) for _ in range(20)])
         reput.sync(log.end)
         reput.until(lambda: attempts >= 5)
@@ -488,11 +460,9 @@ def test_an_index_that_cannot_be_committed_lags_and_catches_up(
     assert len([message for message in messages if "again" in message]) == 1
 
 
-@with_and_without_eager_tail
-def test_a_full_index_does_not_keep_the_service_from_starting(
-    tmp_path: Path, eager_tail: bool, monkeypatch: pytest.MonkeyPatch
+def test_the_service_starts_with_a_full_disk(
+    run: Run, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = Log()
     headers = [log.write(DURABLE) for _ in range(5)]
 
     def full(*_: object) -> None:
@@ -500,9 +470,7 @@ def test_a_full_index_does_not_keep_the_service_from_starting(
 
     with monkeypatch.context() as patched:
         patched.setattr(Index, "commit", full)
-        with running(
-            tmp_path, eager_tail=eager_tail, recovered=headers, durable_offset=log.end
-        ) as reput:
+        with run(recovered=headers, durable_offset=log.end) as reput:
             assert reput.visible(DURABLE) == list(range(5))
             patched.undo()
             reput.until(lambda: reput.on_disk(DURABLE) == list(range(5)))
@@ -527,38 +495,35 @@ def slow_commit(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 def test_the_eager_tail_does_not_wait_for_a_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = Log()
     with running(tmp_path, eager_tail=True) as reput, slow_commit(monkeypatch) as began:
         reput.append([log.write(WRITTEN)])
         reput.sync(log.end)
         assert began.wait(_DEADLINE_S)
         reput.append([log.write(WRITTEN)])
-        assert reput.told == [{(WRITTEN, 0): 1}, {(WRITTEN, 0): 2}]
+        assert reput.notified == [{(WRITTEN, 0): 1}, {(WRITTEN, 0): 2}]
 
 
 def test_without_the_eager_tail_the_reput_thread_notifies_and_then_commits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = Log()
     names: list[str] = []
     with running(tmp_path, eager_tail=False) as reput, slow_commit(monkeypatch) as began:
-        reput.telling = lambda advanced: names.append(threading.current_thread().name)
+        reput.on_notify = lambda advanced: names.append(threading.current_thread().name)
         reput.append([log.write(WRITTEN)])
         reput.sync(log.end)
         assert began.wait(_DEADLINE_S)
-        assert reput.told == [{(WRITTEN, 0): 1}]
+        assert reput.notified == [{(WRITTEN, 0): 1}]
         reput.append([log.write(WRITTEN)])
-        assert reput.told == [{(WRITTEN, 0): 1}]
-    assert reput.told == [{(WRITTEN, 0): 1}, {(WRITTEN, 0): 2}]
+        assert reput.notified == [{(WRITTEN, 0): 1}]
+    assert reput.notified == [{(WRITTEN, 0): 1}, {(WRITTEN, 0): 2}]
     assert names == ["holdfast-reput"] * 2
 
 
-def test_what_waits_for_the_reput_thread_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_messages_that_wait_for_the_reput_thread_are_counted(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = Log()
     with running(tmp_path, eager_tail=False) as reput:
         with slow_commit(monkeypatch) as began:
             reput.append([log.write(WRITTEN, count=3)])
@@ -572,13 +537,11 @@ def test_what_waits_for_the_reput_thread_is_counted(
         assert reput.service.uncommitted_count == 0
 
 
-@with_and_without_eager_tail
 def test_a_backlog_is_committed_without_a_pause(
-    tmp_path: Path, eager_tail: bool, monkeypatch: pytest.MonkeyPatch
+    run: Run, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reput_module, "COMMIT_GROUP", 2)
-    log = Log()
-    with running(tmp_path, eager_tail=eager_tail, commit_interval_s=1.0) as reput:
+    with run(commit_interval_s=1.0) as reput:
         reput.append([log.write(WRITTEN) for _ in range(100)])
         reput.sync(log.end)
         reput.until(lambda: len(reput.on_disk(WRITTEN)) == 100)
@@ -587,11 +550,10 @@ def test_a_backlog_is_committed_without_a_pause(
 # -- recovery ------------------------------------------------------------------------------
 
 
-def test_what_recovery_found_is_visible_and_committed_when_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_recovered_blocks_are_visible_and_committed_at_the_start(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reput_module, "_RECOVERY_GROUP", 3)
-    log = Log()
     headers = [log.write(DURABLE, producer_id=1, sequence=n) for n in range(8)]
     with running(
         tmp_path, recovered=headers, durable_offset=log.end, commit_interval_s=NEVER_S
@@ -600,14 +562,13 @@ def test_what_recovery_found_is_visible_and_committed_when_started(
         assert reput.on_disk(DURABLE) == list(range(8))
         assert reput.visible(DURABLE) == [6, 7]
         assert reput.index.position().physical_offset == log.end
-        assert not reput.told  # there are no listeners yet
+        assert not reput.notified  # there are no listeners yet
 
 
-def test_recovery_commits_no_more_than_is_proven_durable_before_it_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_during_recovery_only_proven_durable_blocks_are_committed(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reput_module, "_RECOVERY_GROUP", 3)
-    log = Log()
     headers = [replace(log.write(DURABLE), durable_offset=2 * SIZE) for _ in range(8)]
     reput = Reput(tmp_path, eager_tail=False, commit_interval_s=NEVER_S, max_producers=100)
     for header in headers:
@@ -622,14 +583,10 @@ def test_recovery_commits_no_more_than_is_proven_durable_before_it_ends(
 # -- producers -----------------------------------------------------------------------------
 
 
-@with_and_without_eager_tail
-def test_producers_are_stored_as_they_were_at_the_position(
-    tmp_path: Path, eager_tail: bool
-) -> None:
+def test_producers_are_stored_as_they_were_at_the_position(run: Run, log: Log) -> None:
     """Later publishes may be lost in a power loss: a retry must not be treated as stored."""
-    log = Log()
     headers = [log.write(DURABLE, producer_id=7, sequence=n) for n in range(9)]
-    with running(tmp_path, eager_tail=eager_tail) as reput:
+    with run() as reput:
         reput.append(headers)
         reput.indexed(log)
         reput.sync(3 * SIZE)
@@ -643,10 +600,8 @@ def test_producers_are_stored_as_they_were_at_the_position(
         assert [entry.sequence for entry in state.queues[0]] == [4, 5, 6, 7, 8]
 
 
-@with_and_without_eager_tail
-def test_forgotten_producers_leave_the_index(tmp_path: Path, eager_tail: bool) -> None:
-    log = Log()
-    with running(tmp_path, eager_tail=eager_tail, max_producers=3) as reput:
+def test_expired_producers_are_deleted_from_the_index(run: Run, log: Log) -> None:
+    with run(max_producers=3) as reput:
 
         def stored(*headers: BatchHeader) -> list[int]:
             reput.append(list(headers))
@@ -660,38 +615,35 @@ def test_forgotten_producers_leave_the_index(tmp_path: Path, eager_tail: bool) -
         assert stored(late) == [5, 9]  # the others were silent for longer than the expiry
 
 
-# -- threads that end early ----------------------------------------------------------------
+# -- failures ----------------------------------------------------------------
 
 
-@with_and_without_eager_tail
-def test_a_reput_thread_that_fails_says_so(tmp_path: Path, eager_tail: bool) -> None:
-    log = Log()
+def test_a_failing_notification_is_reported(run: Run, log: Log) -> None:
 
     def fail(advanced: dict[QueueKey, int]) -> None:
         raise ZeroDivisionError
 
-    with running(tmp_path, eager_tail=eager_tail) as reput:
-        reput.telling = fail
+    with run() as reput:
+        reput.on_notify = fail
         reput.append([log.write(WRITTEN)])
         reput.until(lambda: reput.failures)
     assert isinstance(reput.failures[0], ZeroDivisionError)
 
 
-def test_requests_are_completed_also_by_a_thread_that_fails_and_after_it(tmp_path: Path) -> None:
-    log = Log()
-    told, go_on = threading.Event(), threading.Event()
+def test_requests_are_completed_during_and_after_a_failed_pass(tmp_path: Path, log: Log) -> None:
+    notified, go_on = threading.Event(), threading.Event()
     requests = [request() for _ in range(4)]
 
     def hold_then_fail(advanced: dict[QueueKey, int]) -> None:
-        told.set()
+        notified.set()
         assert go_on.wait(_DEADLINE_S)
         raise ZeroDivisionError
 
     with running(tmp_path) as reput:
-        reput.telling = hold_then_fail
+        reput.on_notify = hold_then_fail
         reput.append([log.write(WRITTEN)])
         reput.finish(requests[:1])
-        assert told.wait(_DEADLINE_S)
+        assert notified.wait(_DEADLINE_S)
         reput.finish(requests[1:2])
         reput.finish(requests[2:3])
         go_on.set()
@@ -701,18 +653,236 @@ def test_requests_are_completed_also_by_a_thread_that_fails_and_after_it(tmp_pat
     assert reput.failures
 
 
-@with_and_without_eager_tail
-def test_an_index_thread_that_fails_says_so(
-    tmp_path: Path, eager_tail: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = Log()
+def test_a_failing_commit_is_reported(run: Run, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    with running(tmp_path, eager_tail=eager_tail) as reput:
+    with run() as reput:
         monkeypatch.setattr(Index, "commit", fail)
         reput.append([log.write(WRITTEN)])
         reput.sync(log.end)
         reput.until(lambda: reput.failures)
     assert isinstance(reput.failures[0], ZeroDivisionError)
+
+
+# -- the threads that run passes -----------------------------------------------------------
+
+
+@pytest.fixture
+def eager_switches() -> Iterator[None]:
+    """Switch threads after a few bytecodes instead of thousands."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def _notifying_threads(reput: Reput) -> list[str]:
+    """Return a list to which each notification appends the name of its thread."""
+    names: list[str] = []
+    reput.on_notify = lambda advanced: names.append(threading.current_thread().name)
+    return names
+
+
+def test_the_reporting_thread_runs_the_pass_if_no_other_thread_runs_one(tmp_path: Path) -> None:
+    log, sent = Log(), request()
+    with running(tmp_path, eager_tail=True, commit_interval_s=NEVER_S) as reput:
+        names = _notifying_threads(reput)
+        reput.service.put_headers([log.write(WRITTEN)])
+        reput.service.put_finished([sent])
+        assert reput.notified == []
+        reput.service.flush()
+        assert reput.notified == [{(WRITTEN, 0): 1}]
+        assert reput.completed == [[sent]]
+        assert names == [threading.current_thread().name]
+
+
+def test_a_thread_in_a_pass_also_processes_reports_that_others_make_meanwhile(
+    tmp_path: Path,
+) -> None:
+    log = Log()
+    in_pass, go_on = threading.Event(), threading.Event()
+
+    def hold(advanced: dict[QueueKey, int]) -> None:
+        in_pass.set()
+        assert go_on.wait(_DEADLINE_S)
+
+    def report() -> None:
+        reput.service.put_headers([first])
+        reput.service.flush()
+
+    first = log.write(WRITTEN)
+    with running(tmp_path, eager_tail=True, commit_interval_s=NEVER_S) as reput:
+        reput.on_notify = hold
+        reporting = threading.Thread(target=report)
+        reporting.start()
+        assert in_pass.wait(_DEADLINE_S)
+        reput.service.put_headers([log.write(WRITTEN)])
+        reput.service.flush()  # another thread is in a pass: this returns at once
+        assert len(reput.notified) == 0
+        go_on.set()
+        reporting.join(_DEADLINE_S)
+        assert reput.notified == [{(WRITTEN, 0): 1}, {(WRITTEN, 0): 2}]
+
+
+def test_the_reput_thread_processes_a_backlog_of_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reput_module, "_PASS_SIZE", 1)
+    log = Log()
+    with running(tmp_path, eager_tail=True, commit_interval_s=NEVER_S) as reput:
+        names = _notifying_threads(reput)
+        for _ in range(5):
+            reput.service.put_headers([log.write(WRITTEN)])
+        reput.service.flush()
+        reput.until(lambda: reput.max_offset(WRITTEN) == 5)
+        reput.until(lambda: len(reput.notified) == 5)
+    assert names == [threading.current_thread().name] * 2 + ["holdfast-reput"] * 3
+
+
+def test_a_failing_pass_raises_nothing_in_the_reporting_thread(tmp_path: Path) -> None:
+    log, sent, late = Log(), request(), request()
+
+    def fail(advanced: dict[QueueKey, int]) -> None:
+        raise ZeroDivisionError
+
+    with running(tmp_path, eager_tail=True, commit_interval_s=NEVER_S) as reput:
+        reput.on_notify = fail
+        reput.service.put_headers([log.write(WRITTEN)])
+        reput.service.put_finished([sent])
+        reput.service.flush()
+        assert [type(error) for error in reput.failures] == [ZeroDivisionError]
+        reput.service.put_finished([late])
+        reput.service.flush()
+        assert reput.completed == [[sent], [late]]
+
+
+def test_requests_are_completed_after_the_stop(run: Run) -> None:
+    sent = request()
+    with run(commit_interval_s=NEVER_S) as reput:
+        reput.service.stop()
+        reput.finish([sent])
+        assert reput.completed == [[sent]]
+
+
+@pytest.mark.usefixtures("eager_switches")
+def test_reports_of_several_threads_at_the_same_moment_are_all_processed(run: Run) -> None:
+    """No later call processes the work: one of the reporting threads must do it."""
+    rounds, thread_count = 200, 3
+    together = threading.Barrier(thread_count + 1)
+    sent = [[request() for _ in range(thread_count)] for _ in range(rounds)]
+
+    def report(number: int) -> None:
+        for each in sent:
+            together.wait(_DEADLINE_S)
+            reput.service.put_finished([each[number]])
+            reput.service.flush()
+
+    with run(commit_interval_s=NEVER_S) as reput:
+        threads = [threading.Thread(target=report, args=(n,)) for n in range(thread_count)]
+        for thread in threads:
+            thread.start()
+        try:
+            for done in range(1, rounds + 1):
+                together.wait(_DEADLINE_S)
+                reput.until(lambda: sum(map(len, reput.completed)) == done * thread_count)  # noqa: B023
+        finally:
+            together.abort()
+            for thread in threads:
+                thread.join(_DEADLINE_S)
+
+
+@pytest.mark.usefixtures("eager_switches")
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    eager_tail=st.booleans(),
+    groups=st.lists(st.lists(st.booleans(), min_size=1, max_size=4), min_size=1, max_size=40),
+    seed=st.integers(0, 2**32),
+)
+def test_no_report_is_left_and_notifications_are_in_order(
+    tmp_path_factory: pytest.TempPathFactory, eager_tail: bool, groups: list[list[bool]], seed: int
+) -> None:
+    """An appender and a sync thread call the service, and a third thread calls it sometimes.
+
+    In the end all written data is visible, and every request was completed once, not before its
+    entries were visible.
+    """
+    rng = random.Random(seed)
+    log = Log()
+    written = [
+        [log.write(DURABLE if durable else WRITTEN) for durable in durables] for durables in groups
+    ]
+    ends = [headers[-1].end_physical_offset for headers in written]
+    requests = [[request() for _ in range(3)] for _ in groups]
+    needs = {
+        id(sent): (group, place)
+        for group, each in enumerate(requests)
+        for place, sent in enumerate(each)
+    }
+    counts = {
+        topic: [
+            sum(h.topic_id == topic for g in written[: n + 1] for h in g)
+            for n in range(len(written))
+        ]
+        for topic in (DURABLE, WRITTEN)
+    }
+    too_early: list[tuple[int, int]] = []
+    appended = threading.Semaphore(0)
+    rests = [rng.random() < 0.3 for _ in groups]
+    with running(
+        tmp_path_factory.mktemp("reput"), eager_tail=eager_tail, commit_interval_s=NEVER_S
+    ) as reput:
+
+        def check(finished: list[AppendRequest]) -> None:
+            for sent in finished:
+                group, place = needs[id(sent)]
+                if reput.max_offset(WRITTEN) < counts[WRITTEN][group] or (
+                    place == 1 and reput.max_offset(DURABLE) < counts[DURABLE][group]
+                ):
+                    too_early.append((group, place))
+
+        def append() -> None:
+            for group, headers in enumerate(written):
+                reput.service.put_headers(headers)
+                appended.release()
+                reput.service.put_finished([requests[group][0]])
+                reput.service.flush()
+
+        def sync() -> None:
+            group = 0
+            while group < len(written):
+                appended.acquire()
+                reached = group + 1
+                while not rests[group] and appended.acquire(blocking=False):
+                    reached += 1
+                reput.service.put_durable_offset(ends[reached - 1])
+                reput.service.put_finished([requests[n][1] for n in range(group, reached)])
+                reput.service.flush()
+                group = reached
+
+        def flush_sometimes() -> None:
+            for group in range(len(written)):
+                if rests[group]:
+                    reput.service.flush()
+
+        reput.on_complete = check
+        threads = [threading.Thread(target=work) for work in (append, sync, flush_sometimes)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(_DEADLINE_S)
+        completed = [sent for each in requests for sent in each[:2]]
+        reput.until(lambda: sum(map(len, reput.completed)) == len(completed))
+        assert reput.max_offset(WRITTEN) == counts[WRITTEN][-1]
+        assert reput.max_offset(DURABLE) == counts[DURABLE][-1]
+        assert not reput.failures
+    assert too_early == []
+    found = [id(sent) for each in reput.completed for sent in each]
+    assert sorted(found) == sorted(map(id, completed))
+    for topic in (WRITTEN, DURABLE):
+        notified = [each[topic, 0] for each in reput.notified if (topic, 0) in each]
+        assert notified == sorted(notified)
+        assert (notified or [0])[-1] == counts[topic][-1]

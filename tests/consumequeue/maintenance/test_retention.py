@@ -4,26 +4,24 @@ files."""
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.commitlog.format.gap_block import GAP_TOPIC_ID
-from holdfast.commitlog.segments.segment import Segment
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue, CqUnit
 from holdfast.consumequeue.index.index import Index, ReputPosition
 from holdfast.consumequeue.index.queue_lookup import first_unit_reaching
 from holdfast.consumequeue.maintenance import retention
 from holdfast.consumequeue.maintenance.retention import (
-    SegmentQueues,
+    Begins,
     apply_begins,
     find_expired,
     queues_in,
     unneeded,
 )
-from holdfast.consumequeue.topics import QueueKey, Topic, TopicConfig
+from holdfast.consumequeue.topics import Topic, TopicConfig
 from tests.support.stored import batch, fill_segment, open_storage, settled, small_config, until
 
 _topics = itertools.count(1)
@@ -187,12 +185,10 @@ def test_the_newest_entry_that_is_committed_stays_when_newer_ones_are_not(tmp_pa
 # -- unneeded segments ---------------------------------------------------------------------
 
 
-def held(**ends: int) -> SegmentQueues:
-    """Return a segment's queues: q0=5 is queue 0 of topic 1 up to offset 5, s0 is a state queue."""
-    keys: dict[QueueKey, int] = {
-        (0 if name[0] == "s" else 1, int(name[1:])): end for name, end in ends.items()
-    }
-    return SegmentQueues(cast(Segment, None), keys)
+def held(**ends: int) -> Begins:
+    """Return the ends of a segment's queues: q0=5 means that queue 0 of topic 1 ends at offset 5.
+    s0 is a queue of the state."""
+    return {(0 if name[0] == "s" else 1, int(name[1:])): end for name, end in ends.items()}
 
 
 def ten(min_offset: int) -> ConsumeQueue:
@@ -217,14 +213,13 @@ def ten(min_offset: int) -> ConsumeQueue:
     ],
 )
 def test_a_segment_is_needed_while_a_queue_begins_in_it(
-    holds: SegmentQueues, begin: int, expected: bool
+    holds: Begins, begin: int, expected: bool
 ) -> None:
     assert unneeded(holds, {(1, 0): ten(begin)}, lambda topic_id: False) is expected
 
 
 def test_what_a_repair_has_put_in_the_place_of_damage_is_needed_by_nobody() -> None:
-    gap = SegmentQueues(cast(Segment, None), {(GAP_TOPIC_ID, 0): 1})
-    assert unneeded(gap, {}, lambda topic_id: False)
+    assert unneeded({(GAP_TOPIC_ID, 0): 1}, {}, lambda topic_id: False)
 
 
 def test_a_deleted_topic_needs_nothing() -> None:
@@ -245,12 +240,12 @@ async def test_what_a_segment_holds_is_told_by_its_footer_and_by_its_blocks(
         segment = storage.log.segments[0]
         await until(lambda: segment.sealed)
         by_footer = queues_in(segment)
-        end = by_footer.ends.pop((topic_.topic_id, 1))
+        end = by_footer.pop((topic_.topic_id, 1))
         assert 0 < end <= storage.store.reading.queue_state(topic_, 1).max_offset
-        assert by_footer.ends.pop((0, 0)) > 0
-        assert by_footer.ends == {(topic_.topic_id, 0): 3, (topic_.topic_id, 2): 1}
+        assert by_footer.pop((0, 0)) > 0
+        assert by_footer == {(topic_.topic_id, 0): 3, (topic_.topic_id, 2): 1}
         segment.file.write([bytes(64)], segment.size - 64)
         by_blocks = queues_in(segment)
-        assert {**by_footer.ends, (topic_.topic_id, 1): end} == {
-            key: value for key, value in by_blocks.ends.items() if key[0]
+        assert {**by_footer, (topic_.topic_id, 1): end} == {
+            key: value for key, value in by_blocks.items() if key[0]
         }

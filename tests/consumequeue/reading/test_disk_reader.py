@@ -15,8 +15,9 @@ from holdfast.commitlog.segments.run_reader import FEW
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue, CqUnit
 from holdfast.consumequeue.index.index import Index, ReputPosition
 from holdfast.consumequeue.reading import disk_reader
-from holdfast.consumequeue.reading.disk_reader import DiskReader, Place
+from holdfast.consumequeue.reading.disk_reader import DiskReader
 from holdfast.consumequeue.reading.fetched import Fetched, RunSlice, Shares, Wanted
+from holdfast.consumequeue.reading.reader import Place
 from tests.support.small_log import SmallLog, flip_bit
 
 KEY = (1, 0)

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from holdfast.commitlog.errors import CorruptRecord
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
-from holdfast.consumequeue.index.consume_queue import CqUnit
-from holdfast.consumequeue.lost_ranges import LostRange
+from holdfast.consumequeue.index.consume_queue import ConsumeQueue, CqUnit
+from holdfast.consumequeue.lost_ranges import LostRange, LostRanges
 from holdfast.consumequeue.reading import reader
-from holdfast.consumequeue.reading.fetched import MAX_SKIPPED_RANGES, Fetched, message_sizes
+from holdfast.consumequeue.reading.fetched import MAX_SKIPPED_RANGES, Fetched, Wanted, message_sizes
 from holdfast.consumequeue.reading.reader import (
     SKIPPED_BATCH_BYTES,
     NeedsDisk,
+    Place,
     collect,
     first_match,
 )
@@ -71,26 +72,20 @@ class Queue:
         *,
         max_messages: int = 1000,
         max_bytes: int = 1_000_000,
-        wanted: "Wanted | None" = None,
+        wanted: "Matching | None" = None,
         max_offset: int | None = None,
-        **damage: Any,
+        skip_corrupt: bool = False,
+        lost: LostRanges = (),
+        **options: Any,
     ) -> Fetched:
         units = (unit for unit in self.units if unit.end_offset > offset)
-        return collect(
-            units,
-            self.read,
-            KEY,
-            offset,
-            min_offset=0,
-            max_offset=self.max_offset if max_offset is None else max_offset,
-            max_messages=max_messages,
-            max_bytes=max_bytes,
-            message_filter=wanted,
-            **damage,
-        )
+        end = self.max_offset if max_offset is None else max_offset
+        place = Place(KEY, ConsumeQueue(None, 0, 0), offset, end, lost)
+        limits = Wanted(max_messages, max_bytes, wanted, skip_corrupt)
+        return collect(units, self.read, place, limits, **options)
 
 
-class Wanted:
+class Matching:
     """A filter that matches given offsets, or a tag by its summary."""
 
     def __init__(
@@ -204,7 +199,7 @@ def test_pull_after_pull_every_message_comes_once_and_in_order(
             at,
             max_messages=max_messages,
             max_bytes=max_bytes,
-            wanted=None if wanted is None else Wanted(wanted),
+            wanted=None if wanted is None else Matching(wanted),
         )
         assert fetched.message_count <= max_messages
         assert at < fetched.next_offset <= queue.max_offset
@@ -218,26 +213,26 @@ def test_pull_after_pull_every_message_comes_once_and_in_order(
 
 
 def test_a_filter_delivers_what_matches_and_passes_over_the_rest() -> None:
-    fetched = Queue(3, 3, 3).pull(0, wanted=Wanted({1, 7}))
+    fetched = Queue(3, 3, 3).pull(0, wanted=Matching({1, 7}))
     assert offsets(fetched) == [1, 7]
     assert fetched.next_offset == 9
 
 
 def test_a_full_pull_ends_at_the_next_match_not_at_the_next_message() -> None:
-    fetched = Queue(9).pull(0, max_messages=1, wanted=Wanted({2, 7}))
+    fetched = Queue(9).pull(0, max_messages=1, wanted=Matching({2, 7}))
     assert offsets(fetched) == [2]
     assert fetched.next_offset == 7
 
 
 def test_nothing_matching_is_an_empty_answer_that_moves_on() -> None:
-    fetched = Queue(3, 3).pull(1, wanted=Wanted())
+    fetched = Queue(3, 3).pull(1, wanted=Matching())
     assert (fetched.slices, fetched.next_offset) == ([], 6)
 
 
 def test_a_batch_whose_tags_rule_it_out_is_not_read() -> None:
     queue = Queue(2, 2, 2, tags=["a", "b", "a"])
     summary = queue.units[1].tag_summary
-    fetched = queue.pull(0, wanted=Wanted(range(9), summary=summary))
+    fetched = queue.pull(0, wanted=Matching(range(9), summary=summary))
     assert offsets(fetched) == [2, 3]
     assert fetched.next_offset == 6
     assert queue.reads == [2]
@@ -250,7 +245,7 @@ def test_a_pull_scans_only_so_many_bytes_but_at_least_one_batch(
     size = queue.units[0].size
     for limit, reached in ((0, 1), (size, 1), (2 * size, 2), (2 * size + 1, 2), (9 * size, 4)):
         monkeypatch.setattr(reader, "MAX_SCAN_BYTES", limit)
-        assert queue.pull(0, wanted=Wanted()).next_offset == reached
+        assert queue.pull(0, wanted=Matching()).next_offset == reached
 
 
 @pytest.mark.parametrize(("message_us", "looked_at"), [(1, 100), (250, 80), (8000, 3), (1e9, 1)])
@@ -258,7 +253,7 @@ def test_a_costly_filter_looks_at_its_share_and_goes_on_within_a_batch(
     message_us: float, looked_at: int
 ) -> None:
     queue = Queue(50, 50)
-    wanted = Wanted([99], message_us=message_us)
+    wanted = Matching([99], message_us=message_us)
     fetched = queue.pull(0, wanted=wanted)
     assert fetched.next_offset == pytest.approx(looked_at, abs=1)
     at = 0
@@ -274,7 +269,7 @@ def test_batches_that_are_passed_over_count_for_the_look_at_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reader, "MAX_SCAN_BYTES", 3 * SKIPPED_BATCH_BYTES)
-    fetched = Queue(1, 1, 1, 1, 1).pull(0, wanted=Wanted(summary=1))
+    fetched = Queue(1, 1, 1, 1, 1).pull(0, wanted=Matching(summary=1))
     assert (fetched.message_count, fetched.next_offset) == (0, 3)
 
 
@@ -363,7 +358,7 @@ def test_reading_on_past_damage_gives_all_that_is_whole_and_names_the_rest(
     for number in damaged & set(range(len(counts))):
         queue.damage(number)
     queue.without(*gone)
-    matching = None if wanted is None else Wanted(wanted)
+    matching = None if wanted is None else Matching(wanted)
     expected = [offset for offset in whole if wanted is None or offset in wanted]
     for skip in (False, True):
         found, lost, at = [], set[int](), min(start, queue.max_offset)
@@ -445,14 +440,14 @@ def test_only_so_many_bytes_of_damage_are_looked_through(monkeypatch: pytest.Mon
 
 def test_a_filter_that_has_moved_on_ends_before_the_damage() -> None:
     for queue in (Queue(2, 2, 2).damage(1), Queue(2, 2, 2).without(1)):
-        fetched = queue.pull(0, wanted=Wanted())
+        fetched = queue.pull(0, wanted=Matching())
         assert (fetched.slices, fetched.next_offset) == ([], 2)
 
 
 def test_damage_in_what_a_filter_rules_out_is_not_met() -> None:
     queue = Queue(2, 2, 2, tags=["a", "b", "a"]).damage(1)
     summary = queue.units[0].tag_summary
-    assert offsets(queue.pull(0, wanted=Wanted(range(9), summary=summary))) == [0, 1, 4, 5]
+    assert offsets(queue.pull(0, wanted=Matching(range(9), summary=summary))) == [0, 1, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -481,23 +476,13 @@ def test_a_hot_read_lets_need_of_the_disk_pass() -> None:
         return queue.read(unit)
 
     with pytest.raises(NeedsDisk):
-        collect(
-            queue.units,
-            read,
-            KEY,
-            0,
-            min_offset=0,
-            max_offset=4,
-            max_messages=9,
-            max_bytes=9999,
-            message_filter=None,
-        )
+        collect(queue.units, read, Place(KEY, ConsumeQueue(None, 0, 0), 0, 4), Wanted(9, 9999))
 
 
 # -- the first match -----------------------------------------------------------------------
 
 
-def _first(queue: Queue, start: int, end: int, wanted: Wanted) -> int:
+def _first(queue: Queue, start: int, end: int, wanted: Matching) -> int:
     units = (unit for unit in queue.units if unit.end_offset > start)
     return first_match(units, queue.read, KEY, start, end, wanted)
 
@@ -507,19 +492,19 @@ def _first(queue: Queue, start: int, end: int, wanted: Wanted) -> int:
     [(0, 9, 4), (4, 9, 4), (5, 9, 7), (0, 4, 4), (0, 3, 3), (8, 9, 9), (5, 7, 7), (3, 3, 3)],
 )
 def test_the_first_match_or_the_end(start: int, end: int, expected: int) -> None:
-    assert _first(Queue(3, 3, 3), start, end, Wanted({4, 7})) == expected
+    assert _first(Queue(3, 3, 3), start, end, Matching({4, 7})) == expected
 
 
 def test_a_damaged_batch_counts_as_a_match() -> None:
     queue = Queue(3, 3, 3).damage(1)
-    assert _first(queue, 0, 9, Wanted({8})) == 3
-    assert _first(queue, 4, 9, Wanted({8})) == 4
-    assert _first(queue, 6, 9, Wanted({8})) == 8
+    assert _first(queue, 0, 9, Matching({8})) == 3
+    assert _first(queue, 4, 9, Matching({8})) == 4
+    assert _first(queue, 6, 9, Matching({8})) == 8
 
 
 def test_what_the_tags_rule_out_is_not_read_to_find_a_match() -> None:
     queue = Queue(3, 3, tags=["a", "b"])
-    wanted = Wanted(range(9), summary=queue.units[1].tag_summary)
+    wanted = Matching(range(9), summary=queue.units[1].tag_summary)
     assert _first(queue, 0, 6, wanted) == 3
     assert queue.reads == [3]
 
@@ -537,4 +522,4 @@ def test_the_first_match_is_that_of_a_walk(
     start = min(start, queue.max_offset)
     end = min(start + length, queue.max_offset)
     expected = next((n for n in range(start, end) if n in wanted), end)
-    assert _first(queue, start, end, Wanted(wanted)) == expected
+    assert _first(queue, start, end, Matching(wanted)) == expected
