@@ -29,11 +29,8 @@ from holdfast.commitlog.errors import (
     SequenceTooOld,
     TooManyProducers,
 )
-from holdfast.commitlog.format.batch_header import BatchFlag, BatchHeader
+from holdfast.commitlog.format.batch_header import REQUEST_SEQUENCE, BatchHeader
 from holdfast.commitlog.format.header_table import Headers, Run, headers_in
-
-# A plain int: each test of an IntFlag costs a microsecond.
-_REQUEST_SEQUENCE = int(BatchFlag.REQUEST_SEQUENCE)
 
 #: How many of the last batches of each (producer, topic, queue) are remembered. A retry of such a
 #: batch gets the offsets of the first attempt.
@@ -43,23 +40,21 @@ BROKER_EPOCH = 2**32 - 1
 
 
 class ProducerFields(Protocol):
-    """The producer fields of a publish: a batch header or Rows."""
+    """The producer fields of a publish: a batch header or Rows. `producer_id` is 0 if the publish
+    is not idempotent. `flags` contains REQUEST_SEQUENCE if `sequence` counts requests over the
+    whole topic."""
 
     @property
-    def producer_id(self) -> int:
-        """The idempotent producer; 0 if the publish is not idempotent."""
+    def producer_id(self) -> int: ...
 
     @property
-    def producer_epoch(self) -> int:
-        """The producer's epoch. A higher epoch fences lower ones."""
+    def producer_epoch(self) -> int: ...
 
     @property
-    def sequence(self) -> int:
-        """The sequence that the producer assigned."""
+    def sequence(self) -> int: ...
 
     @property
-    def flags(self) -> int:
-        """Contains REQUEST_SEQUENCE if the sequence counts requests over the whole topic."""
+    def flags(self) -> int: ...
 
 
 class StoredSequence(NamedTuple):
@@ -208,7 +203,7 @@ class ProducerSequences:
         for entry in stored:
             if entry.sequence == sequence:
                 return entry
-        if publish.flags & _REQUEST_SEQUENCE:
+        if publish.flags & REQUEST_SEQUENCE:
             last = state.last_request
         else:
             last = stored[-1].sequence if stored else state.awaited.get(queue_id, sequence) - 1
@@ -227,7 +222,7 @@ class ProducerSequences:
         Raise RoutedOtherwise if the attempt stored messages in a queue that is not in `counts`, or
         another number of messages in a queue. Raise SequenceTooOld if the attempt is no longer
         remembered."""
-        if not publish.flags & _REQUEST_SEQUENCE or publish.producer_epoch == BROKER_EPOCH:
+        if not publish.flags & REQUEST_SEQUENCE or publish.producer_epoch == BROKER_EPOCH:
             return
         state = self._current((publish.producer_id, topic_id), now_us)
         sequence = publish.sequence
@@ -269,7 +264,7 @@ class ProducerSequences:
             before = 0
         known.move_to_end(key)
         state.last_timestamp_us = max(state.last_timestamp_us, header.store_timestamp_us)
-        if header.flags & _REQUEST_SEQUENCE:
+        if header.flags & REQUEST_SEQUENCE:
             state.last_request = max(state.last_request, header.sequence)
         stored = state.queues.get(header.queue_id, ())
         entry = StoredSequence(
@@ -306,7 +301,7 @@ class ProducerSequences:
         if not publish.producer_id or publish.producer_epoch == BROKER_EPOCH:
             return
         key, sequence = (publish.producer_id, topic_id), publish.sequence
-        counts_requests = publish.flags & _REQUEST_SEQUENCE
+        counts_requests = publish.flags & REQUEST_SEQUENCE
         client = self._reserved.pop((key, queue_id), None)
         if client is not None:
             self._count(key, client, -1)

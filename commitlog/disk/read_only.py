@@ -15,8 +15,7 @@ class Readable(Protocol):
     def names(self, directory: Path) -> list[str]:
         """Return the names in `directory`, sorted."""
 
-    def open(self, path: Path) -> File:
-        """Open an existing file."""
+    def open(self, path: Path) -> File: ...
 
 
 class ReadOnlyDisk:
@@ -25,14 +24,12 @@ class ReadOnlyDisk:
     def __init__(self, disk: Readable | None = None) -> None:
         """`disk` gives access to the files; by default the machine's own disk."""
         self.names = disk.names if disk is not None else LinuxDisk().names
-        self.open = disk.open if disk is not None else _opened
+        self.open = disk.open if disk is not None else _open_file
 
     def create(self, path: Path, size: int) -> File:
-        """Raise AssertionError: a reader creates no files."""
         raise AssertionError(f"nothing is created: {path}, {size} bytes")
 
     def rename(self, source: Path, target: Path) -> None:
-        """Raise AssertionError: a reader renames no files."""
         raise AssertionError(f"nothing is renamed: {source} to {target}")
 
     def remove(self, path: Path) -> None:
@@ -78,5 +75,5 @@ class Snapshot:
         self._descriptors.clear()
 
 
-def _opened(path: Path) -> File:
+def _open_file(path: Path) -> File:
     return LinuxFile(open_file(path))

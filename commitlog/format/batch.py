@@ -4,9 +4,10 @@ Do not trust a batch before its payload CRC was verified; a batch from a client 
 `commitlog.format.batch_check`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,6 +60,38 @@ class RequestColumns(NamedTuple):
     producer_ids: UInt64s
     sequences: Int64s
     epochs: UInt32s
+
+
+def _column(dtype: str, name: str) -> Callable[["Batch"], Any]:
+    get_section = attrgetter(f"layout.{name}")
+
+    def view(batch: "Batch") -> Any:
+        section = get_section(batch)
+        return None if section is None else batch._view(dtype, section)
+
+    return view
+
+
+def _int32_column(name: str) -> "cached_property[Int32s | None]":
+    return cached_property(_column("<i4", name))
+
+
+def _uint32_column(name: str) -> "cached_property[UInt32s | None]":
+    return cached_property(_column("<u4", name))
+
+
+def _int64_column(name: str) -> "cached_property[Int64s | None]":
+    return cached_property(_column("<i8", name))
+
+
+def _text_column(name: str) -> cached_property[memoryview]:
+    get_section = attrgetter(f"layout.{name}")
+
+    def view(batch: "Batch") -> memoryview:
+        section = get_section(batch)
+        return memoryview(b"") if section is None else batch.block[section.start : section.end]
+
+    return cached_property(view)
 
 
 @dataclass(eq=False)
@@ -117,78 +150,36 @@ class Batch:
     @cached_property
     def body_offsets(self) -> Int32s:
         """int32[n+1]: the offsets of the bodies in `bodies`."""
-        return self._int32s(self.layout.body_offsets)
+        return self._view("<i4", self.layout.body_offsets)
 
-    @cached_property
-    def bodies(self) -> memoryview:
-        """All bodies, one after another."""
-        return self._bytes(self.layout.bodies)
-
-    @cached_property
-    def key_hashes(self) -> UInt32s | None:
-        """uint32[n]: the key hash of each message, 0 for a message without a key."""
-        return self._uint32s(self.layout.key_hashes)
-
-    @cached_property
-    def key_offsets(self) -> Int32s | None:
-        """int32[n+1]: the offsets of the keys in `keys`."""
-        return self._optional_int32s(self.layout.key_offsets)
-
-    @cached_property
-    def keys(self) -> memoryview:
-        """The UTF-8 of all keys, one after another; empty without the column."""
-        return self._bytes(self.layout.keys)
-
-    @cached_property
-    def tag_codes(self) -> UInt32s | None:
-        """uint32[n]: the tag code of each message, 0 for a message without a tag."""
-        return self._uint32s(self.layout.tag_codes)
-
-    @cached_property
-    def tag_offsets(self) -> Int32s | None:
-        """int32[n+1]: the offsets of the tags in `tags`."""
-        return self._optional_int32s(self.layout.tag_offsets)
-
-    @cached_property
-    def tags(self) -> memoryview:
-        """The UTF-8 of all tags, one after another; empty without the column."""
-        return self._bytes(self.layout.tags)
-
-    @cached_property
-    def property_list(self) -> Int32s | None:
-        """int32[n+1]: the properties of message i have the indexes from list[i] to before
-        list[i+1]."""
-        return self._optional_int32s(self.layout.property_list)
-
-    @cached_property
-    def name_offsets(self) -> Int32s | None:
-        """int32[m+1]: the offsets of the property names in `names`."""
-        return self._optional_int32s(self.layout.name_offsets)
-
-    @cached_property
-    def names(self) -> memoryview:
-        """The UTF-8 of all property names, one after another; empty without the column."""
-        return self._bytes(self.layout.names)
-
-    @cached_property
-    def value_offsets(self) -> Int32s | None:
-        """int32[m+1]: the offsets of the property values in `values`."""
-        return self._optional_int32s(self.layout.value_offsets)
-
-    @cached_property
-    def values(self) -> memoryview:
-        """The UTF-8 of all property values, one after another; empty without the column."""
-        return self._bytes(self.layout.values)
-
-    @cached_property
-    def born_timestamps_us(self) -> Int64s | None:
-        """int64[n]; None if every message has the born timestamp of the header."""
-        return self._int64s(self.layout.born)
-
-    @cached_property
-    def expires_timestamps_us(self) -> Int64s | None:
-        """int64[n], 0 for a message that never expires; None if no message expires."""
-        return self._int64s(self.layout.expires)
+    #: All bodies, one after another.
+    bodies = _text_column("bodies")
+    #: uint32[n]: the key hash of each message, 0 for a message without a key.
+    key_hashes = _uint32_column("key_hashes")
+    #: int32[n+1]: the offsets of the keys in `keys`.
+    key_offsets = _int32_column("key_offsets")
+    #: The UTF-8 of all keys, one after another; empty without the column.
+    keys = _text_column("keys")
+    #: uint32[n]: the tag code of each message, 0 for a message without a tag.
+    tag_codes = _uint32_column("tag_codes")
+    #: int32[n+1]: the offsets of the tags in `tags`.
+    tag_offsets = _int32_column("tag_offsets")
+    #: The UTF-8 of all tags, one after another; empty without the column.
+    tags = _text_column("tags")
+    #: int32[n+1]: the properties of message i have the indexes from list[i] to before list[i+1].
+    property_list = _int32_column("property_list")
+    #: int32[m+1]: the offsets of the property names in `names`.
+    name_offsets = _int32_column("name_offsets")
+    #: The UTF-8 of all property names, one after another; empty without the column.
+    names = _text_column("names")
+    #: int32[m+1]: the offsets of the property values in `values`.
+    value_offsets = _int32_column("value_offsets")
+    #: The UTF-8 of all property values, one after another; empty without the column.
+    values = _text_column("values")
+    #: int64[n]; None if every message has the born timestamp of the header.
+    born_timestamps_us = _int64_column("born")
+    #: int64[n], 0 for a message that never expires; None if no message expires.
+    expires_timestamps_us = _int64_column("expires")
 
     @cached_property
     def requests(self) -> RequestColumns | None:
@@ -262,21 +253,6 @@ class Batch:
 
     def _view(self, dtype: npt.DTypeLike, section: Section) -> npt.NDArray[Any]:
         return np.frombuffer(self.block[section.start : section.end], dtype)
-
-    def _int32s(self, section: Section) -> Int32s:
-        return self._view("<i4", section)
-
-    def _optional_int32s(self, section: Section | None) -> Int32s | None:
-        return None if section is None else self._view("<i4", section)
-
-    def _uint32s(self, section: Section | None) -> UInt32s | None:
-        return None if section is None else self._view("<u4", section)
-
-    def _int64s(self, section: Section | None) -> Int64s | None:
-        return None if section is None else self._view("<i8", section)
-
-    def _bytes(self, section: Section | None) -> memoryview:
-        return memoryview(b"") if section is None else self.block[section.start : section.end]
 
 
 def payload_crc(block: Buffer) -> int:

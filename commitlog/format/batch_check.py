@@ -129,9 +129,7 @@ def _check_properties(batch: Batch) -> npt.NDArray[np.int64]:
         batch.name_offsets,
         batch.value_offsets,
     )
-    assert listed is not None
-    assert name_offsets is not None
-    assert value_offsets is not None
+    assert listed is not None and name_offsets is not None and value_offsets is not None
     counts = _check_offsets("property-list", listed, batch.header.property_count)
     name_sizes = _check_text("property-name", name_offsets, batch.names)
     value_sizes = _check_text("property-value", value_offsets, batch.values)

@@ -91,16 +91,9 @@ class SegmentHeader:
 
     def encode(self) -> bytes:
         """Return the whole header page."""
-        fields = _SEGMENT.pack(
-            _SEGMENT_MAGIC,
-            SEGMENT_VERSION,
-            0,
-            self.start_offset,
-            self.size,
-            self.created_timestamp_us,
-            0,
-        )[:-4]
-        return (fields + struct.pack("<I", crc32c(fields))).ljust(SEGMENT_HEADER_SIZE, b"\0")
+        values = (self.start_offset, self.size, self.created_timestamp_us)
+        fields = struct.pack("<4sHHQQq", _SEGMENT_MAGIC, SEGMENT_VERSION, 0, *values)
+        return _with_crc(fields, SEGMENT_HEADER_SIZE)
 
     @classmethod
     def decode(cls, page: Buffer) -> "SegmentHeader":
@@ -120,8 +113,7 @@ class SegmentHeader:
 
 def encode_end_mark(physical_offset: int) -> bytes:
     """Return the end mark for a segment whose blocks end at this physical offset."""
-    fields = struct.pack("<4sIQ", END_MARK_MAGIC, 0, physical_offset)
-    return (fields + struct.pack("<I", crc32c(fields))).ljust(END_MARK_SIZE, b"\0")
+    return _with_crc(struct.pack("<4sIQ", END_MARK_MAGIC, 0, physical_offset), END_MARK_SIZE)
 
 
 def is_end_mark(buffer: Buffer, physical_offset: int) -> bool:
@@ -138,18 +130,14 @@ def encode_footer(start_offset: int, blocks: Blocks, keys: Keys) -> bytes:
     """Return block table, key table and trailer as bytes. The tables must be sorted already, as
     BLOCK_DTYPE and KEY_DTYPE define."""
     tables = blocks.tobytes() + keys.tobytes()
-    fields = struct.pack(
-        "<4sHHQQQI",
-        _TRAILER_MAGIC,
-        SEGMENT_VERSION,
-        0,
-        start_offset,
-        len(blocks),
-        len(keys),
-        crc32c(tables),
-    )
-    trailer = fields + struct.pack("<I", crc32c(fields))
-    return tables + trailer.ljust(TRAILER_SIZE, b"\0")
+    values = (start_offset, len(blocks), len(keys), crc32c(tables))
+    fields = struct.pack("<4sHHQQQI", _TRAILER_MAGIC, SEGMENT_VERSION, 0, *values)
+    return tables + _with_crc(fields, TRAILER_SIZE)
+
+
+def _with_crc(fields: bytes, size: int) -> bytes:
+    """Return the fields, their CRC, and zeros up to `size`."""
+    return (fields + struct.pack("<I", crc32c(fields))).ljust(size, b"\0")
 
 
 @dataclass(frozen=True, slots=True)

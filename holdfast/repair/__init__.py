@@ -13,7 +13,7 @@ from holdfast.commitlog.disk.owned_files import refuse_planted
 from holdfast.commitlog.segments.commit_log import open_read_only
 from holdfast.repair.apply import Repair
 from holdfast.repair.plan import (
-    DropIndex,
+    DROP_INDEX,
     Loss,
     NotRepairable,
     loss_of,
@@ -69,7 +69,7 @@ def repair_data_dir(
             return RepairReport(before, loss, None, None)
         repair = Repair(path)
         # Drop the index last: it may be the only record of a queue's end.
-        early = [step for step in steps if step != DropIndex()]
+        early = [step for step in steps if step != DROP_INDEX]
         repair.do(early, loss)
         found = before
         if early:
@@ -87,8 +87,8 @@ def repair_data_dir(
             losing = steps_of_loss(found, _segment_ends(path))
             repair.keep_copies(found, loss, losing)
             repair.do(losing, loss)
-        if DropIndex() in steps:
-            repair.do([DropIndex()], loss)
+        if DROP_INDEX in steps:
+            repair.do([DROP_INDEX], loss)
         after = found
         if steps or needed:
             after = check_data_dir(path, is_locked=True, progress=progress)

@@ -50,20 +50,7 @@ from holdfast.consumequeue.state.records import (
 from holdfast.consumequeue.state.store import StateCorrupt, StateStore, set_aside
 from holdfast.groups.storage.cursor_store import CursorsCorrupt, CursorStore
 from holdfast.groups.storage.open import DIRECTORY as GROUPS_DIRECTORY
-from holdfast.repair.plan import (
-    DropIndex,
-    EmptySegment,
-    EndAt,
-    GapOver,
-    Loss,
-    MendGroups,
-    RenewState,
-    SetAside,
-    Step,
-    WriteFooter,
-    WriteHeader,
-    WriteVersion,
-)
+from holdfast.repair.plan import Loss, Step, StepKind
 
 _ZEROS = bytes(1024 * 1024)
 _STATE_MAP_BYTES = 1024**3
@@ -92,7 +79,7 @@ class Repair:
         durably."""
         make_directory(self.copies)
         for step in steps:
-            if not isinstance(step, GapOver | EndAt):
+            if step.kind not in (StepKind.WRITE_GAP, StepKind.END_SEGMENT):
                 continue
             with self._open_segment(step.name) as segment:
                 start, end = step.start - segment.start_offset, step.end - segment.start_offset
@@ -112,26 +99,26 @@ class Repair:
     def do(self, steps: Iterable[Step], loss: Loss) -> None:
         """Execute the steps in order. OSError and lmdb.Error propagate."""
         for step in steps:
-            match step:
-                case WriteVersion():
+            match step.kind:
+                case StepKind.WRITE_VERSION:
                     self._write_version()
-                case SetAside(name):
-                    self._set_aside(self._path / "commitlog" / name)
-                case WriteHeader(name):
-                    self._write_header(name)
-                case WriteFooter(name):
-                    self._write_footer(name)
-                case GapOver(name, start, end):
-                    self._gap_over(name, start, end)
-                case EndAt(name, start, end):
-                    self._end_at(name, start, end)
-                case EmptySegment(start, end):
-                    self._empty_segment(start, end)
-                case RenewState():
+                case StepKind.MOVE_FILE:
+                    self._move_file(self._path / "commitlog" / step.name)
+                case StepKind.WRITE_HEADER:
+                    self._write_header(step.name)
+                case StepKind.WRITE_FOOTER:
+                    self._write_footer(step.name)
+                case StepKind.WRITE_GAP:
+                    self._write_gap(step)
+                case StepKind.END_SEGMENT:
+                    self._end_segment(step)
+                case StepKind.CREATE_SEGMENT:
+                    self._create_segment(step.start, step.end)
+                case StepKind.RENEW_STATE:
                     self._renew_state(loss)
-                case MendGroups():
-                    self._mend_groups()
-                case DropIndex():
+                case StepKind.REPAIR_GROUPS:
+                    self._repair_groups()
+                case StepKind.DROP_INDEX:
                     shutil.rmtree(self._path / "consumequeue", ignore_errors=True)
                     sync_directory(self._path)
 
@@ -141,7 +128,7 @@ class Repair:
         unfinished.rename(self._path / "VERSION")
         sync_directory(self._path)
 
-    def _set_aside(self, path: Path) -> None:
+    def _move_file(self, path: Path) -> None:
         make_directory(self.copies)
         path.rename(self.copies / path.name)
         sync_directory(self.copies)
@@ -187,20 +174,21 @@ class Repair:
                 segment.file.write([footer], segment.size - len(footer))
             segment.file.sync()
 
-    def _gap_over(self, name: str, start: int, end: int) -> None:
-        with self._open_segment(name) as segment:
-            for at, block in gap_blocks(start, end):
+    def _write_gap(self, step: Step) -> None:
+        with self._open_segment(step.name) as segment:
+            for at, block in gap_blocks(step.start, step.end):
                 segment.file.write([block], at - segment.start_offset)
             segment.file.sync()
 
-    def _end_at(self, name: str, start: int, end: int) -> None:
-        with self._open_segment(name) as segment:
-            _zero(segment, start, end)
+    def _end_segment(self, step: Step) -> None:
+        with self._open_segment(step.name) as segment:
+            _zero(segment, step.start, step.end)
             segment.file.sync()
-            segment.file.write([encode_end_mark(start)], start - segment.start_offset)
+            mark = encode_end_mark(step.start)
+            segment.file.write([mark], step.start - segment.start_offset)
             segment.file.sync()
 
-    def _empty_segment(self, start: int, end: int) -> None:
+    def _create_segment(self, start: int, end: int) -> None:
         """Create a sparse segment file whose footer lists no blocks."""
         path = self._path / "commitlog" / segment_name(start)
         footer = encode_footer(start, np.zeros(0, BLOCK_DTYPE), np.zeros(0, KEY_DTYPE))
@@ -234,7 +222,7 @@ class Repair:
         finally:
             state.stop()
 
-    def _mend_groups(self) -> None:
+    def _repair_groups(self) -> None:
         """Drop the damaged rows of the groups' cursors, as the broker does at a start. Messages
         that these rows recorded as settled are delivered again."""
         directory = self._path / "state" / GROUPS_DIRECTORY

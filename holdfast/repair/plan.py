@@ -1,11 +1,13 @@
 """Which steps repair the findings of a check. Pure: this module decides, `apply` acts.
 
-Only three steps drop bytes: GapOver, EndAt and EmptySegment, each for a place from which no block
-can be read. The overwritten bytes are copied first. All other steps lose nothing.
+Only three kinds of steps drop bytes: WRITE_GAP, END_SEGMENT and CREATE_SEGMENT, each for a part of
+the log from which no block can be read. The overwritten bytes are copied first. All other steps
+lose nothing.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from holdfast.check.report import CheckReport, DamagedPlace, LostOffsets
 from holdfast.commitlog.errors import LogError
@@ -21,87 +23,45 @@ from holdfast.commitlog.format.segment_format import (
 _SMALLEST_SEGMENT = SEGMENT_HEADER_SIZE + END_MARK_SIZE + TRAILER_SIZE
 
 
-@dataclass(frozen=True, slots=True)
-class WriteVersion:
+class StepKind(Enum):
+    """What a step does."""
+
+    WRITE_VERSION = auto()
     """Rewrite the VERSION file."""
-
-
-@dataclass(frozen=True, slots=True)
-class SetAside:
+    MOVE_FILE = auto()
     """Move a file that has a segment's name, but is not part of the log, into the folder of
     copies."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class WriteHeader:
+    WRITE_HEADER = auto()
     """Rewrite a segment's header page; extend a truncated file with zeros."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class WriteFooter:
+    WRITE_FOOTER = auto()
     """Rewrite a segment's footer from its blocks."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class GapOver:
-    """Write a gap block over damaged blocks, from one physical offset to another."""
-
-    name: str
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class EndAt:
-    """End a segment where its damage begins, because no readable block follows in it."""
-
-    name: str
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class EmptySegment:
-    """Create a segment without blocks in place of missing files."""
-
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class RenewState:
+    WRITE_GAP = auto()
+    """Write gap blocks over damaged blocks, from `start` to `end`."""
+    END_SEGMENT = auto()
+    """End a segment at `start`, where its damage begins: no readable block follows in it."""
+    CREATE_SEGMENT = auto()
+    """Create a segment without blocks in place of missing files, from `start` to `end`."""
+    RENEW_STATE = auto()
     """Record the accepted loss in the state, so that readers skip it, and delete the records of
     damage."""
-
-
-@dataclass(frozen=True, slots=True)
-class MendGroups:
-    """Drop the damaged rows of the groups' cursors, or set all cursors aside."""
-
-
-@dataclass(frozen=True, slots=True)
-class DropIndex:
+    REPAIR_GROUPS = auto()
+    """Drop the damaged rows of the groups' cursors, or move all cursors away."""
+    DROP_INDEX = auto()
     """Delete the index; the next start rebuilds it."""
 
 
-Step = (
-    WriteVersion
-    | SetAside
-    | WriteHeader
-    | WriteFooter
-    | GapOver
-    | EndAt
-    | EmptySegment
-    | RenewState
-    | MendGroups
-    | DropIndex
-)
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a repair. `name` is the file of a segment; `start` and `end` are physical
+    offsets."""
+
+    kind: StepKind
+    name: str = ""
+    start: int = 0
+    end: int = 0
+
+
+DROP_INDEX = Step(StepKind.DROP_INDEX)
 
 
 @dataclass(eq=False, repr=False)
@@ -175,20 +135,20 @@ def lossless_steps(report: CheckReport) -> list[Step]:
         name = finding.where.removeprefix("commitlog/")
         match finding.kind:
             case "version":
-                steps.insert(0, WriteVersion())
+                steps.insert(0, Step(StepKind.WRITE_VERSION))
             case "segment-unusable" | "segment-behind-hole":
                 # This must be the first step: the file may overlap the segment before it.
-                steps.insert(0, SetAside(name))
+                steps.insert(0, Step(StepKind.MOVE_FILE, name))
             case "segment-header":
-                steps.append(WriteHeader(name))
+                steps.append(Step(StepKind.WRITE_HEADER, name))
             case "segment-footer" if not _is_damaged(name, report):
-                steps.append(WriteFooter(name))
+                steps.append(Step(StepKind.WRITE_FOOTER, name))
             case "index-damaged" | "index-disagrees" | "index-beyond-log":
-                if DropIndex() not in steps:
-                    steps.append(DropIndex())
+                if DROP_INDEX not in steps:
+                    steps.append(DROP_INDEX)
             case "groups-damaged" | "groups-row":
-                if MendGroups() not in steps:
-                    steps.append(MendGroups())
+                if Step(StepKind.REPAIR_GROUPS) not in steps:
+                    steps.append(Step(StepKind.REPAIR_GROUPS))
             case "offsets-twice" | "time-back" | "block-columns" | "no-log" | "state-malformed":
                 raise NotRepairable(finding.where, f"{finding.what}; restore a backup")
             case "tokens" if finding.damage:
@@ -200,26 +160,28 @@ def lossless_steps(report: CheckReport) -> list[Step]:
 def steps_of_loss(report: CheckReport, segment_ends: Mapping[str, int]) -> list[Step]:
     """Return the steps that drop the damaged parts, in order. `segment_ends` holds the physical
     end offset of each file. Raise NotRepairable."""
-    steps: list[Step] = [RenewState()]
+    steps: list[Step] = [Step(StepKind.RENEW_STATE)]
     changed: list[str] = []
     for place in _merge_places(report.places):
         if place.name is None:
             if place.end - place.start < _SMALLEST_SEGMENT:
                 raise NotRepairable("commitlog", f"too few bytes are missing at {place.start}")
-            steps.append(EmptySegment(place.start, place.end))
+            steps.append(Step(StepKind.CREATE_SEGMENT, "", place.start, place.end))
             continue
         is_end = place.end >= segment_ends[place.name]
         if is_end:
-            steps.append(EndAt(place.name, place.start, segment_ends[place.name]))
+            steps.append(
+                Step(StepKind.END_SEGMENT, place.name, place.start, segment_ends[place.name])
+            )
         elif place.end - place.start < SMALLEST_GAP or place.start % ALIGNMENT:
             raise NotRepairable(f"commitlog/{place.name}", "the damage is shorter than a block")
         else:
-            steps.append(GapOver(place.name, place.start, place.end))
+            steps.append(Step(StepKind.WRITE_GAP, place.name, place.start, place.end))
         if place.name not in changed:
             changed.append(place.name)
-    steps += [WriteFooter(name) for name in changed]
+    steps += [Step(StepKind.WRITE_FOOTER, name) for name in changed]
     if report.places or report.lost:
-        steps.append(DropIndex())
+        steps.append(DROP_INDEX)
     return steps
 
 
