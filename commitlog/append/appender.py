@@ -168,7 +168,6 @@ class Appender:
     # -- any thread ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:

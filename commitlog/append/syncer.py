@@ -53,7 +53,6 @@ class Syncer:
         self._thread = threading.Thread(target=self._run, name="holdfast-sync", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:

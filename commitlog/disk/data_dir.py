@@ -97,6 +97,10 @@ class DataDir:
         has an unsafe file (`refuse_planted`)."""
         path = path.resolve()
         self.path = path
+        self.commitlog = path / "commitlog"
+        self.consumequeue = path / "consumequeue"
+        self.state = path / "state"
+        self._reserve = path / "reserve"
         self._reserve_bytes = reserve_bytes
         self._is_released = False
         self._log_limit = LogLimit(most=1)
@@ -121,25 +125,6 @@ class DataDir:
         code would misread. OSError propagates."""
         if read_version(self.path) != LAYOUT_VERSION:
             _write_version(self.path)
-
-    @property
-    def commitlog(self) -> Path:
-        """Folder of the segment files."""
-        return self.path / "commitlog"
-
-    @property
-    def consumequeue(self) -> Path:
-        """Folder of the index."""
-        return self.path / "consumequeue"
-
-    @property
-    def state(self) -> Path:
-        """Folder of topics and stored offsets."""
-        return self.path / "state"
-
-    @property
-    def _reserve(self) -> Path:
-        return self.path / "reserve"
 
     def release_reserve(self) -> None:
         """Delete the reserve file, so that its room becomes free. If that fails, log an error. Do

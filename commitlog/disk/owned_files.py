@@ -16,6 +16,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 _logger = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ def check_file(path: Path, *, may_have_names: bool = False) -> None:
         os.close(folder)
 
 
+@dataclass(frozen=True, slots=True)
 class Folder:
     """An open folder. Names are relative to it ("commitlog/0001").
 
@@ -101,10 +103,9 @@ class Folder:
     time: no link is followed, and each folder below must belong to this process's user or to the
     owner of this folder. Call `close` after use; `opened_folder` does that."""
 
-    def __init__(self, path: Path, descriptor: int, owners: set[int]) -> None:
-        self.path = path
-        self.descriptor = descriptor
-        self._owners = owners
+    path: Path
+    descriptor: int
+    _owners: set[int]
 
     @property
     def path_by_descriptor(self) -> Path:
@@ -113,7 +114,6 @@ class Folder:
         return _DESCRIPTORS / str(self.descriptor)
 
     def close(self) -> None:
-        """Close the descriptor."""
         os.close(self.descriptor)
 
     def names(self, name: str = ".") -> list[str]:

@@ -197,7 +197,6 @@ class Batch:
     # -- one message -----------------------------------------------------------------------
 
     def body(self, row: int) -> bytes:
-        """Return the body of one message."""
         offsets = self.body_offsets
         return bytes(self.bodies[offsets[row] : offsets[row + 1]])
 

@@ -163,11 +163,7 @@ def encode_columns(
 ) -> tuple[BatchHeader, bytes]:
     """Do what `encode_batch` does, but return the header and the payload separately. `requests`
     has one value per message; only the broker may pass it."""
-    for column in (keys, tags, properties, born_timestamps_us, expires_timestamps_us):
-        if column is not None and len(column) != len(bodies):
-            raise ValueError(f"{len(bodies)} bodies, but a column of {len(column)}")
-    if not bodies:
-        raise ValueError("a batch holds at least one message")
+    _check_lengths(bodies, keys, tags, properties, born_timestamps_us, expires_timestamps_us)
     header = BatchHeader(
         flags=REQUEST_SEQUENCE if request_sequence else 0,
         total_size=0,
@@ -185,11 +181,8 @@ def encode_columns(
         header.flags |= KEYS
         header.key_bytes, _ = columns.add_hashed("key", keys)
     if tags is not None and any(tag is not None for tag in tags):
-        header.flags |= TAGS
-        header.tag_bytes, codes = columns.add_hashed("tag", tags)
-        header.tag_summary = tag_summary(code for code, tag in zip(codes, tags, strict=True) if tag)
+        columns.add_tags(header, tags)
     if properties is not None and any(properties):
-        header.flags |= PROPERTIES
         columns.add_properties(header, properties)
     if born_timestamps_us is not None:
         header.flags |= BORN
@@ -198,10 +191,7 @@ def encode_columns(
         header.flags |= EXPIRES
         columns.add_numbers("<i8", expires_timestamps_us)
     if requests is not None:
-        header.flags |= PRODUCERS
-        columns.add_numbers("<u8", requests.producer_ids)
-        columns.add_numbers("<i8", requests.sequences)
-        columns.add_numbers("<u4", requests.epochs)
+        columns.add_requests(header, requests)
     payload = columns.join()
     header.total_size = HEADER_SIZE + len(payload)
     header.payload_crc = crc32c(payload)
@@ -329,6 +319,14 @@ def _total_size(rows: Rows) -> int:
     return size
 
 
+def _check_lengths(bodies: Sequence[bytes], *columns: Sequence[object] | None) -> None:
+    if not bodies:
+        raise ValueError("a batch holds at least one message")
+    for column in columns:
+        if column is not None and len(column) != len(bodies):
+            raise ValueError(f"{len(bodies)} bodies, but a column of {len(column)}")
+
+
 def _offsets(values: Sequence[bytes]) -> bytes:
     """Return the start of each value and the end of the last value, as int32[n+1]."""
     n = len(values)
@@ -363,10 +361,22 @@ class _Columns(Sections):
         self.add_numbers("<u4", hashes)
         return self.add_texts(texts), hashes
 
+    def add_tags(self, header: BatchHeader, tags: Sequence[str | None]) -> None:
+        header.flags |= TAGS
+        header.tag_bytes, codes = self.add_hashed("tag", tags)
+        header.tag_summary = tag_summary(code for code, tag in zip(codes, tags, strict=True) if tag)
+
+    def add_requests(self, header: BatchHeader, requests: Requests) -> None:
+        header.flags |= PRODUCERS
+        self.add_numbers("<u8", requests.producer_ids)
+        self.add_numbers("<i8", requests.sequences)
+        self.add_numbers("<u4", requests.epochs)
+
     def add_properties(
         self, header: BatchHeader, values: Sequence[Mapping[str, str] | None]
     ) -> None:
         """Add the columns of properties, and set the fields of `header` that count them."""
+        header.flags |= PROPERTIES
         listed = np.zeros(len(values) + 1, "<i4")
         np.cumsum([len(value) if value else 0 for value in values], out=listed[1:])
         self.add(listed.tobytes())

@@ -23,5 +23,4 @@ def queue_of(index: int, priority: int | None, levels: int) -> int:
 
 
 def level_of_queue(queue: int, levels: int) -> int:
-    """Return the level of a log queue."""
     return queue % levels

@@ -126,7 +126,6 @@ def _hashes_of_keys(batch: Batch) -> UInt32s:
 
 
 def _block_row(header: BatchHeader) -> tuple[int, ...]:
-    """Return one row of a footer's block table."""
     return (
         header.topic_id,
         header.queue_id,

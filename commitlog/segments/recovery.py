@@ -68,67 +68,22 @@ def recover(
     certain that recovery does not cut them. `progress` gets (bytes done, bytes in total), once for
     each run. OSError propagates.
     """
-    result = RecoveryResult(written_offset=from_offset)
     # The writes of a killed process may be only in the page cache. Sync them first: data that
     # is derived from a block must not survive a power failure that loses the block.
     for segment in log.segments:
         if segment.end_offset > from_offset:
             segment.sync()
-    total = max((segment.end_offset for segment in log.segments), default=0) - from_offset
-    durable = from_offset
     for segment in log.segments:
         if segment.start_offset == from_counts[0]:
             segment.block_count, segment.key_count = from_counts[1:]
         segment.written = min(max(from_offset, segment.first_offset), segment.end_offset)
-
-    def accept(segment: Segment, run: Run) -> None:
-        headers = run.headers
-        segment.count_all(headers)
-        result.written_offset = int(block_ends(headers)[-1])
-        result.blocks += len(headers)
-        result.bytes += int(headers["total_size"].sum(dtype=np.int64))
-        newest_us = int(headers["store_timestamp_us"].max())
-        result.last_timestamp_us = max(result.last_timestamp_us, newest_us)
-        on_blocks(run)
-
-    # Damage waits here, with everything after it, until a later block proves that the damaged
-    # bytes were durable.
-    unproven: deque[tuple[Segment, Damage | Run]] = deque()
-
-    def resolve() -> None:
-        while unproven:
-            segment, found = unproven[0]
-            if not isinstance(found, Damage):
-                accept(segment, found)
-            elif found.start < durable:
-                for piece in split_damage(segment, found):
-                    result.damage.append(piece)
-                    if piece.header is not None:
-                        accept(segment, run_of(piece.header))
-                # Kept damage is never overwritten.
-                segment.written = max(segment.written, found.end)
-            else:
-                return
-            unproven.popleft()
-
-    for segment, found in scan_runs(log.segments, from_offset):
-        if not isinstance(found, Damage):
-            durable = max(durable, int(found.headers["durable_offset"].max()))
-            progress(int(found.headers["physical_offset"][-1]) - from_offset, total)
-        elif found.header is not None:
-            durable = max(durable, found.header.durable_offset)
-            progress(found.header.physical_offset - from_offset, total)
-        unproven.append((segment, found))
-        resolve()
-    for index, (behind, unsure) in enumerate(unproven):
-        if isinstance(unsure, Damage) and unsure.reason == MISSING_SEGMENT:
-            # No crash loses this file: its name was durable before the next segment was created.
-            result.left_out = log.leave_out(behind)
-            unproven = deque(list(unproven)[:index])
-            break
-    active = unproven[0][0] if unproven else None
-    if unproven:
-        torn = unproven[0][1]
+    scan = _Scan(log, from_offset, on_blocks)
+    scan.scan_to_end(progress)
+    result = scan.result
+    result.left_out = scan.leave_out_after_missing()
+    active = scan.unproven[0][0] if scan.unproven else None
+    if scan.unproven:
+        torn = scan.unproven[0][1]
         assert isinstance(torn, Damage)
         result.cut_bytes = _cut(log, torn.start)
         if result.cut_bytes:
@@ -138,14 +93,76 @@ def recover(
                 torn.start,
                 torn.reason,
             )
-    walked = [segment for segment in log.segments if segment.end_offset > from_offset]
+    scanned = [segment for segment in log.segments if segment.end_offset > from_offset]
     _mark_ended_segments(log, active)
-    _write_again(log, durable)
-    # `walked` includes the prepared segment: bytes that were cut in it must not come back.
-    for segment in walked:
+    _write_again(log, scan.durable)
+    # `scanned` includes the prepared segment: bytes that were cut in it must not reappear.
+    for segment in scanned:
         segment.sync()
     result.written_offset = max(result.written_offset, log.written_offset)
     return result
+
+
+class _Scan:
+    """The scan of the log. `durable` is the offset below which all bytes are proven durable."""
+
+    def __init__(self, log: CommitLog, from_offset: int, on_blocks: Callable[[Run], None]) -> None:
+        self._log = log
+        self._from_offset = from_offset
+        self._on_blocks = on_blocks
+        self.result = RecoveryResult(written_offset=from_offset)
+        self.durable = from_offset
+        #: Damage waits here, with everything after it, until a later block proves that the damaged
+        #: bytes were durable.
+        self.unproven: deque[tuple[Segment, Damage | Run]] = deque()
+
+    def scan_to_end(self, progress: Callable[[int, int], None]) -> None:
+        start, segments = self._from_offset, self._log.segments
+        total = max((segment.end_offset for segment in segments), default=0) - start
+        for segment, found in scan_runs(segments, start):
+            if not isinstance(found, Damage):
+                self.durable = max(self.durable, int(found.headers["durable_offset"].max()))
+                progress(int(found.headers["physical_offset"][-1]) - start, total)
+            elif found.header is not None:
+                self.durable = max(self.durable, found.header.durable_offset)
+                progress(found.header.physical_offset - start, total)
+            self.unproven.append((segment, found))
+            self._accept_proven()
+
+    def leave_out_after_missing(self) -> list[Path]:
+        """Remove the segments after an unproven missing file from the log; return their paths. No
+        crash loses this file: its name was durable before the next segment was created."""
+        for index, (following, found) in enumerate(self.unproven):
+            if isinstance(found, Damage) and found.reason == MISSING_SEGMENT:
+                self.unproven = deque(list(self.unproven)[:index])
+                return self._log.leave_out(following)
+        return []
+
+    def _accept_proven(self) -> None:
+        while self.unproven:
+            segment, found = self.unproven[0]
+            if not isinstance(found, Damage):
+                self._accept(segment, found)
+            elif found.start < self.durable:
+                for piece in split_damage(segment, found):
+                    self.result.damage.append(piece)
+                    if piece.header is not None:
+                        self._accept(segment, run_of(piece.header))
+                # Kept damage is never overwritten.
+                segment.written = max(segment.written, found.end)
+            else:
+                return
+            self.unproven.popleft()
+
+    def _accept(self, segment: Segment, run: Run) -> None:
+        headers, result = run.headers, self.result
+        segment.count_all(headers)
+        result.written_offset = int(block_ends(headers)[-1])
+        result.blocks += len(headers)
+        result.bytes += int(headers["total_size"].sum(dtype=np.int64))
+        newest_us = int(headers["store_timestamp_us"].max())
+        result.last_timestamp_us = max(result.last_timestamp_us, newest_us)
+        self._on_blocks(run)
 
 
 def split_damage(segment: Segment, damage: Damage) -> list[Damage]:
