@@ -21,7 +21,6 @@ def bodies(messages: list[PendingPublish]) -> list[bytes]:
 
 def test_an_empty_queue_starts_no_request() -> None:
     queue = queue_of()
-    assert queue.is_empty
     assert not queue.start_request()
     queue.add(PendingPublish(b"1", 0.0))
     assert queue.start_request()

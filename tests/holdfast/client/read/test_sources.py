@@ -1,6 +1,10 @@
 """How a source behaves when the broker misbehaves, against a scripted broker."""
 
 import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -16,23 +20,21 @@ from holdfast.client.errors import (
 from holdfast.client.read import sources
 from holdfast.client.read.message import Skipped
 from holdfast.commitlog.errors import CorruptBatch
-from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
-from tests.support.scripted_server import drop, problem, scripted_server
+from tests.support.batches import stamped
+from tests.support.scripted_server import ScriptedServer, drop, problem, scripted_server
 
 
 def block(base_offset: int, count: int, queue: int = 0) -> bytes:
-    batch = Batch.decode(encode_batch([b"%d" % (base_offset + n) for n in range(count)]))
-    header = batch.header.stamped(
+    batch = stamped(
+        encode_batch([b"%d" % (base_offset + n) for n in range(count)]),
         physical_offset=0,
-        durable_offset=0,
         base_offset=base_offset,
         topic_id=1,
         queue_id=queue,
         store_timestamp_us=1,
-        tag_summary=0,
     )
-    return bytes(header.encode()) + bytes(batch.block[128:])
+    return bytes(batch.block)
 
 
 def found(body: bytes, next_offset: int, max_offset: int = 100, topic_id: int = 1) -> web.Response:
@@ -48,54 +50,48 @@ def found(body: bytes, next_offset: int, max_offset: int = 100, topic_id: int = 
     )
 
 
-class Scripted:
-    """Sends the given responses in turn; then it waits, as a broker that holds a pull does."""
+@asynccontextmanager
+async def reading(
+    *responses: web.Response, **options: Any
+) -> AsyncIterator[tuple[ScriptedServer, AsyncClient]]:
+    """Yield a server and a client of it. The server sends the responses in turn, a dropped
+    connection for status 500. Later requests wait, as held pulls do."""
+    left = list(responses)
 
-    def __init__(self, *responses: web.Response) -> None:
-        self.responses = list(responses)
-        self.all_asked = asyncio.Event()
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        if not self.responses:
-            self.all_asked.set()
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if not left:
             await asyncio.Event().wait()
-        response = self.responses.pop(0)
+        response = left.pop(0)
         return drop(request) if response.status == 500 else response
+
+    async with scripted_server(answer) as server, AsyncClient(server.url, **options) as client:
+        yield server, client
 
 
 async def test_the_next_range_is_requested_while_one_is_processed() -> None:
-    script = Scripted(found(block(0, 3), 3), found(block(3, 2), 5))
-    async with scripted_server(script.answer) as server, AsyncClient(server.url) as client:
+    async with reading(found(block(0, 3), 3), found(block(3, 2), 5)) as (server, client):
         async with client.pull("orders", 0, 0) as messages, asyncio.timeout(10):
             assert (await anext(messages)).offset == 0
             while len(server.requests) < 2:
                 await asyncio.sleep(0.001)
             assert [(await anext(messages)).offset for _ in range(4)] == [1, 2, 3, 4]
-            await script.all_asked.wait()
-        assert [
-            request.partition("offset=")[2].partition("&")[0] for request in server.requests
-        ] == [
-            "0",
-            "3",
-            "5",
-        ]
+            while len(server.requests) < 3:
+                await asyncio.sleep(0.001)
+        asked = [re.search(r"\boffset=(\d+)", request) for request in server.requests]
+        assert [match and match[1] for match in asked] == ["0", "3", "5"]
 
 
 async def test_a_whole_batch_counts_even_if_the_limit_ends_within_it() -> None:
     # max_messages ended at offset 2, but the whole batch arrived: it is not fetched again.
-    script = Scripted(found(block(0, 5), 2), found(block(5, 1), 6, max_offset=6))
-    async with (
-        scripted_server(script.answer) as server,
-        AsyncClient(server.url) as client,
-        client.pull("orders", 0, 0) as messages,
-    ):
+    responses = found(block(0, 5), 2), found(block(5, 1), 6, max_offset=6)
+    async with reading(*responses) as (server, client):
+        messages = client.pull("orders", 0, 0)
         assert [(await anext(messages)).offset for _ in range(6)] == [0, 1, 2, 3, 4, 5]
         assert "offset=5&" in server.requests[1]
 
 
 async def test_the_first_pull_does_not_wait_and_later_pulls_continue_at_its_offset() -> None:
-    script = Scripted(found(b"", 7, max_offset=7), found(block(7, 1), 8))
-    async with scripted_server(script.answer) as server, AsyncClient(server.url) as client:
+    async with reading(found(b"", 7, max_offset=7), found(block(7, 1), 8)) as (server, client):
         async with client.pull("orders", 0, start="latest") as messages:
             assert (await anext(messages)).offset == 7
         assert "from=latest" in server.requests[0]
@@ -118,41 +114,29 @@ async def test_pulls_to_a_broker_that_does_not_hold_them_have_pauses(
     # a request takes only a tiny part of this time
     monkeypatch.setattr(sources, "EMPTY_PULL_S", 60.0)
     empty = [found(b"", 5, max_offset=5) for _ in range(4)]
-    script = Scripted(*empty, found(block(5, 1), 6))
-    async with (
-        scripted_server(script.answer) as server,
-        AsyncClient(server.url) as client,
-        client.pull("orders", 0, 5) as messages,
-    ):
-        await anext(messages)
+    async with reading(*empty, found(block(5, 1), 6)) as (_, client):
+        await anext(client.pull("orders", 0, 5))
     long = [pause for pause in pauses if pause > 30.0]
     assert len(long) == 3
     assert all(pause <= sources.EMPTY_PULL_S for pause in long)
 
 
 async def test_a_following_reader_continues_after_transient_failures() -> None:
-    script = Scripted(
+    responses = (
         found(block(0, 1), 1),
         problem(503, "draining", retry_after_s=0),
-        web.Response(status=500),  # makes the server drop the connection
+        web.Response(status=500),
         problem(503, "recovering", retry_after_s=0),
         found(block(1, 1), 2),
     )
-    async with (
-        scripted_server(script.answer) as server,
-        AsyncClient(server.url, timeout_ms=0) as client,
-        client.pull("orders", 0, 0) as messages,
-        asyncio.timeout(20),
-    ):
+    async with reading(*responses, timeout_ms=0) as (_, client), asyncio.timeout(20):
+        messages = client.pull("orders", 0, 0)
         assert [(await anext(messages)).offset for _ in range(2)] == [0, 1]
 
 
 async def test_a_reader_that_does_not_follow_gives_up() -> None:
-    script = Scripted(problem(503, "draining", retry_after_s=5))
-    async with (
-        scripted_server(script.answer) as server,
-        AsyncClient(server.url, timeout_ms=100) as client,
-    ):
+    refusal = problem(503, "draining", retry_after_s=5)
+    async with reading(refusal, timeout_ms=100) as (_, client):
         with pytest.raises(Unavailable):
             await anext(client.pull("orders", 0, 0, follow=False))
 
@@ -190,8 +174,7 @@ async def test_damage_is_skipped_on_request_and_logged(
 ) -> None:
     reply = found(block(0, 2) + block(5, 2), 7)
     reply.headers["Holdfast-Skipped"] = "0:2:5"
-    script = Scripted(reply)
-    async with scripted_server(script.answer) as server, AsyncClient(server.url) as client:
+    async with reading(reply) as (server, client):
         pulled = await client.pull_once("orders", 0, 0, max_messages=4, skip_corrupt=True)
         assert [message.offset for message in pulled.messages] == [0, 1, 5, 6]
         assert pulled.skipped == (Skipped(0, 2, 5),)
@@ -199,44 +182,42 @@ async def test_damage_is_skipped_on_request_and_logged(
     assert "queue 0 of 'orders' from offset 2 to 5" in caplog.text
 
 
-@pytest.mark.parametrize("told", ["", "0:2", "a:b:c", "0:1:2,"])
-async def test_an_invalid_list_of_skipped_ranges_is_a_bad_reply(told: str) -> None:
+def with_skipped(text: str) -> web.Response:
     reply = found(block(0, 2), 2)
-    reply.headers["Holdfast-Skipped"] = told
-    script = Scripted(reply)
-    async with scripted_server(script.answer) as server, AsyncClient(server.url) as client:
-        with pytest.raises(BadReply):
-            await client.pull_once("orders", 0, 0)
+    reply.headers["Holdfast-Skipped"] = text
+    return reply
 
 
-@pytest.mark.parametrize("position", [20, 130, 150])
-async def test_a_damaged_batch_is_not_returned(position: int) -> None:
-    damaged = bytearray(block(0, 5))
-    damaged[position] ^= 1
-    script = Scripted(found(bytes(damaged), 5))
-    async with scripted_server(script.answer) as server, AsyncClient(server.url) as client:
-        with pytest.raises(CorruptBatch):
-            await anext(client.pull("orders", 0, 0))
+def damaged(position: int) -> web.Response:
+    batch = bytearray(block(0, 5))
+    batch[position] ^= 1
+    return found(bytes(batch), 5)
 
 
-async def test_a_batch_of_another_queue_is_a_bad_reply() -> None:
-    script = Scripted(found(block(0, 5, queue=3), 5))
-    async with scripted_server(script.answer) as server, AsyncClient(server.url) as client:
-        with pytest.raises(BadReply):
+@pytest.mark.parametrize(
+    ("response", "error"),
+    [
+        *((with_skipped(text), BadReply) for text in ("", "0:2", "a:b:c", "0:1:2,")),
+        *((damaged(position), CorruptBatch) for position in (20, 130, 150)),
+        (found(block(0, 5, queue=3), 5), BadReply),
+        (web.Response(body=b"", content_type="application/vnd.holdfast.batch"), BadReply),
+    ],
+    ids=[*["skipped"] * 4, *["damaged"] * 3, "another queue", "no offsets"],
+)
+async def test_messages_of_an_invalid_reply_are_not_returned(
+    response: web.Response, error: type[Exception]
+) -> None:
+    async with reading(response) as (_, client):
+        with pytest.raises(error):
             await anext(client.pull("orders", 0, 0))
 
 
 async def test_a_changed_topic_id_raises_topic_recreated() -> None:
-    script = Scripted(found(block(0, 1), 1), found(block(1, 1), 2, topic_id=2))
-    async with scripted_server(script.answer) as server, AsyncClient(server.url) as client:
+    async with reading(found(block(0, 1), 1), found(block(1, 1), 2, topic_id=2)) as (
+        server,
+        client,
+    ):
         messages = client.pull("orders", 0, 0)
         await anext(messages)
         with pytest.raises(TopicRecreated):
             await anext(messages)
-
-
-async def test_a_reply_without_offsets_is_a_bad_reply() -> None:
-    script = Scripted(web.Response(body=b"", content_type="application/vnd.holdfast.batch"))
-    async with scripted_server(script.answer) as server, AsyncClient(server.url) as client:
-        with pytest.raises(BadReply):
-            await anext(client.pull("orders", 0, 0))
