@@ -185,9 +185,12 @@ class FakeGroup:
 
 
 @asynccontextmanager
-async def fake_group(**settings: Any) -> AsyncIterator[tuple[FakeGroup, AsyncClient]]:
-    """Serve a fake group, and yield it with a client of it."""
+async def fake_group(
+    count: int = 0, **settings: Any
+) -> AsyncIterator[tuple[FakeGroup, AsyncClient]]:
+    """Serve a fake group with `count` messages, and yield it with a client of it."""
     group = FakeGroup(**settings)
+    group.publish(count)
     async with scripted_server(group.answer) as server:
         group.url = server.url
         async with AsyncClient(server.url) as client:

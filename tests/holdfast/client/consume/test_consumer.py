@@ -32,8 +32,7 @@ def are_extended(group: FakeGroup, receipts: set[str], before: int) -> bool:
 
 
 async def test_the_next_delivery_acknowledges_the_current_one() -> None:
-    async with fake_group() as (group, client):
-        group.publish(10)
+    async with fake_group(10) as (group, client):
         async with client.consume("t", GROUP, follow=False) as consumer:
             assert [delivery.offset async for delivery in consumer] == list(range(10))
         assert offsets(group) == list(range(10))
@@ -42,8 +41,7 @@ async def test_the_next_delivery_acknowledges_the_current_one() -> None:
 
 async def test_leaving_a_loop_releases_the_current_and_the_waiting_messages() -> None:
     # T24
-    async with fake_group() as (group, client):
-        group.publish(10)
+    async with fake_group(10) as (group, client):
         async with client.consume("t", GROUP) as consumer:
             async for delivery in consumer:
                 if delivery.offset == 3:
@@ -54,8 +52,7 @@ async def test_leaving_a_loop_releases_the_current_and_the_waiting_messages() ->
 
 
 async def test_the_first_settlement_of_a_message_counts() -> None:
-    async with fake_group() as (group, client):
-        group.publish(4)
+    async with fake_group(4) as (group, client):
         said = []
         async with client.consume("t", GROUP, follow=False) as consumer:
             for verb in ("ack", "reject", "nack", "release"):
@@ -75,8 +72,7 @@ async def test_the_first_settlement_of_a_message_counts() -> None:
 
 
 async def test_a_with_block_acknowledges_and_an_exception_in_it_nacks() -> None:
-    async with fake_group() as (group, client):
-        group.publish(2)
+    async with fake_group(2) as (group, client):
         async with client.consume("t", GROUP) as consumer:
             with await anext(consumer) as first:
                 pass
@@ -107,8 +103,7 @@ async def test_with_concurrency_each_delivery_is_settled_explicitly() -> None:
 
 
 async def test_commit_acknowledges_all_returned_deliveries_durably() -> None:
-    async with fake_group() as (group, client):
-        group.publish(3)
+    async with fake_group(3) as (group, client):
         async with client.consume("t", GROUP) as consumer:
             await anext(consumer)
             await consumer.commit()
@@ -119,8 +114,7 @@ async def test_commit_acknowledges_all_returned_deliveries_durably() -> None:
 
 async def test_settled_messages_need_no_acknowledgement() -> None:
     # T22
-    async with fake_group() as (group, client):
-        group.publish(5)
+    async with fake_group(5) as (group, client):
         async with client.consume("t", GROUP, settled=True, follow=False) as consumer:
             async for delivery in consumer:
                 assert delivery.receipt is None
@@ -130,8 +124,7 @@ async def test_settled_messages_need_no_acknowledgement() -> None:
 
 
 async def test_a_missing_group_is_created() -> None:
-    async with fake_group(exists=False) as (group, client):
-        group.publish(1)
+    async with fake_group(1, exists=False) as (group, client):
         async with client.consume(["t", "u"], GROUP, start="latest", follow=False) as consumer:
             assert [delivery.body async for delivery in consumer] == [b"0"]
         (put,) = group.named("put")
@@ -164,8 +157,7 @@ async def test_a_refused_receive_is_raised_by_each_call(
 
 
 async def test_a_receive_whose_reply_is_lost_is_repeated_with_its_attempt_id() -> None:
-    async with fake_group() as (group, client):
-        group.publish(3)
+    async with fake_group(3) as (group, client):
         group.lose = {"receive": 1, "ack": 1}
         async with client.consume("t", GROUP, follow=False) as consumer:
             assert [delivery.offset async for delivery in consumer] == [0, 1, 2]
@@ -177,8 +169,7 @@ async def test_a_receive_whose_reply_is_lost_is_repeated_with_its_attempt_id() -
 
 @pytest.mark.parametrize(("status", "type_"), [(429, "too-many-held"), (503, "draining")])
 async def test_requests_to_a_busy_broker_are_retried(status: int, type_: str) -> None:
-    async with fake_group() as (group, client):
-        group.publish(1)
+    async with fake_group(1) as (group, client):
         refusals = {"receive": 2, "ack": 2, "describe": 1}
 
         async def refuse(name: str, asked: dict[str, Any]) -> web.StreamResponse | None:
@@ -196,8 +187,7 @@ async def test_requests_to_a_busy_broker_are_retried(status: int, type_: str) ->
 
 async def test_acknowledgements_are_sent_in_batches() -> None:
     # T26: a request leaves once `ack_batch` acknowledgements have gathered
-    async with fake_group() as (group, client):
-        group.publish(200)
+    async with fake_group(200) as (group, client):
         async with client.consume(
             "t",
             GROUP,
@@ -217,73 +207,58 @@ async def test_acknowledgements_are_sent_in_batches() -> None:
         assert [len(body["receipts"]) for body in group.named("ack")] == [50]
 
 
-async def test_an_acknowledgement_is_sent_after_the_interval_or_when_it_is_awaited() -> None:
-    # T26
-    assert signature(AsyncClient.consume).parameters["ack_interval_ms"].default == 5
-    async with fake_group() as (group, client):
-        group.publish(4)
-        options: dict[str, Any] = {"concurrency": 3, "serial_by": "nothing"}
-        async with client.consume("t", GROUP, ack_interval_ms=1, **options) as consumer:
-            (await anext(consumer)).ack()
-            await until(lambda: len(group.acked) == 1)
-        async with client.consume("t", GROUP, ack_interval_ms=10**6, **options) as consumer:
-            delivery = await anext(consumer)
-            delivery.ack()
-            assert await delivery.ack() == "done"
-            assert len(group.acked) == 2
-
-
 async def test_by_default_an_acknowledgement_is_sent_within_5_ms_and_at_the_end() -> None:
     # T26
     assert signature(AsyncClient.consume).parameters["ack_interval_ms"].default == 5
-    async with fake_group() as (group, client):
-        group.publish(2)
-        async with client.consume("t", GROUP, concurrency=2, serial_by="nothing") as consumer:
+    options: dict[str, Any] = {"concurrency": 3, "serial_by": "nothing"}
+    async with fake_group(4) as (group, client):
+        async with client.consume("t", GROUP, **options) as consumer:
             (await anext(consumer)).ack()
             await until(lambda: offsets(group) == [0])
-        async with client.consume(
-            "t", GROUP, concurrency=2, serial_by="nothing", ack_interval_ms=10**6
-        ) as consumer:
+        async with client.consume("t", GROUP, ack_interval_ms=10**6, **options) as consumer:
+            assert await (await anext(consumer)).ack() == "done"
+            assert offsets(group) == [0, 1]
             (await anext(consumer)).ack()
-        assert offsets(group) == [0, 1]
+        assert offsets(group) == [0, 1, 2]
 
 
 async def test_when_all_messages_are_settled_the_buffer_is_empty_and_one_request_waits() -> None:
     # F12
-    async with fake_group() as (group, client):
-        group.publish(20)
-        async with client.consume("t", GROUP, max_in_flight=8) as consumer:
-            for _ in range(20):
-                (await anext(consumer)).ack()
-            waiting = asyncio.create_task(consumer.next())
-            await until(lambda: len(group.acked) == 20 and not group.available)
-            await until(lambda: not group.leased)
-            await until(lambda: len(group.answers) == len(group.named("receive")) - 1)
-            asked = group.named("receive")[-1]
-            assert asked["max_messages"] <= 8
-            assert asked["wait_ms"] > 0
-            group.publish(1)
-            delivery = await asyncio.wait_for(waiting, 10)
-            assert delivery is not None
-            assert delivery.offset == 20
+    async with (
+        fake_group(20) as (group, client),
+        client.consume("t", GROUP, max_in_flight=8) as consumer,
+    ):
+        for _ in range(20):
+            (await anext(consumer)).ack()
+        waiting = asyncio.create_task(consumer.next())
+        await until(lambda: len(group.acked) == 20 and not group.available)
+        await until(lambda: not group.leased)
+        await until(lambda: len(group.answers) == len(group.named("receive")) - 1)
+        asked = group.named("receive")[-1]
+        assert asked["max_messages"] <= 8
+        assert asked["wait_ms"] > 0
+        group.publish(1)
+        delivery = await asyncio.wait_for(waiting, 10)
+        assert delivery is not None
+        assert delivery.offset == 20
 
 
 async def test_an_idle_consumer_sends_its_acknowledgements_at_once() -> None:
     # T27
-    async with fake_group() as (group, client):
+    async with (
+        fake_group(1) as (group, client),
+        client.consume("t", GROUP, ack_interval_ms=10**6) as consumer,
+    ):
+        await anext(consumer)
+        waiting = asyncio.create_task(consumer.next())
+        await until(lambda: len(group.acked) == 1)
         group.publish(1)
-        async with client.consume("t", GROUP, ack_interval_ms=10**6) as consumer:
-            await anext(consumer)
-            waiting = asyncio.create_task(consumer.next())
-            await until(lambda: len(group.acked) == 1)
-            group.publish(1)
-            assert await asyncio.wait_for(waiting, 10) is not None
+        assert await asyncio.wait_for(waiting, 10) is not None
 
 
 async def test_a_consumer_never_holds_more_than_max_in_flight() -> None:
     # T18, F16
-    async with fake_group() as (group, client):
-        group.publish(100)
+    async with fake_group(100) as (group, client):
         held = []
 
         async def watch(name: str, asked: dict[str, Any]) -> web.StreamResponse | None:
@@ -311,44 +286,45 @@ async def test_a_message_whose_delay_has_just_ended_is_consumed_before_the_end()
 
 
 async def test_leases_of_current_and_waiting_messages_are_extended_at_half_their_time() -> None:
-    async with fake_group(lease_ms=40) as (group, client):
-        group.publish(4)
-        async with client.consume("t", GROUP) as consumer:
-            delivery = await anext(consumer)
-            await until(lambda: len(group.leased) >= 2)
-            waiting = set(group.leased)
-            for _ in range(2):
-                before = len(group.named("extend"))
-                await until(partial(are_extended, group, waiting, before))
-            delivery.ack()
-            assert await delivery.ack() == "done"
-            settled = len(group.named("extend"))
-            await until(lambda: len(group.named("extend")) > settled + 1)
-            later = group.named("extend")[settled + 1 :]
-            assert all(delivery.receipt not in body["receipts"] for body in later)
+    async with (
+        fake_group(4, lease_ms=40) as (group, client),
+        client.consume("t", GROUP) as consumer,
+    ):
+        delivery = await anext(consumer)
+        await until(lambda: len(group.leased) >= 2)
+        waiting = set(group.leased)
+        for _ in range(2):
+            before = len(group.named("extend"))
+            await until(partial(are_extended, group, waiting, before))
+        delivery.ack()
+        assert await delivery.ack() == "done"
+        settled = len(group.named("extend"))
+        await until(lambda: len(group.named("extend")) > settled + 1)
+        later = group.named("extend")[settled + 1 :]
+        assert all(delivery.receipt not in body["receipts"] for body in later)
 
 
 async def test_a_lost_lease_is_logged_and_its_waiting_messages_are_dropped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with fake_group(lease_ms=40) as (group, client):
-        group.publish(2)
-        async with client.consume("t", GROUP) as consumer:
-            delivery = await anext(consumer)
-            await until(lambda: len(group.leased) == 2)
-            group.end_leases()
-            await until(lambda: delivery.is_lost)
-            assert await delivery.ack() in ("stale", "done")
-            group.publish(1)
-            # A message whose handling had not begun is not handled: it belongs to another member
-            # now.
-            assert (await anext(consumer)).offset == 2
+    async with (
+        fake_group(2, lease_ms=40) as (group, client),
+        client.consume("t", GROUP) as consumer,
+    ):
+        delivery = await anext(consumer)
+        await until(lambda: len(group.leased) == 2)
+        group.end_leases()
+        await until(lambda: delivery.is_lost)
+        assert await delivery.ack() in ("stale", "done")
+        group.publish(1)
+        # A message whose handling had not begun is not handled: it belongs to another member
+        # now.
+        assert (await anext(consumer)).offset == 2
     assert "has ended while it was processed" in caplog.text
 
 
 async def test_a_delivery_can_extend_its_lease() -> None:
-    async with fake_group() as (group, client):
-        group.publish(1)
+    async with fake_group(1) as (group, client):
         async with client.consume("t", GROUP) as consumer:
             delivery = await anext(consumer)
             assert await delivery.extend(600_000) == "done"
@@ -463,8 +439,7 @@ async def test_handlers_are_serial_by_queue_and_parallel_across() -> None:
 
 async def test_a_handler_that_settles_early_keeps_its_queue_until_it_returns() -> None:
     # T12
-    async with fake_group() as (group, client):
-        group.publish(5)
+    async with fake_group(5) as (group, client):
         running = 0
 
         async def handle(delivery: Delivery) -> None:
@@ -479,8 +454,7 @@ async def test_a_handler_that_settles_early_keeps_its_queue_until_it_returns() -
 
 
 async def test_a_handler_that_raises_nacks_its_message(caplog: pytest.LogCaptureFixture) -> None:
-    async with fake_group() as (group, client):
-        group.publish(3)
+    async with fake_group(3) as (group, client):
         failures = [1]
 
         async def handle(delivery: Delivery) -> None:
@@ -516,8 +490,7 @@ async def test_a_plain_function_is_called_in_handler_threads() -> None:
 
 
 async def test_a_function_that_returns_a_coroutine_is_awaited() -> None:
-    async with fake_group() as (group, client):
-        group.publish(2)
+    async with fake_group(2) as (_, client):
         done = []
 
         async def work(delivery: Delivery) -> None:
@@ -529,8 +502,7 @@ async def test_a_function_that_returns_a_coroutine_is_awaited() -> None:
 
 
 async def test_closing_waits_for_handlers_and_releases_the_other_messages() -> None:
-    async with fake_group() as (group, client):
-        group.publish(3)
+    async with fake_group(3) as (group, client):
         begun, may_end = asyncio.Event(), asyncio.Event()
 
         async def handle(delivery: Delivery) -> None:
@@ -550,8 +522,7 @@ async def test_closing_waits_for_handlers_and_releases_the_other_messages() -> N
 
 
 async def test_a_handler_may_close_its_consumer() -> None:
-    async with fake_group() as (group, client):
-        group.publish(3)
+    async with fake_group(3) as (group, client):
         consumer = client.consume("t", GROUP)
 
         async def handle(delivery: Delivery) -> None:
@@ -562,8 +533,7 @@ async def test_a_handler_may_close_its_consumer() -> None:
 
 
 async def test_cancelling_waits_for_handlers_in_threads_and_settles_their_messages() -> None:
-    async with fake_group() as (group, client):
-        group.publish(2)
+    async with fake_group(2) as (group, client):
         begun, may_end = threading.Event(), threading.Event()
 
         def handle(delivery: Delivery) -> None:
@@ -587,8 +557,7 @@ async def test_cancelling_waits_for_handlers_in_threads_and_settles_their_messag
 async def test_cancelling_cancels_the_coroutine_that_a_plain_function_returned(
     is_closing: bool,
 ) -> None:
-    async with fake_group() as (group, client):
-        group.publish(2)
+    async with fake_group(2) as (group, client):
         begun = asyncio.Event()
 
         async def wait_for_ever(delivery: Delivery) -> None:
@@ -609,8 +578,7 @@ async def test_cancelling_cancels_the_coroutine_that_a_plain_function_returned(
 
 
 async def test_a_coroutine_that_a_thread_returns_after_a_cancellation_is_cancelled() -> None:
-    async with fake_group() as (group, client):
-        group.publish(1)
+    async with fake_group(1) as (group, client):
         begun, may_return = threading.Event(), threading.Event()
 
         async def wait_for_ever() -> None:
@@ -631,8 +599,7 @@ async def test_a_coroutine_that_a_thread_returns_after_a_cancellation_is_cancell
 
 
 async def test_cancelling_releases_the_messages_of_handlers() -> None:
-    async with fake_group() as (group, client):
-        group.publish(3)
+    async with fake_group(3) as (group, client):
         begun = asyncio.Event()
 
         async def handle(delivery: Delivery) -> None:
@@ -650,8 +617,7 @@ async def test_cancelling_releases_the_messages_of_handlers() -> None:
 
 
 async def test_closing_the_client_closes_its_consumers() -> None:
-    async with fake_group() as (group, _):
-        group.publish(3)
+    async with fake_group(3) as (group, _):
         async with AsyncClient(group.url) as other:
             consumer = other.consume("t", GROUP)
             await anext(consumer)

@@ -74,8 +74,7 @@ async def test_the_client_waits_ten_seconds_longer_than_the_broker(
         return await exchange(self, head, body, wait_s)
 
     monkeypatch.setattr(AsyncConnection, "exchange", note)
-    async with fake_group() as (group, client):
-        group.publish(1)
+    async with fake_group(1) as (group, client):
         async with client.consume("t", GROUP) as consumer:
             await anext(consumer)
             await until(lambda: len(waits) == len(group.asked))
@@ -88,8 +87,7 @@ async def test_the_client_waits_ten_seconds_longer_than_the_broker(
 
 async def test_each_consumer_of_a_program_has_its_own_limit() -> None:
     # T5
-    async with fake_group() as (group, client):
-        group.publish(40)
+    async with fake_group(40) as (group, client):
         options: dict[str, Any] = {"max_in_flight": 10, "concurrency": 10, "serial_by": "nothing"}
         async with (
             client.consume("t", GROUP, **options) as one,
@@ -111,8 +109,7 @@ async def test_ack_returns_before_the_broker_has_answered() -> None:
             await may_answer.wait()
         return None
 
-    async with fake_group() as (group, client):
-        group.publish(2)
+    async with fake_group(2) as (group, client):
         group.before = delay
         async with client.consume("t", GROUP, concurrency=2, serial_by="nothing") as consumer:
             for offset in range(2):
@@ -201,8 +198,7 @@ async def test_stuck_handlers_do_not_stop_lease_extensions_and_acknowledgements(
 
 async def test_a_handler_may_call_the_client_that_called_it() -> None:
     # T16
-    async with fake_group() as (group, _):
-        group.publish(3)
+    async with fake_group(3) as (group, _):
 
         def run() -> None:
             with Client(group.url) as client:

@@ -92,8 +92,7 @@ async def test_a_member_holds_one_message_of_a_queue_that_is_stuck_for_long(
     # C1: other members may need the others
     monkeypatch.setattr("holdfast.client.consume.prefetch.SLOW_S", 0.01)
     monkeypatch.setattr("holdfast.client.consume.prefetch.STUCK_S", 0.02)
-    async with fake_group() as (group, client):
-        group.publish(20)
+    async with fake_group(20) as (group, client):
         work = Work(0)
         async with work.of(client.consume("t", GROUP, concurrency=4)):
             await until(lambda: len(group.leased) == 1 and len(group.available) == 19)
@@ -108,8 +107,7 @@ async def test_a_handler_that_returns_during_a_release_gets_the_next_message_at_
     # C1: what was known of its queue before that is not held against it
     monkeypatch.setattr("holdfast.client.consume.prefetch.SLOW_S", 0.01)
     monkeypatch.setattr("holdfast.client.consume.prefetch.STUCK_S", 0.02)
-    async with fake_group() as (group, client):
-        group.publish(20)
+    async with fake_group(20) as (group, client):
         work = Work(0)
 
         async def free_before_the_release(name: str, _: dict[str, Any]) -> None:
@@ -170,8 +168,7 @@ async def test_a_consumer_without_concurrency_sets_no_limits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(prefetch, "SLOW_S", 0.0)  # every delivery is slow
-    async with fake_group() as (group, client):
-        group.publish(5)
+    async with fake_group(5) as (group, client):
         async with client.consume("t", GROUP) as consumer:
             await anext(consumer)
             assert (await anext(consumer)).offset == 1

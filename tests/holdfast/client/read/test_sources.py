@@ -213,10 +213,8 @@ async def test_messages_of_an_invalid_reply_are_not_returned(
 
 
 async def test_a_changed_topic_id_raises_topic_recreated() -> None:
-    async with reading(found(block(0, 1), 1), found(block(1, 1), 2, topic_id=2)) as (
-        server,
-        client,
-    ):
+    responses = found(block(0, 1), 1), found(block(1, 1), 2, topic_id=2)
+    async with reading(*responses) as (_, client):
         messages = client.pull("orders", 0, 0)
         await anext(messages)
         with pytest.raises(TopicRecreated):
