@@ -83,7 +83,7 @@ async def test_the_wake_is_timed(api: Api) -> None:
     assert found[("holdfast_long_poll_woken_total",)] == 1
 
 
-async def test_the_lag_of_groups_is_told(api: Api) -> None:
+async def test_the_lag_of_groups_is_reported(api: Api) -> None:
     for _ in range(3):
         await api.publish("orders", {"body": "x", "queue": 0})
     await api.store.offsets.store_offsets("billing", api.store.table.get("orders"), {0: 1})
@@ -98,7 +98,7 @@ async def test_a_recovering_broker_can_be_scraped(api: Api) -> None:
     api.status = BrokerStatus("ready")
 
 
-async def test_every_name_is_in_base_units_and_ours(api: Api) -> None:
+async def test_every_metric_has_base_units_and_a_known_prefix(api: Api) -> None:
     for name, *_ in await scrape(api):
         assert re.fullmatch(r"(holdfast|process)_[a-z_]+", name)
         assert "_ms" not in name
@@ -114,7 +114,7 @@ def test_topics_beyond_the_limit_share_a_label() -> None:
     assert registry.get_sample_value("holdfast_messages_in_total", {"topic": "topic-0"}) is None
 
 
-async def test_a_scrape_looks_at_so_many_queues_and_counts_what_it_leaves_out(
+async def test_a_scrape_examines_a_limited_number_of_queues_and_counts_the_others(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state_metrics, "MAX_QUEUES_EXAMINED", 10)
@@ -134,7 +134,7 @@ async def test_a_scrape_looks_at_so_many_queues_and_counts_what_it_leaves_out(
 
 
 # O8: metrics lacked the process's own, lag in seconds and the age of the oldest message.
-async def test_the_process_tells_of_itself(api: Api) -> None:
+async def test_the_metrics_of_the_process_are_reported(api: Api) -> None:
     found = await scrape(api)
     assert found[("process_resident_memory_bytes",)] > 10_000_000
     assert found[("process_open_fds",)] > 3

@@ -144,7 +144,7 @@ def unauthenticated(answer: Answer) -> None:
     assert answer.headers["WWW-Authenticate"].startswith('Bearer realm="holdfast"')
 
 
-def test_every_route_is_called_here() -> None:
+def test_every_route_has_a_good_request() -> None:
     assert GOOD.keys() == {(route.method, route.path) for route in ROUTES}
 
 
@@ -155,13 +155,13 @@ def test_every_route_requires_the_expected_permission() -> None:
 
 
 @pytest.mark.parametrize("route", BY_NAME)
-async def test_whoever_has_the_right_token_gets_in(api: Api, route: Route) -> None:
+async def test_the_right_token_is_accepted(api: Api, route: Route) -> None:
     header = let_in(api, *right_grants(route))
     assert (await ask(api, route, header)).status == GOOD[route.method, route.path].status
 
 
 @pytest.mark.parametrize("route", SHUT_TO_STRANGERS)
-async def test_who_is_not_known_is_told_nothing_else(api: Api, route: Route) -> None:
+async def test_an_unauthenticated_caller_gets_only_401(api: Api, route: Route) -> None:
     token, text = make_token("all")
     expired, expired_text = make_token("all", expires_ms=PAST_MS)
     _, revoked_text = make_token("all")
@@ -194,7 +194,7 @@ async def test_who_is_not_known_is_told_nothing_else(api: Api, route: Route) -> 
 
 
 @pytest.mark.parametrize("route", [each for each in BY_NAME if each not in SHUT_TO_STRANGERS])
-async def test_open_routes_are_open_to_everybody(api: Api, route: Route) -> None:
+async def test_open_routes_need_no_token(api: Api, route: Route) -> None:
     assert route.path in ("/healthz", "/readyz")
     api.context.http.access = access_of()
     assert (await ask(api, route)).status == 200
@@ -202,7 +202,7 @@ async def test_open_routes_are_open_to_everybody(api: Api, route: Route) -> None
 
 
 @pytest.mark.parametrize("route", SHUT_TO_STRANGERS)
-async def test_every_verb_but_the_right_ones_is_refused(api: Api, route: Route) -> None:
+async def test_tokens_with_other_verbs_are_refused(api: Api, route: Route) -> None:
     others = [verb for verb in VERBS if verb not in route.access.verbs]
     grants = ["operate" if verb == "operate" else f"{verb}:*" for verb in others]
     grants = [f"{each}:*" if each in ("consume:*", "admin:*") else each for each in grants]
@@ -224,7 +224,7 @@ NAMES_GROUP = [each for each in SHUT_TO_STRANGERS if "{group}" in each.values[0]
 
 
 @pytest.mark.parametrize("route", NAMES_TOPIC)
-async def test_another_topics_grant_is_refused(api: Api, route: Route) -> None:
+async def test_a_grant_for_another_topic_is_refused(api: Api, route: Route) -> None:
     for topics in ("=order", "=orders2", "ordersx", "a", "Orders"):
         header = let_in(api, f"publish:{topics}", f"consume:{topics}:*", f"admin:{topics}:*")
         answer = await ask(api, route, header)
@@ -232,7 +232,7 @@ async def test_another_topics_grant_is_refused(api: Api, route: Route) -> None:
 
 
 @pytest.mark.parametrize("route", NAMES_GROUP)
-async def test_another_groups_grant_is_refused(api: Api, route: Route) -> None:
+async def test_a_grant_for_another_group_is_refused(api: Api, route: Route) -> None:
     for groups in ("", ":=billin", ":billingx", ":z"):
         header = let_in(api, "publish:*", f"consume:*{groups}", f"admin:*{groups}")
         answer = await ask(api, route, header)
@@ -243,7 +243,7 @@ async def test_another_groups_grant_is_refused(api: Api, route: Route) -> None:
     "route",
     [each for each in NAMES_GROUP if "{topic}" in each.values[0].path],  # type: ignore[union-attr]
 )
-async def test_topic_and_group_must_stand_in_one_grant(api: Api, route: Route) -> None:
+async def test_one_grant_must_cover_topic_and_group(api: Api, route: Route) -> None:
     header = let_in(api, "consume:orders:other", "consume:other:billing", "admin:other:billing")
     assert (await ask(api, route, header)).status == 403
 
@@ -292,7 +292,7 @@ async def test_offsets_stored_on_another_topic_need_its_grant_where_they_are_del
 
 
 @pytest.mark.parametrize("route", BY_NAME)
-async def test_a_route_that_says_nothing_is_shut_for_everybody(api: Api, route: Route) -> None:
+async def test_a_route_without_a_permission_refuses_every_caller(api: Api, route: Route) -> None:
     said_nothing = Route(route.method, route.path, route.handler, route.params)
     shut = replace(route, access=said_nothing.access)
     for is_required in (False, True):

@@ -52,7 +52,7 @@ def events(file: AuditFile) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.path.read_text().splitlines()]
 
 
-def test_an_event_is_one_line_whatever_it_holds() -> None:
+def test_an_event_is_one_line() -> None:
     line = audit_line(
         1_790_000_000.25,
         act="topic.create",
@@ -75,7 +75,7 @@ def test_an_event_is_one_line_whatever_it_holds() -> None:
     }
 
 
-def test_what_was_recorded_is_written_when_it_stops(started: Started, file: AuditFile) -> None:
+def test_recorded_events_are_written_before_the_stop(started: Started, file: AuditFile) -> None:
     log = started()
     for number in range(100):
         log.record("topic.create", f"t{number}", details={"n": number})
@@ -86,7 +86,7 @@ def test_what_was_recorded_is_written_when_it_stops(started: Started, file: Audi
     assert stat.S_IMODE(file.path.parent.stat().st_mode) == 0o700
 
 
-def test_it_goes_on_after_what_is_there(started: Started, file: AuditFile) -> None:
+def test_events_are_appended_to_an_existing_file(started: Started, file: AuditFile) -> None:
     for number in range(3):
         log = started()
         log.record("topic.create", f"t{number}")
@@ -95,14 +95,16 @@ def test_it_goes_on_after_what_is_there(started: Started, file: AuditFile) -> No
 
 
 @pytest.mark.parametrize(("size", "is_put_aside"), [(99, False), (100, True), (101, True)])
-def test_a_file_is_put_aside_at_its_size(tmp_path: Path, size: int, is_put_aside: bool) -> None:
+def test_a_file_is_rotated_at_its_maximum_size(
+    tmp_path: Path, size: int, is_put_aside: bool
+) -> None:
     file = AuditFile(tmp_path / "audit.log", 100, 2)
     file.append(b"x" * (size - 1) + b"\n")
     assert file.path.exists() is not is_put_aside
     assert (tmp_path / "audit.log.1").exists() is is_put_aside
 
 
-def test_as_many_files_are_kept_as_are_allowed(tmp_path: Path) -> None:
+def test_the_number_of_rotated_files_is_limited(tmp_path: Path) -> None:
     file = AuditFile(tmp_path / "audit.log", 1, 2)
     for letter in b"abcd":
         file.append(bytes([letter]))
@@ -111,7 +113,7 @@ def test_as_many_files_are_kept_as_are_allowed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("count", "named"), [(2, 2), (3, 3), (4, 3)])
-def test_a_second_names_so_many_denied_requests(
+def test_the_denied_requests_recorded_per_second_are_limited(
     started: Started, file: AuditFile, clock: Clock, count: int, named: int
 ) -> None:
     log = started(max_denied_per_second=3)
@@ -127,7 +129,7 @@ def test_a_second_names_so_many_denied_requests(
     assert all(event["outcome"] == "denied" for event in written)
 
 
-def test_what_was_only_counted_is_told_at_the_end(started: Started, file: AuditFile) -> None:
+def test_counted_requests_are_recorded_at_the_stop(started: Started, file: AuditFile) -> None:
     log = started(max_denied_per_second=0)
     for _ in range(7):
         log.denied("GET /", principal="unknown", client="a", details={})
@@ -135,7 +137,7 @@ def test_what_was_only_counted_is_told_at_the_end(started: Started, file: AuditF
     assert [event["count"] for event in events(file)] == [7]
 
 
-def test_a_disk_that_does_not_take_it_leaves_it_to_the_log(
+def test_an_event_that_cannot_be_written_is_logged(
     started: Started, file: AuditFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     file.path.mkdir(parents=True)
@@ -147,7 +149,7 @@ def test_a_disk_that_does_not_take_it_leaves_it_to_the_log(
     assert "cannot be written" in caplog.text
 
 
-def test_nobody_waits_for_a_disk_that_is_stuck(
+def test_callers_do_not_wait_for_a_slow_disk(
     started: Started, file: AuditFile, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip

@@ -28,7 +28,7 @@ async def api() -> AsyncIterator[Api]:
         yield api
 
 
-async def test_nothing_is_said_to_browsers_unless_it_is_configured() -> None:
+async def test_without_configuration_replies_have_no_cors_headers() -> None:
     async with running_api() as api:
         await api.store.topics.create("orders", queues=1)
         answer = await api.ask("OPTIONS", PATH, None, **PREFLIGHT)
@@ -42,7 +42,7 @@ async def test_nothing_is_said_to_browsers_unless_it_is_configured() -> None:
 
 
 @pytest.mark.parametrize("has_tokens", [False, True])
-async def test_a_browser_asks_first_without_a_token_and_is_told(api: Api, has_tokens: bool) -> None:
+async def test_a_preflight_needs_no_token(api: Api, has_tokens: bool) -> None:
     if has_tokens:
         api.context.http.access = access_of()
     answer = await api.ask("OPTIONS", PATH, None, **PREFLIGHT)
@@ -64,7 +64,7 @@ async def test_a_browser_asks_first_without_a_token_and_is_told(api: Api, has_to
         b"Transfer-Encoding: gzip, chunked\r\n",
     ],
 )
-async def test_a_preflight_is_framed_as_any_request(api: Api, wrong: bytes) -> None:
+async def test_the_framing_of_a_preflight_is_checked(api: Api, wrong: bytes) -> None:
     async with raw_connection(api.server.port) as connection:
         await connection.send(
             b"OPTIONS %b HTTP/1.1\r\nHost: localhost\r\nOrigin: https://console.example\r\n"
@@ -75,7 +75,7 @@ async def test_a_preflight_is_framed_as_any_request(api: Api, wrong: bytes) -> N
     assert b"malformed-request" in body
 
 
-async def test_a_preflight_is_counted_and_comes_by_a_name_of_this_machine(api: Api) -> None:
+async def test_a_preflight_is_counted_and_its_host_name_is_checked(api: Api) -> None:
     api.context.http.access = Access(hosts=AllowedHosts())
     before = await answered(api)
     assert (await api.ask("OPTIONS", PATH, None, **PREFLIGHT)).status == 200
@@ -102,7 +102,7 @@ async def test_a_named_origins_page_publishes_without_a_token_and_reads_the_answ
     assert "Holdfast-Next-Offset" in answer.headers["Access-Control-Expose-Headers"]
 
 
-async def test_errors_can_be_read_by_the_page_too(api: Api) -> None:
+async def test_a_page_can_read_errors_too(api: Api) -> None:
     answer = await api.get("/v1/topics/none", Origin=CONSOLE)
     assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (404, CONSOLE)
     api.context.http.access = access_of()
@@ -114,7 +114,7 @@ async def test_errors_can_be_read_by_the_page_too(api: Api) -> None:
     "origin", ["https://evil.example", "https://console.example.evil.example", "null",
                "http://console.example", "https://console.example:444", ""],
 )  # fmt: skip
-async def test_other_origins_are_told_nothing(api: Api, origin: str) -> None:
+async def test_other_origins_get_no_cors_headers(api: Api, origin: str) -> None:
     asked = {**PREFLIGHT, "Origin": origin}
     answer = await api.ask("OPTIONS", PATH, None, **asked)
     assert answer.status == 405
@@ -125,7 +125,7 @@ async def test_other_origins_are_told_nothing(api: Api, origin: str) -> None:
     assert answer.headers["Vary"] == "Origin"
 
 
-async def test_every_origin_gets_in_by_its_token_alone() -> None:
+async def test_with_the_wildcard_every_origin_needs_a_token() -> None:
     async with running_api(cors_origins="*") as api:
         await api.store.topics.create("orders", queues=1)
         answer = await api.ask("POST", PATH, b"x", Origin="https://any.example")
@@ -136,7 +136,7 @@ async def test_every_origin_gets_in_by_its_token_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["Origin", "Sec-Fetch-Site", "origin"])
-async def test_two_lines_of_what_a_browser_says_once_are_refused(name: str, api: Api) -> None:
+async def test_two_lines_of_a_browsers_header_are_refused(name: str, api: Api) -> None:
     """S5: whichever of the two lines the broker used, the other one could be the true one."""
     async with raw_connection(api.server.port) as connection:
         lines = f"{name}: http://localhost\r\n{name.upper()}: https://evil.example\r\n"
@@ -146,6 +146,6 @@ async def test_two_lines_of_what_a_browser_says_once_are_refused(name: str, api:
 
 
 @pytest.mark.parametrize("text", ["console.example", "https://a.example/path", "https://a b", "x"])
-def test_what_is_no_list_of_origins_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_list_of_origins_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=r"http_api\.cors_origins"):
         load_config(file=None, environ={}, flags={"http_api.cors_origins": text})

@@ -118,7 +118,7 @@ async def test_a_repeated_attempt_delivers_only_topics_that_it_names(
     assert (bodies(again), again["available"]) == ([], 0)
 
 
-async def test_an_attempt_is_one_members(clients: Clients, api: GroupApi) -> None:
+async def test_an_attempt_belongs_to_one_member(clients: Clients, api: GroupApi) -> None:
     await api.publish("public", topic="a.pub")
     assert bodies(await api.receive("m", attempt_id="1")) == ["public"]
     assert bodies(await api.receive("n", attempt_id="1")) == []
@@ -151,7 +151,7 @@ async def test_a_held_receive_gets_nothing_of_a_topic_that_the_group_got_meanwhi
     assert (got["messages"][0]["attempt"], got["messages"][0]["redelivered"]) == (1, False)
 
 
-async def test_a_held_receive_gets_what_it_is_granted_of_a_wider_group(
+async def test_a_held_receive_gets_granted_topics_of_a_wider_group(
     clients: Clients, api: GroupApi
 ) -> None:
     await api.group("h", {"a.*": {}})
@@ -169,7 +169,7 @@ async def test_a_held_receive_gets_what_it_is_granted_of_a_wider_group(
 
 
 @pytest.mark.parametrize("mode", ["single_active", "exclusive", "keyed"])
-async def test_a_held_receive_of_any_mode_gets_only_what_is_granted(
+async def test_a_held_receive_of_any_mode_gets_only_granted_topics(
     clients: Clients, api: GroupApi, mode: str
 ) -> None:
     await api.group("h", {"a.pub": {}}, mode=mode)
@@ -182,7 +182,7 @@ async def test_a_held_receive_of_any_mode_gets_only_what_is_granted(
     assert await in_flight(api, 1, "h") == 0
 
 
-async def test_who_waits_behind_a_token_without_the_grant_gets_the_message(
+async def test_a_receive_after_one_without_the_grant_gets_the_message(
     clients: Clients,
     api: GroupApi,
 ) -> None:
@@ -247,7 +247,7 @@ async def test_a_seek_moves_no_topic_that_the_group_got_while_it_began(
 
 
 @pytest.mark.parametrize("how", ["PUT", "DELETE"])
-async def test_a_change_that_waits_for_another_is_compared_with_what_that_one_made(
+async def test_a_change_that_waits_is_checked_against_the_changed_group(
     clients: Clients, api: GroupApi, how: str
 ) -> None:
     await api.group("h", {"a.pub": {}})
@@ -293,7 +293,7 @@ async def test_a_group_is_deleted_only_with_all_topics_on_which_it_has_stored_of
     assert await api.refused("GET", "/v1/groups/h") == (404, "unknown-group")
 
 
-async def test_offsets_stored_while_a_deletion_waits_are_compared_with_its_grants(
+async def test_offsets_stored_while_a_deletion_waits_need_its_grants(
     clients: Clients,
     api: GroupApi,
 ) -> None:
@@ -415,7 +415,7 @@ async def held_by_bob(api: GroupApi) -> None:
 
 
 @pytest.mark.parametrize("grant", ["consume:=zz:=g", "consume:a.:=h", "admin:*:=g"])
-async def test_who_may_consume_none_of_a_groups_topics_makes_nobody_leave(
+async def test_a_token_without_the_groups_topics_removes_no_member(
     clients: Clients, api: GroupApi, grant: str
 ) -> None:
     await held_by_bob(api)
@@ -456,7 +456,7 @@ async def test_leaving_ends_only_receives_of_topics_that_the_token_grants(
     assert await members(api) == []
 
 
-async def test_an_exclusive_member_goes_only_with_the_last_of_what_it_holds(
+async def test_an_exclusive_member_is_removed_with_its_last_lease(
     clients: Clients,
     api: GroupApi,
 ) -> None:
@@ -482,7 +482,7 @@ async def test_an_exclusive_member_goes_only_with_the_last_of_what_it_holds(
         (("consume:*:=g",), ["a.pub", "b.secret"], 4, ["bob"], "dead"),
     ],
 )
-async def test_a_group_is_described_as_far_as_the_token_sees_its_topics(
+async def test_a_group_is_described_with_the_granted_topics(
     clients: Clients,
     api: GroupApi,
     grants: tuple[str, ...],

@@ -23,7 +23,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_what_is_no_grant_is_refused_with_the_grammar(text: str) -> None:
+def test_an_invalid_grant_is_refused_with_the_grammar(text: str) -> None:
     with pytest.raises(InvalidGrant, match=r"write publish:TOPICS, consume:TOPICS\[:GROUPS\]"):
         parse_grants(text)
 
@@ -82,7 +82,7 @@ def test_a_group_alone_needs_a_grant_with_groups() -> None:
     assert principal("consume:orders:billing").may(("consume",), group="billing")
 
 
-def test_what_is_shut_is_shut_for_those_who_may_do_all() -> None:
+def test_no_access_refuses_also_callers_with_every_grant() -> None:
     assert not NO_ACCESS.is_met_by(ANONYMOUS, {})
     assert require("consume").is_met_by(ANONYMOUS, {"topic": "orders", "group": "billing"})
     assert not require("consume").is_met_by(None, {})

@@ -79,9 +79,7 @@ async def test_a_refused_extension_does_not_lengthen_the_leases_that_a_group_may
 
 
 @pytest.mark.parametrize("verb", VERBS)
-async def test_topic_and_group_of_a_receipt_must_stand_in_one_grant(
-    api: GroupApi, verb: str
-) -> None:
+async def test_one_grant_must_cover_topic_and_group_of_a_receipt(api: GroupApi, verb: str) -> None:
     got = await receipts(api)
     show(api, "consume:=mine:=g", "consume:=theirs:=h")
     refused = await api.refused("POST", f"/v1/groups/g/{verb}", {"receipts": [got["theirs"]]})
@@ -130,7 +128,7 @@ async def test_a_receipt_that_is_sent_again_changes_nothing_for_a_new_delivery(
     assert await api.settle("ack", again["mine"]) == ["done"]
 
 
-async def test_a_read_lease_is_its_topics_whoever_knows_its_id(api: GroupApi) -> None:
+async def test_a_read_lease_needs_the_grant_for_its_topic(api: GroupApi) -> None:
     leased = await api.ask("GET", "/v1/topics/theirs/splits?lease_ms=60000")
     lease, more = leased["lease"]["id"], {"lease_ms": 1000}
     theirs, mine = (f"/v1/topics/{topic}/read-leases/{lease}" for topic in ("theirs", "mine"))

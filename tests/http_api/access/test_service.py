@@ -18,7 +18,7 @@ from holdfast.http_api.access.service import AccessService, RemoteWithoutAccess,
         ("fe80::1%eth0", False), ("::ffff:10.0.0.1", False), ("128.0.0.1", False), ("::2", False),
     ],
 )  # fmt: skip
-def test_loopback_is_what_no_other_machine_reaches(address: str, expected: bool) -> None:
+def test_only_this_machine_can_reach_loopback_addresses(address: str, expected: bool) -> None:
     assert is_loopback(address) is expected
 
 
@@ -43,7 +43,7 @@ async def test_a_name_is_remote_if_one_of_its_addresses_is(
     assert await is_remote("broker.example")
 
 
-async def test_a_remote_address_needs_authentication_or_the_word_for_it(
+async def test_a_remote_address_needs_authentication_or_a_setting(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def service(**keys: Any) -> AccessService:

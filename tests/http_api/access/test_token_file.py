@@ -44,7 +44,7 @@ def test_there_are_no_tokens_before_the_first(file: TokenFile) -> None:
     assert file.stamp() == (None, None)
 
 
-def test_a_token_that_was_made_is_found_until_it_is_revoked(file: TokenFile) -> None:
+def test_a_created_token_is_found_until_it_is_revoked(file: TokenFile) -> None:
     token, text = create(file, "one")
     create(file, "two")
     assert Tokens(file.read().content.tokens).find(text) is not None
@@ -54,7 +54,7 @@ def test_a_token_that_was_made_is_found_until_it_is_revoked(file: TokenFile) -> 
     assert text.partition(".")[2].encode() not in file.path.read_bytes()
 
 
-def test_of_several_ids_one_that_does_not_exist_spares_all(file: TokenFile) -> None:
+def test_no_token_is_revoked_if_one_id_is_unknown(file: TokenFile) -> None:
     token, _ = create(file)
     with pytest.raises(UnknownToken, match="nothing was revoked"):
         revoke_tokens(file, [token.token_id, "0" * 12])
@@ -68,7 +68,7 @@ def test_a_certificate_has_one_entry(file: TokenFile) -> None:
     assert len(file.read().content.tokens) == 1
 
 
-def test_nobody_else_may_read_it(file: TokenFile) -> None:
+def test_other_users_cannot_read_the_files(file: TokenFile) -> None:
     create(file)
     assert stat.S_IMODE(file.directory.stat().st_mode) == 0o700
     for path in file.directory.iterdir():
@@ -81,7 +81,7 @@ def test_a_data_directory_may_begin_with_its_tokens(file: TokenFile, tmp_path: P
     assert names(file) == ["one"]
 
 
-def test_a_folder_that_is_none_is_not_touched(file: TokenFile, tmp_path: Path) -> None:
+def test_a_foreign_folder_is_not_changed(file: TokenFile, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "thesis.txt").write_text("")
     with pytest.raises(NotADataDir):
@@ -94,7 +94,7 @@ def test_a_folder_that_is_none_is_not_touched(file: TokenFile, tmp_path: Path) -
 
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "missing"])
-def test_one_damaged_copy_costs_nothing_and_is_reported(
+def test_one_damaged_copy_loses_no_token_and_is_reported(
     file: TokenFile, which: int, damage: str
 ) -> None:
     create(file, "one")
@@ -127,7 +127,7 @@ def test_a_revoked_token_does_not_come_back_with_the_other_copy(file: TokenFile)
         path.write_bytes(whole)
 
 
-def test_the_newer_copy_counts_when_a_change_was_cut_short(
+def test_the_newer_copy_is_used_after_an_interrupted_change(
     file: TokenFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token, text = create(file)
@@ -144,7 +144,7 @@ def test_the_newer_copy_counts_when_a_change_was_cut_short(
     assert Tokens(file.read().content.tokens).find(text) is None
 
 
-def test_two_damaged_copies_are_refused_and_left_alone(file: TokenFile) -> None:
+def test_two_damaged_copies_are_refused_and_not_changed(file: TokenFile) -> None:
     create(file)
     for path in copies(file):
         path.write_bytes(b"damaged")
@@ -155,7 +155,7 @@ def test_two_damaged_copies_are_refused_and_left_alone(file: TokenFile) -> None:
     assert [path.read_bytes() for path in copies(file)] == [b"damaged", b"damaged"]
 
 
-def test_a_leftover_of_a_change_that_was_cut_short_is_no_hindrance(file: TokenFile) -> None:
+def test_the_leftover_of_an_interrupted_change_is_replaced(file: TokenFile) -> None:
     create(file, "one")
     file.path.with_name("tokens.new").write_bytes(b"half")
     create(file, "two")
@@ -166,7 +166,7 @@ def test_a_leftover_of_a_change_that_was_cut_short_is_no_hindrance(file: TokenFi
 # -- two writers -----------------------------------------------------------------------------
 
 
-def test_writers_at_once_lose_nothing(file: TokenFile) -> None:
+def test_concurrent_writers_lose_no_token(file: TokenFile) -> None:
     create(file, "first")
     threads = [threading.Thread(target=create, args=(file, f"n{i}")) for i in range(12)]
     for thread in threads:
@@ -176,9 +176,7 @@ def test_writers_at_once_lose_nothing(file: TokenFile) -> None:
     assert sorted(names(file)) == sorted(["first", *(f"n{i}" for i in range(12))])
 
 
-def test_a_writer_that_does_not_end_is_named(
-    file: TokenFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_held_too_long_is_reported(file: TokenFile, monkeypatch: pytest.MonkeyPatch) -> None:
     create(file)
     lock = file.directory / "lock"
     program = (
@@ -196,7 +194,7 @@ def test_a_writer_that_does_not_end_is_named(
     create(file)
 
 
-def test_every_change_shows_in_the_stamp(file: TokenFile) -> None:
+def test_every_change_changes_the_stamp(file: TokenFile) -> None:
     stamps = [file.stamp()]
     token, _ = create(file)
     stamps.append(file.stamp())

@@ -73,7 +73,7 @@ def test_a_token_is_its_id_and_its_secret() -> None:
     assert digest_of(TEXT) == hashlib.sha256(TEXT.encode()).digest()
 
 
-def test_a_token_is_found_by_its_whole_text_alone() -> None:
+def test_a_token_is_found_only_by_its_whole_text() -> None:
     token, text = make_token("all")
     other, other_text = make_token("operate")
     tokens = Tokens([token, other])
@@ -90,7 +90,7 @@ def test_a_token_is_found_by_its_whole_text_alone() -> None:
         assert tokens.find(wrong) is None, wrong
 
 
-def test_a_certificates_entry_is_no_token() -> None:
+def test_an_entry_of_a_certificate_has_no_token() -> None:
     token, text = make_token("all", certificate="client.example")
     tokens = Tokens([token])
     assert tokens.find(text) is None
@@ -99,7 +99,7 @@ def test_a_certificates_entry_is_no_token() -> None:
 
 
 @pytest.mark.parametrize(("now_ms", "is_expired"), [(999, False), (1000, True), (1001, True)])
-def test_a_token_ends_at_its_time(now_ms: int, is_expired: bool) -> None:
+def test_a_token_expires_at_its_time(now_ms: int, is_expired: bool) -> None:
     token, _ = make_token("all", expires_ms=1000)
     assert token.is_expired(now_ms) is is_expired
     assert Tokens([token]).is_still_valid(token.principal, now_ms) is not is_expired
@@ -114,7 +114,7 @@ def test_the_file_is_as_format_md_draws_it() -> None:
     assert "holdfast-tokens-1" in page
 
 
-def test_every_shortened_file_is_seen_to_be_damaged() -> None:
+def test_every_truncated_file_is_damaged() -> None:
     data = encode_tokens(CONTENT)
     for size in range(len(data)):
         with pytest.raises(DamagedTokens):
@@ -123,7 +123,7 @@ def test_every_shortened_file_is_seen_to_be_damaged() -> None:
         decode_tokens(data + b"\n")
 
 
-def test_every_flipped_bit_is_seen() -> None:
+def test_every_flipped_bit_is_detected() -> None:
     data = encode_tokens(CONTENT)
     for at in range(len(data) * 8):
         flipped = bytearray(data)
@@ -132,13 +132,13 @@ def test_every_flipped_bit_is_seen() -> None:
             decode_tokens(bytes(flipped))
 
 
-def test_what_a_newer_version_wrote_is_named() -> None:
+def test_a_file_of_a_newer_version_is_refused() -> None:
     newer = encode_tokens(CONTENT).replace(b"holdfast-tokens-1", b"holdfast-tokens-3")
     with pytest.raises(DamagedTokens, match="this version knows"):
         decode_tokens(newer)
 
 
-def test_an_intact_file_with_a_token_that_is_none_is_damaged() -> None:
+def test_a_file_with_an_invalid_token_is_damaged() -> None:
     for wrong in (
         replace(CONTENT.tokens[0], token_id="x"),
         replace(CONTENT.tokens[0], digest=b""),
@@ -159,6 +159,6 @@ def test_an_intact_file_with_a_token_that_is_none_is_damaged() -> None:
         ("/v1/topics/holdfast_orders.x", "/v1/topics/holdfast_orders.x"),
     ],
 )
-def test_of_a_token_in_a_log_there_is_its_id_alone(text: str, logged: str) -> None:
+def test_a_log_shows_only_the_id_of_a_token(text: str, logged: str) -> None:
     assert redact_secrets(text) == logged
     assert TEXT[21:] not in redact_secrets(text)

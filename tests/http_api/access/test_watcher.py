@@ -28,7 +28,7 @@ def create(file: TokenFile) -> str:
     return create_token(file, name="", grants=EVERYTHING, now_ms=1)[0].token_id
 
 
-async def test_every_change_is_handed_over_once(
+async def test_every_change_is_passed_on_once(
     file: TokenFile, watcher: TokenWatcher, seen: list[Tokens]
 ) -> None:
     for _ in range(2):
@@ -42,7 +42,7 @@ async def test_every_change_is_handed_over_once(
     assert [len(tokens) for tokens in seen] == [0, 1, 0]
 
 
-async def test_a_failure_that_passes_is_told_once_and_tried_again(
+async def test_a_transient_failure_is_logged_once_and_retried(
     file: TokenFile, watcher: TokenWatcher, seen: list[Tokens], monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip

@@ -24,7 +24,7 @@ from tests.support.raw_http import RawConnection, raw_connection
 from tests.support.tokens import access_of, bearer, make_token
 
 
-def test_a_second_s_worth_may_come_at_once_and_then_the_rate() -> None:
+def test_requests_of_one_second_may_come_at_once() -> None:
     limit = RateLimit(10, 0)
     assert [limit.ask("one", 5.0) for _ in range(10)] == [None] * 10
     refusal = limit.ask("one", 5.0)
@@ -36,7 +36,7 @@ def test_a_second_s_worth_may_come_at_once_and_then_the_rate() -> None:
     assert limit.ask("one", 5.11) is not None
 
 
-def test_clients_do_not_pay_for_each_other() -> None:
+def test_each_client_has_its_own_tokens() -> None:
     limit = RateLimit(1, 0)
     assert limit.ask("one", 0.0) is None
     assert limit.ask("one", 0.0) is not None
@@ -51,7 +51,7 @@ def test_bytes_may_leave_a_debt_that_the_next_request_waits_for(moved: int, is_o
     assert (limit.ask("one", 0.0) is not None) is is_over
 
 
-def test_a_debt_is_worked_off_at_the_rate() -> None:
+def test_a_debt_is_paid_off_at_the_rate() -> None:
     limit = RateLimit(0, 1000)
     limit.charge("one", 5000, 0.0)
     refusal = limit.ask("one", 1.0)
@@ -62,7 +62,7 @@ def test_a_debt_is_worked_off_at_the_rate() -> None:
     assert limit.ask("one", 4.01) is None
 
 
-def test_nobody_saves_more_than_a_second_s_worth() -> None:
+def test_a_client_saves_at_most_the_tokens_of_one_second() -> None:
     limit = RateLimit(2, 100)
     limit.ask("one", 0.0)
     limit.charge("one", 150, 0.0)
@@ -76,13 +76,13 @@ def test_without_limits_all_is_allowed() -> None:
     assert [limit.ask("one", 0.0) for _ in range(1000)] == [None] * 1000
 
 
-def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
+def test_a_clock_that_goes_back_adds_no_tokens() -> None:
     limit = RateLimit(1, 0)
     assert limit.ask("one", 10.0) is None
     assert limit.ask("one", 9.0) is not None
 
 
-def test_whoever_has_all_again_is_forgotten() -> None:
+def test_clients_with_full_buckets_are_forgotten() -> None:
     limit = RateLimit(10, 1000)
     for number in range(500):
         limit.ask(f"client-{number}", number / 1000)
@@ -93,7 +93,7 @@ def test_whoever_has_all_again_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("clients", [9, 10, 11, 1000])
-def test_no_more_clients_are_remembered_than_the_bound(clients: int) -> None:
+def test_the_number_of_remembered_clients_is_limited(clients: int) -> None:
     limit = RateLimit(1, 1, max_clients=10)
     for number in range(clients):
         assert limit.ask(f"client-{number}", 0.0) is None
@@ -192,7 +192,7 @@ async def test_bytes_of_replies_count() -> None:
         assert (await greedy.answer())[0] == 429
 
 
-async def test_a_body_that_is_refused_by_the_rate_is_not_asked_for() -> None:
+async def test_a_refused_request_gets_no_100_continue() -> None:
     async with (
         running_api(max_requests_per_s_per_client=1) as api,
         raw_connection(api.server.port) as one,
@@ -223,7 +223,7 @@ async def test_a_body_that_is_refused_by_the_rate_is_not_asked_for() -> None:
         ),
     ],
 )  # fmt: skip
-async def test_what_is_refused_counts_as_any_request(asked: bytes, status: int) -> None:
+async def test_refused_requests_are_charged_too(asked: bytes, status: int) -> None:
     async with running_api(
         max_requests_per_s_per_client=2, cors_origins="https://a.example"
     ) as api:
@@ -237,7 +237,7 @@ async def test_what_is_refused_counts_as_any_request(asked: bytes, status: int) 
         assert (await api.get("/v1/info")).status == 200
 
 
-async def test_bytes_of_what_is_refused_count() -> None:
+async def test_bytes_of_refused_requests_are_charged() -> None:
     async with (
         running_api(max_bytes_per_s_per_client=100_000) as api,
         raw_connection(api.server.port, address="127.0.0.2") as greedy,
@@ -251,7 +251,7 @@ async def test_bytes_of_what_is_refused_count() -> None:
         assert await status_of(greedy) == 429
 
 
-async def test_who_shows_a_wrong_token_pays_by_address_and_a_right_one_by_token() -> None:
+async def test_a_wrong_token_is_charged_by_address_and_a_right_one_by_token() -> None:
     async with (
         running_api(max_requests_per_s_per_client=2) as api,
         raw_connection(api.server.port) as one,
@@ -279,14 +279,14 @@ def refused_for(refusal: tuple[str, float] | None, name: str, seconds: float) ->
 
 
 @pytest.mark.parametrize(("messages", "is_refused"), [(9, False), (10, True), (11, True)])
-def test_a_second_holds_as_many_messages_as_the_limit(messages: int, is_refused: bool) -> None:
+def test_the_messages_of_one_second_are_limited(messages: int, is_refused: bool) -> None:
     rate = PublishRate()
     assert rate.ask("a", TEN, 0.0) is None
     rate.charge("a", TEN, messages, 1, 0.0)
     assert (rate.ask("a", TEN, 0.0) is not None) is is_refused
 
 
-def test_what_is_too_much_is_paid_off_before_the_next() -> None:
+def test_a_publish_above_the_rate_is_paid_off_before_the_next() -> None:
     rate = PublishRate()
     rate.charge("a", TEN, 30, 1, 0.0)
     refused_for(rate.ask("a", TEN, 0.0), "publish_messages_per_s", 2.1)
@@ -301,7 +301,7 @@ def test_bytes_count_by_themselves() -> None:
     assert rate.ask("a", rates, 0.002) is None
 
 
-def test_clients_do_not_share_and_those_who_are_quiet_are_forgotten() -> None:
+def test_publishers_are_counted_separately_and_forgotten() -> None:
     rate = PublishRate(max_clients=2)
     rate.charge("a", TEN, 20, 1, 0.0)
     assert rate.ask("b", TEN, 0.0) is None
@@ -312,7 +312,7 @@ def test_clients_do_not_share_and_those_who_are_quiet_are_forgotten() -> None:
     assert len(rate) == 2
 
 
-def test_a_clock_that_goes_back_gives_nothing() -> None:
+def test_a_clock_that_goes_back_adds_no_publish_tokens() -> None:
     rate = PublishRate()
     rate.charge("a", TEN, 20, 1, 10.0)
     assert rate.ask("a", TEN, 5.0) is not None
@@ -336,7 +336,7 @@ def test_a_tokens_rates_are_kept_in_a_file_of_the_second_version(
     assert not data.startswith(FORMAT)
 
 
-def test_a_file_without_rates_is_as_it_was() -> None:
+def test_a_file_without_rates_keeps_the_first_version() -> None:
     plain, _ = make_token("all")
     data = encode_tokens(TokenFileContent(3, (plain,)))
     assert data.startswith(FORMAT + b" ")
@@ -373,7 +373,7 @@ async def test_a_client_that_publishes_too_fast_waits_and_may_read_meanwhile() -
         assert len(api.publishes) == 1
 
 
-async def test_a_tokens_own_rates_go_before_the_configured_ones() -> None:
+async def test_the_rates_of_a_token_take_precedence_over_the_configured_ones() -> None:
     async with running_api(max_publish_bytes_per_s_per_client=1000) as api:
         await api.store.topics.create("orders", queues=1)
         tokens = {}
@@ -392,7 +392,7 @@ async def test_a_tokens_own_rates_go_before_the_configured_ones() -> None:
             assert (await publish(api, 500, **tokens["free"][1])).status == 200
 
 
-async def test_what_is_refused_for_other_reasons_costs_nothing() -> None:
+async def test_refused_publishes_are_not_charged() -> None:
     async with running_api(max_publish_messages_per_s_per_client=5) as api:
         for _ in range(20):
             wrong = {"messages": [{"body": "x", "queue": 99}]}
@@ -401,7 +401,7 @@ async def test_what_is_refused_for_other_reasons_costs_nothing() -> None:
         assert (await publish(api, 1)).status == 200
 
 
-def test_the_command_makes_and_lists_them(tmp_path: Path) -> None:
+def test_the_command_creates_and_lists_publish_rates(tmp_path: Path) -> None:
     folder = ["--data-dir", str(tmp_path / "data")]
     rates = ["--publish-messages-per-s", "100", "--publish-bytes-per-s", "1MiB"]
     made = CliRunner().invoke(main, ["token", "create", *folder, "--allow", "publish:*", *rates])

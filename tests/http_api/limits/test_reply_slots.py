@@ -34,7 +34,7 @@ async def test_a_slot_ends_with_its_block_and_may_be_taken_again() -> None:
     assert turns._value == 1
 
 
-async def test_one_who_gives_up_waiting_takes_nothing() -> None:
+async def test_a_cancelled_wait_takes_no_slot() -> None:
     turns = asyncio.Semaphore(1)
 
     async def wait() -> None:
@@ -79,7 +79,7 @@ async def test_large_replies_wait_before_they_read_and_small_ones_do_not(api: Ap
     assert turns._value == LARGE_REPLIES
 
 
-async def test_a_held_pull_keeps_no_turn(api: Api) -> None:
+async def test_a_held_pull_keeps_no_slot(api: Api) -> None:
     held = [
         asyncio.create_task(
             api.get("/v1/topics/orders/queues/0/messages?offset=0&max_messages=501&wait_ms=60000")
@@ -94,7 +94,7 @@ async def test_a_held_pull_keeps_no_turn(api: Api) -> None:
 
 
 @pytest.mark.parametrize(("queues", "takes_turn"), [(64, False), (65, True)])
-async def test_a_poll_over_many_queues_takes_a_turn_and_gives_it_up_while_held(
+async def test_a_poll_over_many_queues_takes_a_slot_and_releases_it_while_held(
     queues: int, takes_turn: bool
 ) -> None:
     # M1: a thousand polls over a thousand queues each ran before the requests of all other clients
@@ -131,7 +131,7 @@ class LoopTurns:
         self._handle.cancel()
 
 
-async def test_one_costly_request_begins_in_a_turn_of_the_loop_and_clients_take_turns() -> None:
+async def test_one_expensive_request_begins_per_loop_iteration_and_clients_take_turns() -> None:
     # M1: one client's polls ran before the requests of all other clients
     turns, costly = LoopTurns(), OneALoopTurn()
     begun: list[tuple[str, int]] = []
@@ -147,7 +147,7 @@ async def test_one_costly_request_begins_in_a_turn_of_the_loop_and_clients_take_
     assert len({turn for _, turn in begun}) == len(begun)
 
 
-async def test_one_who_gives_up_waiting_for_a_turn_of_the_loop_keeps_nobody_waiting() -> None:
+async def test_a_cancelled_request_does_not_delay_the_next_one() -> None:
     turns, costly = LoopTurns(), OneALoopTurn()
     given_up = [asyncio.create_task(costly.begin("a")) for _ in range(100)]
     await asyncio.sleep(0)
@@ -159,7 +159,7 @@ async def test_one_who_gives_up_waiting_for_a_turn_of_the_loop_keeps_nobody_wait
     assert turns.count < 10
 
 
-async def test_polls_over_many_queues_read_one_in_a_turn_of_the_loop(
+async def test_one_poll_over_many_queues_reads_per_loop_iteration(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # M1: sixty-four polls that one message woke blocked the loop for a third of a second
@@ -213,7 +213,7 @@ async def test_a_client_has_one_place_and_the_clients_take_turns() -> None:
         pass
 
 
-async def test_a_place_that_is_given_up_is_the_next_ones() -> None:
+async def test_a_place_that_is_given_up_goes_to_the_next_request() -> None:
     places = ClientPlaces(1)
     async with places.place("a"):
         waiting = [asyncio.create_task(_take(places, client)) for client in "abbc"]
@@ -241,7 +241,7 @@ async def test_descriptions_of_wide_topics_wait_for_a_place(queues: int, waits: 
         await _waits(api, api.context.wide_requests, WIDE_AT_WORK, "/v1/topics/wide", waits)
 
 
-async def test_the_lag_of_many_queues_is_told_over_many_turns() -> None:
+async def test_the_lag_of_many_queues_is_collected_over_many_loop_iterations() -> None:
     queues = 4 * ITEMS_A_TURN
     async with running_api() as api:
         topic, _ = await api.store.topics.create("wide", queues=queues)
@@ -262,7 +262,7 @@ async def test_lists_of_groups_and_plans_wait_for_a_place(api: Api, path: str) -
     await _waits(api, api.context.wide_requests, WIDE_AT_WORK, path, True)
 
 
-async def test_a_search_waits_for_a_place_and_for_the_turn_of_a_large_reply(api: Api) -> None:
+async def test_a_search_waits_for_a_place_and_for_the_slot_of_a_large_reply(api: Api) -> None:
     path = "/v1/topics/orders/messages/search?key=k"
     await _waits(api, api.context.searches, SEARCHES_AT_WORK, path, True)
     turns = api.context.large_replies

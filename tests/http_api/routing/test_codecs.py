@@ -53,7 +53,7 @@ def test_the_accept_header_chooses(accept: str, chosen: str) -> None:
 
 
 @pytest.mark.parametrize("accept", ["text/html", "application/json;q=0", "*/*;q=0", "json"])
-def test_nothing_acceptable_is_said_with_what_there_is(accept: str) -> None:
+def test_an_unacceptable_request_gets_the_offered_types(accept: str) -> None:
     with pytest.raises(Problem) as caught:
         negotiate(accept, (JSON, MSGPACK))
     assert caught.value.slug == "not-acceptable"
@@ -72,7 +72,7 @@ def test_nothing_acceptable_is_said_with_what_there_is(accept: str) -> None:
         ("text/plain; charset=latin-1", "text/plain"),
     ],
 )
-def test_the_content_type_is_bared(content_type: str, bare: str) -> None:
+def test_the_media_type_is_read_from_the_content_type(content_type: str, bare: str) -> None:
     assert media_type(content_type) == bare
 
 
@@ -107,7 +107,7 @@ def test_a_wrong_member_is_named(body: bytes, parameter: str, slug: str) -> None
     ("body", "place"),
     [({b"offsets": {}}, "a key of the body"), ({"offsets": {5: 1}}, "a key of offsets")],
 )
-def test_a_wrong_key_is_said_to_be_one(body: object, place: str) -> None:
+def test_an_invalid_key_is_reported_as_a_key(body: object, place: str) -> None:
     with pytest.raises(Problem) as caught:
         decode(MSGPACK, msgpack.packb(body), OffsetsRequest)
     assert caught.value.detail.startswith(f"{place}: Expected `str`, got ")
@@ -153,7 +153,7 @@ def test_values_within_values_count(value: Any) -> None:
     assert not lists_more_than(5_000, msgpack.packb(value), is_msgpack=True)
 
 
-def test_what_msgpack_names_twice_is_refused_and_what_it_only_claims_is_malformed() -> None:
+def test_msgpack_with_a_name_twice_is_refused_and_with_a_false_length_is_malformed() -> None:
     twice = b"\x82" + 2 * (b"\xa1a\xdc\x07\x00" + b"\xa0" * 0x700)
     assert lists_more_than(MOST, twice, is_msgpack=True)
     for claimed in (b"\xdd\xff\xff\xff\xff", b"\xdc\x07\x00"):
@@ -182,7 +182,7 @@ def _count(value: Any) -> int:
 
 
 @pytest.mark.parametrize("media", ["application/json", "application/msgpack"])
-async def test_nothing_is_made_of_a_body_that_lists_too_much(media: str) -> None:
+async def test_a_body_with_too_many_values_is_not_decoded(media: str) -> None:
     # 500,000 names blocked the loop for 307 ms, a million receipts for 80 ms
     pack = msgpack.packb if "msgpack" in media else lambda value: json.dumps(value).encode()
     junk = {

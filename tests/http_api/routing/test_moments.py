@@ -28,7 +28,7 @@ T = 1_760_000_000_000  # 2025-10-09T08:53:20Z
         ("9999-12-31T23:59:59Z", 253_402_300_799_000),
     ],
 )
-def test_what_is_a_time(text: str, expected: int) -> None:
+def test_valid_times_are_parsed(text: str, expected: int) -> None:
     assert parse_time_ms(text) == expected
     assert re.search(PATTERN, text)
 
@@ -42,7 +42,7 @@ def test_what_is_a_time(text: str, expected: int) -> None:
         "2025-10-09T08:53:20Z ", "2025-10-09T08:53:20Zx",
     ],
 )  # fmt: skip
-def test_what_is_none(text: str) -> None:
+def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="ISO 8601 with its zone"):
         parse_time_ms(text)
 

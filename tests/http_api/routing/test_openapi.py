@@ -39,7 +39,7 @@ def references(value: Any) -> Iterator[str]:
             yield from references(each)
 
 
-def test_it_is_openapi_3_1_of_this_version() -> None:
+def test_the_document_is_openapi_3_1_of_this_version() -> None:
     assert DOCUMENT["openapi"] == "3.1.0"
     assert DOCUMENT["info"]["version"] == "1.2.3"
 
@@ -76,7 +76,7 @@ def test_every_query_parameter_is_described_with_the_configured_bounds() -> None
             assert described["max_messages"]["schema"]["default"] == 32
 
 
-def test_what_a_request_cannot_do_without_is_required() -> None:
+def test_required_parameters_are_declared_required() -> None:
     required = {
         (operation["operationId"], each["name"])
         for _, _, operation in OPERATIONS
@@ -108,7 +108,7 @@ def test_what_a_request_cannot_do_without_is_required() -> None:
 @pytest.mark.parametrize(
     ("given", "fits"), [("0:12", True), ("0:12,1:40", True), ("0", False), ("0:1,", False)]
 )
-def test_pairs_are_drawn_as_they_are_read(given: str, fits: bool) -> None:
+def test_the_pattern_of_pairs_matches_the_parser(given: str, fits: bool) -> None:
     assert bool(re.search(PATTERN, given)) == fits
 
 
@@ -117,7 +117,7 @@ def test_every_kind_of_problem_is_known_to_the_document() -> None:
     assert kinds == [f"/problems/{slug}" for slug in KINDS]
 
 
-def test_every_kind_of_problem_is_told_where_it_is_met() -> None:
+def test_every_kind_of_problem_is_declared_by_its_routes() -> None:
     told = {
         each.partition(":")[0]
         for _, _, operation in OPERATIONS
@@ -164,7 +164,7 @@ def test_every_refusal_is_described_for_its_operation(bad: test_bad_input.Bad) -
             assert f"{bad.problem}: " in response["description"]
 
 
-async def test_it_is_served(api: Api) -> None:
+async def test_the_document_is_served(api: Api) -> None:
     served = await api.get("/openapi.json")
     assert served.headers["Content-Type"] == "application/json"
     assert list(served.json()["paths"]) == list(DOCUMENT["paths"])
@@ -203,7 +203,7 @@ def schemas_in(value: Any, at: str = "") -> Iterator[tuple[str, dict[str, Any]]]
             yield from schemas_in(each, f"{at}/{index}")
 
 
-def test_every_whole_number_says_how_wide_it_is() -> None:
+def test_every_whole_number_has_a_width() -> None:
     """Without a format a generated Go client uses int32, which is too small for offsets."""
     formats = {
         at: schema.get("format")
@@ -229,7 +229,7 @@ def test_no_schema_has_a_name_that_generators_make_themselves() -> None:
     assert all(re.fullmatch("[A-Z][A-Za-z]+", name) for name in names), names
 
 
-def test_it_says_where_it_is_served_and_what_needs_no_token() -> None:
+def test_the_document_has_its_server_and_the_open_routes() -> None:
     assert [each["url"] for each in DOCUMENT["servers"]] == ["/"]
     open_to_all = {path for path, _, operation in OPERATIONS if operation["security"] == []}
     assert open_to_all == {"/healthz", "/readyz"}
@@ -248,7 +248,7 @@ def test_every_field_parameter_and_header_is_described() -> None:
                 assert each.get("description"), header
 
 
-def test_nothing_is_described_that_is_not_there() -> None:
+def test_only_existing_fields_are_described() -> None:
     schemas = DOCUMENT["components"]["schemas"]
     fields = {field for schema in schemas.values() for field in schema.get("properties", ())}
     for name in FIELDS:
@@ -256,7 +256,7 @@ def test_nothing_is_described_that_is_not_there() -> None:
         assert field in (schemas[schema]["properties"] if schema else fields), name
 
 
-def test_every_example_is_one_that_would_be_taken() -> None:
+def test_every_example_is_valid() -> None:
     for name, schema in DOCUMENT["components"]["schemas"].items():
         for field, each in schema.get("properties", {}).items():
             for example in each.get("examples", ()):

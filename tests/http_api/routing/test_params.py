@@ -23,7 +23,7 @@ def read(*pairs: tuple[str, str]) -> Example:
     return read_params(Example, pairs, CONFIG)
 
 
-def test_what_is_not_given_has_its_default() -> None:
+def test_a_missing_parameter_has_its_default() -> None:
     assert read() == Example(5, None, None, None)
 
 
@@ -54,7 +54,9 @@ def test_the_bounds_are_allowed(count: str) -> None:
         ("from_", "latest", "invalid-parameter"),
     ],
 )
-def test_what_is_not_allowed_names_the_parameter(name: str, value: str, slug: str) -> None:
+def test_an_invalid_value_is_refused_with_the_parameters_name(
+    name: str, value: str, slug: str
+) -> None:
     with pytest.raises(Problem) as caught:
         read((name, value))
     assert caught.value.slug == slug
@@ -79,14 +81,14 @@ def test_only_plain_digits_are_a_whole_number() -> None:
 PULL_CONFIG = HttpConfig(max_pull_messages=10, default_pull_messages=5)
 
 
-def test_a_query_that_differs_in_an_offset_is_read_as_if_it_were_the_first() -> None:
+def test_queries_that_differ_in_the_offset_are_parsed_correctly() -> None:
     queries = Queries(PULL_CONFIG)
     for offset in (0, 1, 2):
         found = queries.read(PullParams, f"wait_ms=7&offset={offset}")
         assert (found.offset, found.wait_ms, found.max_messages) == (offset, 7, 5)
 
 
-def test_a_value_is_its_own_parameters_alone() -> None:
+def test_a_cached_value_belongs_to_one_parameter() -> None:
     queries = Queries(PULL_CONFIG)
     assert queries.read(PullParams, "tag=7").tag == "7"
     assert queries.read(PullParams, "offset=7").offset == 7
@@ -99,7 +101,7 @@ def test_a_value_is_its_own_parameters_alone() -> None:
 @pytest.mark.parametrize(
     "query", ["max_messages=11", "max_messages=0", "offset=1&offset=2", "offset=1&offsets=2"]
 )
-def test_what_is_refused_is_refused_again(query: str) -> None:
+def test_a_refused_query_is_refused_again(query: str) -> None:
     queries = Queries(PULL_CONFIG)
     queries.read(PullParams, "offset=1")
     said = set()
@@ -110,7 +112,7 @@ def test_what_is_refused_is_refused_again(query: str) -> None:
     assert len(said) == 1
 
 
-def test_long_queries_are_read_as_short_ones_are_and_not_kept() -> None:
+def test_long_queries_are_parsed_and_not_cached() -> None:
     queries = Queries(PULL_CONFIG)
     offsets = ",".join(f"{queue}:{queue}" for queue in range(200))
     assert queries.read(PollParams, f"offsets={offsets}&wait_ms=1").offsets == offsets

@@ -24,11 +24,11 @@ def test_every_route_is_found_by_its_own_path(route: Route) -> None:
         ("/v1/topics/%zz/queues/0/messages", {"topic": "%zz", "queue": "0"}),
     ],
 )
-def test_a_path_is_cut_before_it_is_decoded(path: str, values: dict[str, str]) -> None:
+def test_a_path_is_split_before_it_is_decoded(path: str, values: dict[str, str]) -> None:
     assert ROUTER.find("GET", path)[1] == values
 
 
-def test_a_fixed_part_goes_before_a_parameter() -> None:
+def test_a_fixed_part_takes_precedence_over_a_parameter() -> None:
     assert ROUTER.find("GET", "/v1/topics/t/messages/search")[0].path.endswith("/search")
 
 
@@ -37,18 +37,18 @@ def test_a_fixed_part_goes_before_a_parameter() -> None:
     ["", "/", "/v1", "/v1/", "/v1/topics/", "/v1/topics//messages", "/v1/topics/t/messages/",
      "/v1/topics/t/messages/x", "/v1/%74opics", "v1/topics/x/y", "//healthz", "/healthz/"],
 )  # fmt: skip
-def test_what_is_not_there_is_not_found(path: str) -> None:
+def test_an_unknown_path_is_not_found(path: str) -> None:
     with pytest.raises(Problem) as caught:
         ROUTER.find("GET", path)
     assert caught.value.slug == "not-found"
 
 
-def test_another_method_names_those_that_are_taken() -> None:
+def test_an_unsupported_method_gets_the_supported_ones() -> None:
     with pytest.raises(Problem) as caught:
         ROUTER.find("DELETE", "/v1/topics/t/messages")
     assert caught.value.slug == "method-not-allowed"
     assert caught.value.headers == [("Allow", "GET, HEAD, POST")]
 
 
-def test_a_head_is_answered_as_its_get() -> None:
+def test_head_uses_the_route_of_get() -> None:
     assert ROUTER.find("HEAD", "/healthz") == ROUTER.find("GET", "/healthz")

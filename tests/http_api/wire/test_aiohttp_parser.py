@@ -124,7 +124,7 @@ async def test_the_parser_pauses_after_each_request() -> None:
     assert len(found) == 1, "feed_data(b'') no longer continues with the bytes that were held back"
 
 
-async def test_a_valid_request_survives_an_error_behind_it() -> None:
+async def test_a_valid_request_survives_an_error_after_it() -> None:
     parser = parser_of(Owner())
     fed(parser, GET + b"nonsense\r\n\r\n")
     with pytest.raises(BadHttpMessage):
@@ -142,7 +142,7 @@ async def test_a_paused_parser_holds_back_the_rest_of_a_body() -> None:
     assert content.is_eof(), "feed_data(b'') no longer continues after pause_reading()"
 
 
-async def test_what_a_body_calls_of_its_connection() -> None:
+async def test_a_body_pauses_and_resumes_its_connection() -> None:
     owner = Owner()
     parser = parser_of(owner)
     _, content = fed(parser, CHUNKED + b"4000\r\n" + b"x" * 0x4000 + b"\r\n")
@@ -184,7 +184,7 @@ async def test_a_broken_chunk_becomes_the_error_of_its_body() -> None:
     assert content.exception() is None or not content.is_eof(), "a broken body seems complete"
 
 
-def test_without_the_parser_in_c_nothing_is_served() -> None:
+def test_the_broker_refuses_to_serve_without_the_c_parser() -> None:
     """Most request smuggling bugs were found in the parser written in Python."""
     assert HttpRequestParser is not HttpRequestParserPy, "aiohttp has no parser written in C"
     check_parser()

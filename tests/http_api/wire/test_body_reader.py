@@ -44,7 +44,7 @@ async def test_a_body_in_pieces_is_one_body(api: Api) -> None:
 
 
 @pytest.mark.parametrize("size", [100_000, 700_000, 1_500_000, 3_000_000])
-async def test_a_body_that_comes_in_one_burst_is_read_whole(api: Api, size: int) -> None:
+async def test_a_body_that_arrives_at_once_is_read_completely(api: Api, size: int) -> None:
     async with raw_connection(api.server.port) as connection:
         body = bytes(range(256)) * (size // 256)
         await connection.send(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
@@ -52,7 +52,7 @@ async def test_a_body_that_comes_in_one_burst_is_read_whole(api: Api, size: int)
     assert stored(api) == [body]
 
 
-async def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes() -> None:
+async def test_a_body_of_a_too_large_declared_size_is_refused_before_it_arrives() -> None:
     async with running_api(max_request_bytes=1024) as api, raw_connection(api.server.port) as one:
         await one.send(HEAD + b"Content-Length: 1025\r\n\r\n")
         status, headers, body = await one.answer()
@@ -60,7 +60,7 @@ async def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes() -> 
         assert headers["connection"] == "close"
 
 
-async def test_a_body_that_is_too_large_is_refused_as_soon_as_it_is() -> None:
+async def test_a_chunked_body_is_refused_as_soon_as_it_is_too_large() -> None:
     async with running_api(max_request_bytes=1024) as api, raw_connection(api.server.port) as one:
         await one.send(CHUNKED + b"400\r\n" + b"x" * 1024 + b"\r\n1\r\nx\r\n")
         status, _, body = await one.answer()
@@ -75,7 +75,7 @@ async def test_chunked_bodies_have_the_same_limit(length: int, status: int) -> N
         assert (await one.answer())[0] == status
 
 
-async def test_a_client_may_ask_before_it_sends() -> None:
+async def test_a_client_may_wait_for_100_continue() -> None:
     async with running_api(max_request_bytes=1024) as api, raw_connection(api.server.port) as one:
         await one.send(HEAD + b"Expect: 100-continue\r\nContent-Length: 4\r\n\r\n")
         assert await one.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -86,7 +86,7 @@ async def test_a_client_may_ask_before_it_sends() -> None:
         assert (status, slug(body)) == (413, "request-too-large")
 
 
-async def test_a_body_that_does_not_come_is_given_up() -> None:
+async def test_a_body_that_does_not_arrive_in_time_is_refused() -> None:
     async with running_api(body_timeout_ms=50) as api, raw_connection(api.server.port) as one:
         await one.send(HEAD + b"Content-Length: 4\r\n\r\nbo")
         status, headers, body = await one.answer()
@@ -95,7 +95,7 @@ async def test_a_body_that_does_not_come_is_given_up() -> None:
         assert stored(api) == []
 
 
-async def test_a_body_that_is_broken_off_is_not_stored(api: Api) -> None:
+async def test_an_interrupted_body_is_not_stored(api: Api) -> None:
     async with raw_connection(api.server.port) as connection:
         await connection.send(HEAD + b"Content-Length: 4\r\n\r\nbo")
         await asyncio.sleep(0)
@@ -139,7 +139,7 @@ async def test_a_body_counts_until_it_is_answered(api: Api) -> None:
     assert arriving(api) == 0
 
 
-async def test_many_bombs_at_once_share_the_limit_by_what_they_say_they_are() -> None:
+async def test_many_bombs_at_once_count_with_their_declared_size() -> None:
     bomb = zlib.compress(bytes(1 << 20), 9, 31)
     assert len(bomb) < 1200
     async with running_api(max_arriving_bytes=3 << 20) as api:
@@ -154,9 +154,7 @@ async def test_many_bombs_at_once_share_the_limit_by_what_they_say_they_are() ->
 
 
 @pytest.mark.parametrize("said", [0, 1, 5_000])
-async def test_a_bomb_that_lies_about_its_size_is_no_larger_than_it_says(
-    api: Api, said: int
-) -> None:
+async def test_a_bomb_is_not_decompressed_beyond_its_declared_size(api: Api, said: int) -> None:
     bomb = zlib.compress(bytes(10_000), 9, 31)[:-4] + said.to_bytes(4, "little")
     answer = await api.ask("POST", PATH, bomb, Content_Encoding="gzip")
     assert (answer.status, answer.problem) == (400, "malformed-encoding")
@@ -165,20 +163,20 @@ async def test_a_bomb_that_lies_about_its_size_is_no_larger_than_it_says(
 
 
 @pytest.mark.parametrize("encoding", ["deflate", "br", "zstd", "gzip, gzip", "compress"])
-async def test_what_is_not_gzip_is_not_decompressed(api: Api, encoding: str) -> None:
+async def test_other_encodings_than_gzip_are_refused(api: Api, encoding: str) -> None:
     # A zstd frame with a window of 2 GiB.
     frame = b"\x28\xb5\x2f\xfd\x00\xa8" + bytes(100)
     answer = await api.ask("POST", PATH, frame, Content_Encoding=encoding)
     assert (answer.status, answer.problem) == (415, "unsupported-encoding")
 
 
-async def test_ten_thousand_empty_members_are_refused_at_the_second(api: Api) -> None:
+async def test_a_second_gzip_member_is_refused(api: Api) -> None:
     members = zlib.compress(b"", 9, 31) * 10_000
     answer = await api.ask("POST", PATH, members, Content_Encoding="gzip")
     assert (answer.status, answer.problem) == (400, "malformed-encoding")
 
 
-async def test_who_takes_the_most_gives_way_when_the_room_is_full() -> None:
+async def test_the_client_with_the_most_arriving_bytes_gives_way() -> None:
     async with running_api(max_arriving_bytes=1000) as api:
         async with (
             raw_connection(api.server.port, address="127.0.0.2") as oldest,
@@ -204,7 +202,7 @@ async def test_who_takes_the_most_gives_way_when_the_room_is_full() -> None:
         assert len(api.context.http.connections.arriving) == 0
 
 
-async def test_a_body_that_only_trickles_is_given_up_before_its_time() -> None:
+async def test_a_body_below_the_minimum_rate_is_refused_before_its_deadline() -> None:
     settings: dict[str, Any] = {"transfer_grace_ms": 100, "min_transfer_bytes_per_s": 1000}
     async with running_api(**settings) as api, raw_connection(api.server.port) as one:
         await one.send(HEAD + b"Content-Length: 1000\r\n\r\n")
@@ -219,7 +217,7 @@ async def test_a_body_that_only_trickles_is_given_up_before_its_time() -> None:
         assert b"min_transfer_bytes_per_s" in body
 
 
-async def test_a_body_that_is_slow_but_keeps_the_pace_is_taken() -> None:
+async def test_a_slow_body_above_the_minimum_rate_is_accepted() -> None:
     settings: dict[str, Any] = {"transfer_grace_ms": 300, "min_transfer_bytes_per_s": 10}
     async with running_api(**settings) as api, raw_connection(api.server.port) as one:
         # The first bytes come with the head: a stall of the machine cannot come between.
@@ -230,7 +228,7 @@ async def test_a_body_that_is_slow_but_keeps_the_pace_is_taken() -> None:
         assert (await one.answer())[0] == 200
 
 
-async def test_what_arrived_with_the_head_counts_for_the_first_interval_of_a_body() -> None:
+async def test_bytes_that_arrive_with_the_head_count_for_the_first_interval() -> None:
     clock = LoopClock()
     settings: dict[str, Any] = {"transfer_grace_ms": 1000, "min_transfer_bytes_per_s": 100}
     async with running_api(**settings) as api, raw_connection(api.server.port) as one:
@@ -241,7 +239,7 @@ async def test_what_arrived_with_the_head_counts_for_the_first_interval_of_a_bod
         assert (await one.answer())[0] == 200
 
 
-async def test_a_small_bomb_is_not_blown_up() -> None:
+async def test_a_bomb_is_not_decompressed_beyond_the_limit() -> None:
     squeezer = zlib.compressobj(9, zlib.DEFLATED, 31)
     bomb = b"".join(squeezer.compress(bytes(1 << 20)) for _ in range(64)) + squeezer.flush()
     async with running_api(max_request_bytes=1 << 20) as api:
@@ -253,7 +251,7 @@ async def test_a_small_bomb_is_not_blown_up() -> None:
         assert peak < 8 << 20
 
 
-async def test_a_body_whose_connection_was_stopped_already_is_read_on(api: Api) -> None:
+async def test_a_body_whose_connection_was_paused_is_received_completely(api: Api) -> None:
     """Its client sent more than the connection buffers, while the request before it was held."""
     body = bytes(1_500_000)
     pull = b"GET /v1/topics/orders/queues/1/messages?offset=0&wait_ms=60000 HTTP/1.1\r\nHost: x\r\n"
@@ -281,7 +279,7 @@ class Room(ArrivingBytes):
 
 
 @pytest.mark.parametrize(("size", "gone"), [(39, []), (40, []), (41, ["greedy-1"])])
-def test_nobody_gives_way_up_to_the_limit(size: int, gone: list[str]) -> None:
+def test_no_request_gives_way_up_to_the_limit(size: int, gone: list[str]) -> None:
     room = Room()
     room.arrive("greedy-1", "greedy", 30)
     room.arrive("greedy-2", "greedy", 30)
@@ -291,7 +289,7 @@ def test_nobody_gives_way_up_to_the_limit(size: int, gone: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("size", "refused"), [(29, None), (30, None), (31, SHARE)])
-def test_a_client_has_no_more_than_its_share(size: int, refused: str | None) -> None:
+def test_the_bytes_of_one_client_are_limited(size: int, refused: str | None) -> None:
     # M1: space for other clients stays free, however large the total is
     room = Room(limit_bytes=1000, share_bytes=60)
     assert room.arrive("first", "greedy", 30) is None
@@ -318,7 +316,7 @@ def test_a_request_that_gave_way_in_vain_is_not_counted() -> None:
     assert (room.gone, room.total_bytes) == (["small"], 90)
 
 
-def test_who_is_alone_may_hold_more_than_the_limit_and_the_share() -> None:
+def test_a_single_holder_may_exceed_both_limits() -> None:
     room = Room(limit_bytes=100, share_bytes=50)
     assert room.arrive("one", "client", 1000) is None
     assert room.arrive("one", "client", 2000) is None
@@ -327,7 +325,7 @@ def test_who_is_alone_may_hold_more_than_the_limit_and_the_share() -> None:
     assert room.gone == ["one"]
 
 
-def test_what_has_arrived_does_not_give_way() -> None:
+def test_a_request_that_has_arrived_does_not_give_way() -> None:
     room = Room()
     room.arrive("at work", "greedy", 90)
     room.mark_arrived("at work")
@@ -337,7 +335,7 @@ def test_what_has_arrived_does_not_give_way() -> None:
     assert room.arrive("modest", "modest", 20) is None
 
 
-def test_a_refused_holder_keeps_what_it_had() -> None:
+def test_a_refused_holder_keeps_its_former_bytes() -> None:
     room = Room(share_bytes=50)
     room.arrive("one", "client", 20)
     room.arrive("two", "client", 20)
@@ -345,7 +343,7 @@ def test_a_refused_holder_keeps_what_it_had() -> None:
     assert (room.bytes_of["client"], len(room)) == (40, 2)
 
 
-def test_what_is_counted_is_what_is_held_over_random_steps() -> None:
+def test_the_counts_are_right_over_random_steps() -> None:
     chance = random.Random(7)
     room = Room(limit_bytes=300, share_bytes=120)
     held: dict[str, tuple[str, int]] = {}

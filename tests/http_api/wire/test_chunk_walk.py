@@ -57,7 +57,7 @@ def end_of(data: bytes, sizes: list[int]) -> int:
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_the_end_is_behind_the_empty_line_wherever_packets_end(body: bytes) -> None:
+def test_the_end_is_after_the_empty_line_wherever_packets_end(body: bytes) -> None:
     for size in (*range(1, 12), len(body), 10_000):
         assert end_of(body + BEHIND, [size]) == len(body), size
         assert ChunkWalk().feed(b"head" + body + BEHIND, 4) == 4 + len(body)
@@ -69,16 +69,14 @@ def test_the_end_is_behind_the_empty_line_wherever_packets_end(body: bytes) -> N
 
 
 @pytest.mark.parametrize("body", UNCLEAR)
-def test_anything_else_behind_the_last_chunk_is_unclear_wherever_packets_end(body: bytes) -> None:
+def test_other_bytes_after_the_last_chunk_are_unclear_wherever_packets_end(body: bytes) -> None:
     for size in (1, 2, 3, 4, 7, len(body)):
         with pytest.raises(UnclearEnd):
             end_of(body + BEHIND, [size])
 
 
 @pytest.mark.parametrize(("count", "most"), [(299, 299), (300, 300), (301, 300)])
-def test_no_more_chunks_take_memory_than_the_parser_makes_before_they_are_read(
-    count: int, most: int
-) -> None:
+def test_the_memory_of_unread_chunks_has_an_upper_bound(count: int, most: int) -> None:
     walk = ChunkWalk()
     assert walk.feed(b"1\r\nx\r\n" * count, 0) == -1
     assert walk.chunk_memory == most * 100
@@ -93,7 +91,7 @@ def test_chunks_of_any_size_are_counted_one_by_one(size: int) -> None:
 
 
 @pytest.mark.parametrize("chunk", SMALL_CHUNKS)
-def test_small_chunks_are_followed_many_at_a_time(chunk: bytes) -> None:
+def test_many_small_chunks_are_skipped_at_once(chunk: bytes) -> None:
     steps = 0
 
     class CountedWalk(ChunkWalk):

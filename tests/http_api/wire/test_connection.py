@@ -58,7 +58,7 @@ async def test_requests_of_every_kind_in_pieces_of_any_size(api: Api, size: int)
 
 
 @pytest.mark.parametrize("size", [1, 20_000, 300_000])
-async def test_large_bodies_one_after_another_in_one_burst(api: Api, size: int) -> None:
+async def test_large_bodies_one_after_another_at_once(api: Api, size: int) -> None:
     bodies = [bytes([number]) * size for number in range(4)]
     async with raw_connection(api.server.port) as one:
         one.writer.write(b"".join(map(post, bodies)) + HEALTH)
@@ -66,7 +66,7 @@ async def test_large_bodies_one_after_another_in_one_burst(api: Api, size: int) 
     assert stored(api) == bodies
 
 
-async def test_a_large_body_behind_a_held_pull_waits_for_its_turn(api: Api) -> None:
+async def test_a_large_body_after_a_held_pull_waits_for_its_turn(api: Api) -> None:
     body = b"x" * 500_000
     async with raw_connection(api.server.port) as one:
         await one.send(PULL)
@@ -83,7 +83,9 @@ async def test_a_large_body_behind_a_held_pull_waits_for_its_turn(api: Api) -> N
     assert stored(api)[1:] == [body]
 
 
-async def test_a_body_in_chunks_that_is_flooded_behind_a_held_pull_is_read_on(api: Api) -> None:
+async def test_a_chunked_body_that_paused_reading_after_a_held_pull_is_read_completely(
+    api: Api,
+) -> None:
     chunks = [bytes([number]) * 40_000 for number in range(10)]
     async with raw_connection(api.server.port) as one:
         await one.send(PULL)
@@ -97,7 +99,7 @@ async def test_a_body_in_chunks_that_is_flooded_behind_a_held_pull_is_read_on(ap
     assert stored(api)[1:] == [b"".join(chunks)]
 
 
-async def test_only_so_many_requests_are_taken_in_behind_a_held_pull(api: Api) -> None:
+async def test_the_requests_that_wait_after_a_held_pull_are_limited(api: Api) -> None:
     async with raw_connection(api.server.port) as one:
         await one.send(PULL)
         await api.held(1)
@@ -109,7 +111,7 @@ async def test_only_so_many_requests_are_taken_in_behind_a_held_pull(api: Api) -
         assert await statuses(one, 5001) == [200] * 5001
 
 
-async def test_a_request_in_each_packet_behind_a_held_pull_is_counted_too(api: Api) -> None:
+async def test_waiting_requests_in_separate_packets_are_limited_too(api: Api) -> None:
     """Each of these requests ends at the end of its packet, and so has its own parser."""
     async with raw_connection(api.server.port) as one:
         await one.send(PULL)
@@ -124,7 +126,7 @@ async def test_a_request_in_each_packet_behind_a_held_pull_is_counted_too(api: A
         assert not connection.reader.is_paused
 
 
-async def test_the_idle_and_the_held_keep_no_parser_and_the_answered_no_task(api: Api) -> None:
+async def test_idle_and_held_connections_keep_no_parser_and_idle_ones_no_task(api: Api) -> None:
     async with raw_connection(api.server.port) as one:
         await one.send(HEALTH)
         await statuses(one, 1)
@@ -137,7 +139,7 @@ async def test_the_idle_and_the_held_keep_no_parser_and_the_answered_no_task(api
         assert connection.task is not None
 
 
-async def test_a_parser_is_kept_where_the_next_head_has_begun(api: Api) -> None:
+async def test_a_connection_keeps_its_parser_if_the_next_head_has_begun(api: Api) -> None:
     async with raw_connection(api.server.port) as one:
         await one.send(HEALTH + HEALTH[:20])
         await statuses(one, 1)
@@ -148,7 +150,9 @@ async def test_a_parser_is_kept_where_the_next_head_has_begun(api: Api) -> None:
 
 
 @pytest.mark.parametrize("sent", [POST + b"Content-Length: 100000\r\n\r\nx", post(b"x"), PULL])
-async def test_a_client_that_goes_away_in_the_turn_in_which_it_came(api: Api, sent: bytes) -> None:
+async def test_a_client_that_disconnects_in_the_iteration_in_which_it_connected(
+    api: Api, sent: bytes
+) -> None:
     """Its request is dropped in every state."""
     api.publish_gate = asyncio.Event()
     tasks = asyncio.all_tasks()
@@ -166,7 +170,7 @@ async def test_a_client_that_goes_away_in_the_turn_in_which_it_came(api: Api, se
     assert api.hold.stats().held == 0
 
 
-async def test_a_chunk_that_cannot_be_read_ends_its_request_at_once(api: Api) -> None:
+async def test_an_invalid_chunk_ends_its_request_at_once(api: Api) -> None:
     async with raw_connection(api.server.port) as one:
         await one.send(POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n")
         async with asyncio.timeout(10):
@@ -179,7 +183,7 @@ async def test_a_chunk_that_cannot_be_read_ends_its_request_at_once(api: Api) ->
 @pytest.mark.parametrize("is_chunked", [False, True])
 @pytest.mark.parametrize("size", [1000, 16_000, 17_000, 100_000, 1_000_000])
 @pytest.mark.parametrize("behind", [b"", b"\r\n", b"GET /v1/in"])
-async def test_behind_a_body_only_a_head_that_begins_must_come_to_its_end_soon(
+async def test_after_a_body_only_an_incomplete_head_has_a_deadline(
     api: Api, size: int, is_chunked: bool, behind: bytes
 ) -> None:
     """A complete body does not start a head: the connection is idle, for `keepalive_timeout_ms`."""

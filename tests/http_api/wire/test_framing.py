@@ -133,9 +133,7 @@ def statuses(answers: bytes) -> list[int]:
         for what, sent in corpus.items()
     ],
 )
-async def test_what_can_be_read_in_two_ways_is_refused_and_ends_the_connection(
-    api: Api, sent: bytes
-) -> None:
+async def test_ambiguous_requests_are_refused_and_end_the_connection(api: Api, sent: bytes) -> None:
     answers = await everything(api, sent + GET)
     assert statuses(answers) == [400], answers
     assert b"/problems/malformed-request" in answers
@@ -151,7 +149,9 @@ UPGRADES: Sequence[bytes] = [
 
 
 @pytest.mark.parametrize("sent", UPGRADES)
-async def test_an_upgrade_is_not_taken_and_nothing_is_read_after_it(api: Api, sent: bytes) -> None:
+async def test_an_upgrade_is_ignored_and_bytes_after_it_are_not_parsed(
+    api: Api, sent: bytes
+) -> None:
     answers = await everything(api, sent)
     assert statuses(answers) == [200]
     assert b"Connection: close" in answers
@@ -160,7 +160,7 @@ async def test_an_upgrade_is_not_taken_and_nothing_is_read_after_it(api: Api, se
 
 
 @pytest.mark.parametrize("target", [b"evil:80", b"/healthz"])
-async def test_connect_is_no_way_through(api: Api, target: bytes) -> None:
+async def test_connect_is_refused(api: Api, target: bytes) -> None:
     sent = b"CONNECT " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n"
     answers = await everything(api, sent + GET)
     assert len(statuses(answers)) == 1
@@ -188,7 +188,7 @@ async def test_trailers_are_refused(sent: bytes, before: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
-async def test_a_trailer_is_found_however_it_is_cut_into_packets(size: int) -> None:
+async def test_a_trailer_is_found_wherever_packets_end(size: int) -> None:
     sent = CHUNKED + b"1\r\nx\r\n0\r\nX"  # refused at this byte, without waiting for more
     async with running_api() as api:
         await api.store.topics.create("orders", queues=1)
@@ -202,7 +202,7 @@ async def test_a_trailer_is_found_however_it_is_cut_into_packets(size: int) -> N
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 11, 50, 64, 100, 1000])
-async def test_bodies_in_chunks_behind_one_another_are_taken(api: Api, size: int) -> None:
+async def test_chunked_bodies_one_after_another_are_accepted(api: Api, size: int) -> None:
     body = b"3;e=1\r\n0\r\n\r\n5\r\nhello\r\n000\r\n\r\n"
     one = CHUNKED + body
     known = post(b"Content-Length: 9", b"0\r\n\r\n1234")
@@ -219,7 +219,7 @@ async def test_bodies_in_chunks_behind_one_another_are_taken(api: Api, size: int
 
 
 @pytest.mark.parametrize("sent", [b"GET /healthz\r\n\r\n", b"GET /healthz HTTP/0.9\r\n\r\n"])
-async def test_http_0_9_is_refused_also_where_nothing_follows(api: Api, sent: bytes) -> None:
+async def test_http_0_9_is_refused_also_if_no_bytes_follow(api: Api, sent: bytes) -> None:
     # S6: HTTP/0.9 has no headers, so nothing identifies the client of the request
     answers = await everything(api, sent)
     assert statuses(answers) == [400]
@@ -310,7 +310,7 @@ async def test_a_refused_request_that_ends_the_connection_is_answered_alone(behi
 
 @pytest.mark.parametrize("before", [GET, LINE + BODIES["length"], LINE + BODIES["chunks"]])
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 9])
-async def test_requests_before_what_is_malformed_are_answered(before: bytes, count: int) -> None:
+async def test_requests_before_a_malformed_one_are_answered(before: bytes, count: int) -> None:
     async with running_api() as api:
         await api.store.topics.create("orders", queues=1)
         for behind in (b"nonsense\r\n\r\n", LINE + b"Content-Length: x\r\n\r\n"):
@@ -319,7 +319,7 @@ async def test_requests_before_what_is_malformed_are_answered(before: bytes, cou
         assert len(api.publishes) == 2 * count * before.startswith(b"POST")
 
 
-async def test_what_comes_before_what_is_malformed_is_not_carried_out_unanswered(api: Api) -> None:
+async def test_a_request_before_a_malformed_one_is_not_done_without_a_reply(api: Api) -> None:
     good = post(b"Content-Length: 1")
     answers = await everything(api, good + post(b"Content-Length: x"))
     assert statuses(answers)[-1] == 400

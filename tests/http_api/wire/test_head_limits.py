@@ -74,7 +74,7 @@ async def test_a_whole_head_has_a_limit(small: Api, size: int, status: int, piec
     await until(lambda: counted(small) == 0)
 
 
-async def test_behind_whole_requests_a_head_has_the_same_limit(small: Api) -> None:
+async def test_a_head_after_complete_requests_has_the_same_limit(small: Api) -> None:
     async with raw_connection(small.server.port) as one:
         await one.send(HEALTH * 3 + head(20_001) + HEALTH)
         for expected in (200, 200, 200, 431):
@@ -122,7 +122,7 @@ async def test_small_requests_are_not_counted(api: Api) -> None:
         assert connection.reader.waiting_memory <= UNCOUNTED_BYTES
 
 
-async def test_who_has_the_most_unfinished_heads_gives_way_to_others() -> None:
+async def test_the_client_with_the_most_unfinished_heads_gives_way() -> None:
     # M1
     async with (
         serving(max_arriving_bytes=1_000_000, max_client_arriving_bytes=900_000) as api,
@@ -177,7 +177,7 @@ async def test_requests_that_wait_have_a_limit_by_memory(headers: int) -> None:
         await until(lambda: counted(api) == 0)
 
 
-async def test_one_request_waits_whatever_it_takes() -> None:
+async def test_one_request_may_always_wait() -> None:
     async with serving(max_waiting_head_bytes=1) as api, raw_connection(api.server.port) as one:
         await one.send(PULL)
         await api.held(1)
@@ -193,7 +193,7 @@ async def test_one_request_waits_whatever_it_takes() -> None:
             assert (await one.answer())[0] == 200
 
 
-async def test_what_a_held_request_sent_of_a_body_is_counted(api: Api) -> None:
+async def test_the_received_body_of_a_held_request_is_counted(api: Api) -> None:
     # M1: the body of a pull is never read; its received bytes stayed in memory and were not counted
     begun = b"x" * 14_000
     with_length = PULL[:-2] + b"Content-Length: 1000000\r\n\r\n" + begun
@@ -275,7 +275,7 @@ async def test_whole_bodies_in_small_chunks_that_wait_are_counted(api: Api) -> N
 
 
 @pytest.mark.parametrize("is_in_time", [True, False])
-async def test_a_body_in_chunks_that_is_read_counts_with_its_reader_alone(is_in_time: bool) -> None:
+async def test_a_chunked_body_that_is_read_is_counted_only_by_its_reader(is_in_time: bool) -> None:
     body_timeout_ms = 60_000 if is_in_time else 200
     async with (
         serving(body_timeout_ms=body_timeout_ms) as api,
@@ -293,7 +293,7 @@ async def test_a_body_in_chunks_that_is_read_counts_with_its_reader_alone(is_in_
         await until(lambda: counted(api) == 0)
 
 
-async def test_small_chunks_beyond_the_share_cut_their_connection_off() -> None:
+async def test_small_chunks_above_the_limit_end_their_connection() -> None:
     begun = head(15_000, is_whole=False)
     of_second = unfinished_head_memory(len(begun), MAX_HEADERS)
     share = of_second + 150 * CHUNK_MEMORY
@@ -312,7 +312,7 @@ async def test_small_chunks_beyond_the_share_cut_their_connection_off() -> None:
         await until(lambda: counted(api) == 0)
 
 
-async def test_a_held_pull_counts_what_its_long_filter_takes(api: Api) -> None:
+async def test_the_memory_of_a_long_filter_is_counted(api: Api) -> None:
     # M1: 20,000 held pulls with filters of 4 KiB each needed gigabytes
     long = " OR ".join(f"a{n} = '{n}'" for n in range(100))
     path = PULL.decode().replace("wait_ms", f"filter={quote(long)}&wait_ms").encode()
@@ -323,7 +323,7 @@ async def test_a_held_pull_counts_what_its_long_filter_takes(api: Api) -> None:
     await until(lambda: counted(api) == 0)
 
 
-async def test_a_filter_beyond_the_share_is_refused() -> None:
+async def test_a_filter_above_the_limit_is_refused() -> None:
     async with serving(max_client_arriving_bytes=250_000) as api, contextlib.AsyncExitStack() as s:
         long = " OR ".join(f"a{n} = '{n}'" for n in range(100))
         path = PULL.decode().replace("wait_ms", f"filter={quote(long)}&wait_ms").encode()
@@ -338,7 +338,7 @@ async def test_a_filter_beyond_the_share_is_refused() -> None:
         assert (await second.answer())[0] == 200
 
 
-async def test_heads_that_wait_with_a_client_that_holds_the_most_are_cut_off() -> None:
+async def test_waiting_heads_of_the_largest_client_end_their_connection() -> None:
     async with (
         serving(max_arriving_bytes=1_000_000) as api,
         contextlib.AsyncExitStack() as stack,
@@ -367,7 +367,7 @@ async def test_heads_that_wait_with_a_client_that_holds_the_most_are_cut_off() -
         assert counted(api) <= 1_000_000
 
 
-def test_the_memory_of_a_head_is_not_underrated() -> None:
+def test_the_memory_of_a_head_is_not_underestimated() -> None:
     """The parser stores such text with four bytes per character, and it is counted so."""
     wide = "x" * 8000 + "\U0001f600"
     assert sys.getsizeof(wide) > 4 * 8000

@@ -29,12 +29,16 @@ ENDS = [
 
 @pytest.mark.parametrize(("data", "known_bytes"), ENDS)
 @pytest.mark.parametrize("behind", [b"", b"\r\n"])
-def test_the_end_of_a_request_begins_no_head(data: bytes, known_bytes: int, behind: bytes) -> None:
+def test_the_end_of_a_request_is_not_the_beginning_of_a_head(
+    data: bytes, known_bytes: int, behind: bytes
+) -> None:
     assert not head_begins(data + behind, known_bytes)
 
 
 @pytest.mark.parametrize(("data", "known_bytes"), ENDS)
-def test_every_part_of_a_head_behind_a_request_begins_one(data: bytes, known_bytes: int) -> None:
+def test_each_beginning_of_a_head_after_a_request_is_detected(
+    data: bytes, known_bytes: int
+) -> None:
     for length in range(1, len(HEALTH)):
         assert head_begins(data + HEALTH[:length], known_bytes)
 
@@ -51,7 +55,7 @@ def test_empty_lines_are_no_head(data: bytes) -> None:
     assert not head_begins(data)
 
 
-def test_a_head_that_goes_on_in_pieces_has_begun_until_it_ends() -> None:
+def test_a_head_in_pieces_has_begun_until_it_ends() -> None:
     for length in range(1, len(HEALTH)):
         assert head_begins(HEALTH[:length])
         assert not head_begins(HEALTH[length:])
@@ -59,6 +63,8 @@ def test_a_head_that_goes_on_in_pieces_has_begun_until_it_ends() -> None:
 
 @pytest.mark.parametrize("known_bytes", [1, 5, 5000])
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\n\r\n"])
-def test_of_a_body_whose_head_came_before_nothing_is_said(known_bytes: int, end: bytes) -> None:
+def test_no_head_is_detected_after_a_body_whose_head_arrived_before(
+    known_bytes: int, end: bytes
+) -> None:
     assert not head_begins(end + b"x" * known_bytes, known_bytes)
     assert not head_begins(b"x" * 5, known_bytes)

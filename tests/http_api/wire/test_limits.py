@@ -68,7 +68,9 @@ async def test_a_body_that_does_not_publish_has_a_limit_of_its_own(
 
 
 @pytest.mark.parametrize(("more", "status"), [(-1, 200), (0, 200), (1, 400)])
-async def test_a_body_that_does_not_publish_lists_so_many_values(more: int, status: int) -> None:
+async def test_the_values_of_a_body_that_does_not_publish_are_limited(
+    more: int, status: int
+) -> None:
     async with running_api(max_values_per_request=1500) as api:
         await api.ask("PUT", "/v1/topics/orders", b"{}")
         body = b'{"to": "latest", "queues": [%s]}' % b",".join([b"0"] * (1499 + more))
@@ -79,7 +81,7 @@ async def test_a_body_that_does_not_publish_lists_so_many_values(more: int, stat
 
 @pytest.mark.parametrize(("more", "status"), [(-1, 200), (0, 200), (1, 413)])
 @pytest.mark.parametrize("kind", ["application/json", "application/x-ndjson"])
-async def test_a_request_has_so_many_messages(kind: str, more: int, status: int) -> None:
+async def test_the_messages_of_a_request_are_limited(kind: str, more: int, status: int) -> None:
     async with running_api(max_messages_per_request=5) as api:
         messages = ['{"body":"x"}'] * (5 + more)
         text = "\n".join(messages) if "nd" in kind else f'{{"messages":[{",".join(messages)}]}}'
@@ -122,9 +124,7 @@ ENCODED = "a%0D%0ASet-Cookie:%20x=1%0D%0A%0D%0A%3Cscript%3E%1B%5B2J=cmd()"
         ("DELETE", f"/v1/topics/orders?confirm={ENCODED}"),
     ],
 )
-async def test_what_a_client_chose_stays_inside_the_problem(
-    api: Api, method: str, path: str
-) -> None:
+async def test_text_of_a_client_stays_inside_the_problem(api: Api, method: str, path: str) -> None:
     answer = await api.ask(method, path)
     assert 400 <= answer.status < 500
     assert answer.problem
@@ -132,7 +132,7 @@ async def test_what_a_client_chose_stays_inside_the_problem(
     assert all(sign >= 0x20 for sign in answer.body)
 
 
-async def test_hostile_texts_come_back_as_they_went_in_and_in_no_header(api: Api) -> None:
+async def test_hostile_texts_are_returned_unchanged_and_in_no_header(api: Api) -> None:
     message = {"body": HOSTILE, "key": HOSTILE, "tag": HOSTILE, "properties": {HOSTILE: HOSTILE}}
     assert (await api.publish("orders", {**message, "queue": 0})).status == 200
     answer = await api.get("/v1/topics/orders/queues/0/messages?offset=0")

@@ -37,7 +37,7 @@ def request_of(chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_each_is_answered(seed: int) -> None:
+async def test_each_pipelined_request_is_answered(seed: int) -> None:
     chance = random.Random(seed)
     config = HttpConfig()
     connections = Connections(config)

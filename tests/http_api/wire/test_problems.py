@@ -110,7 +110,7 @@ def test_an_exception_becomes_its_problem(
     assert MEND.search(problem.detail), problem.detail
 
 
-def test_every_rule_is_tried_above() -> None:
+def test_every_rule_has_an_example() -> None:
     assert {type(error) for error, *_ in ERRORS} == set(_RULES)
 
 
@@ -122,24 +122,24 @@ def test_every_rule_names_a_kind() -> None:
     assert {rule.slug for rule in _RULES.values()} <= set(KINDS)
 
 
-def test_a_request_that_no_memory_is_left_for_may_come_again() -> None:
+def test_a_request_without_memory_may_be_sent_again() -> None:
     problem = problem_for(MemoryError())
     assert (problem.slug, problem.kind.status) == ("overloaded", 503)
     assert problem.kind.retry_after_s
 
 
-def test_an_unforeseen_error_tells_nothing_of_itself() -> None:
+def test_an_unexpected_error_reveals_no_details() -> None:
     problem = problem_for(KeyError("/secret/path"))
     assert problem.slug == "internal-error"
     assert b"secret" not in problem.encode()
 
 
-def test_what_may_succeed_later_says_when() -> None:
+def test_a_transient_problem_has_a_retry_after_header() -> None:
     assert ("Retry-After", "10") in problem_for(log.DiskFull(1)).all_headers()
     assert problem_for(queues.UnknownTopic("t")).all_headers() == []
 
 
-def test_bytes_that_are_no_text_can_be_told() -> None:
+def test_bytes_that_are_not_utf8_can_be_encoded() -> None:
     problem = Problem("not-found", "there is no \udcff", path="\udcff")
     assert b"\\\\udcff" in problem.encode()
 
@@ -149,7 +149,7 @@ def test_the_reply_of_a_stopping_broker_closes_its_connection() -> None:
     assert not problem_reply(problem_for(queues.UnknownTopic("t"))).closes
 
 
-def test_a_disk_that_fails_a_read_may_be_asked_again() -> None:
+def test_a_failed_read_from_the_disk_may_be_sent_again() -> None:
     problem = problem_for(OSError(errno.EIO, "Input/output error", "/secret/path"))
     assert (problem.slug, problem.kind.status) == ("storage-unavailable", 503)
     assert "secret" not in problem.encode().decode()
@@ -164,6 +164,6 @@ def test_a_disk_that_fails_a_read_may_be_asked_again() -> None:
         (MAX_TEXT_CHARACTERS + 1, "x" * (MAX_TEXT_CHARACTERS - 3) + "..."),
     ],
 )
-def test_of_a_long_text_an_answer_has_the_beginning(size: int, shown: str) -> None:
+def test_a_long_text_is_shortened(size: int, shown: str) -> None:
     body = Problem("invalid-parameter", "x" * size, found="x" * size).body()
     assert (body["detail"], body["found"]) == (shown, shown)

@@ -12,16 +12,14 @@ OFFSETS = b"PUT /v1/groups/g/topics/orders/offsets"
 PRODUCER = b"Holdfast-Producer-Epoch: 0\r\nHoldfast-Producer-Sequence: 0\r\n"
 
 
-def test_a_list_is_all_its_lines() -> None:
+def test_a_list_header_joins_all_its_lines() -> None:
     headers = CIMultiDict([("Accept", "a/b"), ("Other", "x"), ("accept", "c/d, e/f")])
     assert list_header(headers, "Accept") == "a/b, c/d, e/f"
     assert list_header(headers, "Via") == ""
 
 
 @pytest.mark.parametrize(("more", "is_refused"), [(-1, False), (0, False), (1, True)])
-def test_lines_of_a_list_are_together_no_longer_than_one_may_be(
-    more: int, is_refused: bool
-) -> None:
+def test_the_lines_of_a_list_header_have_a_common_limit(more: int, is_refused: bool) -> None:
     """Otherwise 128 lines would be a megabyte to parse."""
     second = "b" * (MAX_FIELD_BYTES - len("a, ") + more)
     headers = CIMultiDict([("Accept", "a"), ("Accept", second)])
@@ -32,7 +30,7 @@ def test_lines_of_a_list_are_together_no_longer_than_one_may_be(
         assert list_header(headers, "Accept") == f"a, {second}"
 
 
-def test_what_says_one_thing_is_given_once() -> None:
+def test_a_single_header_may_occur_once() -> None:
     headers = CIMultiDict([("If-Match", '"1"'), ("Other", "x"), ("other", "x")])
     assert single_header(headers, "if-match") == '"1"'
     assert single_header(headers, "If-None-Match") is None
@@ -56,7 +54,7 @@ def test_what_says_one_thing_is_given_once() -> None:
         (OFFSETS, b'If-Match: *\r\nIf-Match: "1"\r\n', b"400", b"If-Match is given more than once"),
     ],
 )  # fmt: skip
-async def test_no_line_of_a_header_is_passed_over(
+async def test_no_line_of_a_header_is_ignored(
     api: Api, request_line: bytes, lines: bytes, answer: bytes, said: bytes
 ) -> None:
     await api.store.topics.create("orders")
@@ -85,5 +83,5 @@ async def test_no_line_of_a_header_is_passed_over(
         ("a-unix-socket", "a-unix-socket"),
     ],
 )
-def test_an_ipv6_network_is_one_client_and_an_ipv4_address_is(host: str, client: str) -> None:
+def test_an_ipv6_network_or_an_ipv4_address_is_one_client(host: str, client: str) -> None:
     assert client_of(host) == client

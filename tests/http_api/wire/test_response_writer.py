@@ -27,7 +27,7 @@ def test_pieces_are_full_but_the_last(sizes: list[int], expected: list[int]) -> 
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1, 3 * _PIECE_BYTES])
-async def test_a_large_reply_comes_whole(api: Api, more: int) -> None:
+async def test_a_large_reply_arrives_completely(api: Api, more: int) -> None:
     size = _PIECE_BYTES + more
     await api.fill(size)
     path = "/v1/topics/orders/queues/0/messages?offset=0"

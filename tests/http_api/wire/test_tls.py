@@ -70,7 +70,7 @@ async def test_the_metrics_say_when_the_certificate_expires(ca: Certificates) ->
     assert float(line.split()[1]) == not_after.timestamp()
 
 
-async def test_what_comes_behind_a_refused_head_is_read_for_a_while(
+async def test_bytes_after_a_refused_head_are_read_for_a_while(
     ca: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.http_api.wire.connection.LINGERING_S", 60)
@@ -85,7 +85,9 @@ async def test_what_comes_behind_a_refused_head_is_read_for_a_while(
 
 
 @pytest.mark.parametrize("size", [1, 70_000, 300_000, 3_900_000])
-async def test_bodies_of_any_size_pass_both_ways_unharmed(ca: Certificates, size: int) -> None:
+async def test_bodies_of_any_size_are_transferred_unchanged_over_tls(
+    ca: Certificates, size: int
+) -> None:
     body = bytes(range(251)) * (size // 251) + b"x" * (size % 251)
     async with running_api(**served_with(ca.issue("server"))) as api:
         await api.store.topics.create("orders")
@@ -142,7 +144,7 @@ def _too_old(ca: Certificates) -> ssl.SSLContext:
     ],
     ids=["an unknown authority", "another host", "expired", "TLS 1.1"],
 )
-async def test_a_handshake_that_must_fail_fails_and_harms_no_other(
+async def test_a_failed_handshake_does_not_affect_other_clients(
     ca: Certificates,
     identity: str,
     not_after: Any,
@@ -164,7 +166,7 @@ async def test_a_handshake_that_must_fail_fails_and_harms_no_other(
 
 
 @pytest.mark.parametrize("sent", [HEALTH, b"\x16\x03\x01" + b"\xff" * 500, b"\x00" * 70_000])
-async def test_what_is_no_tls_is_closed(ca: Certificates, sent: bytes) -> None:
+async def test_a_connection_that_is_not_tls_is_closed(ca: Certificates, sent: bytes) -> None:
     async with running_api(**served_with(ca.issue("server"))) as api:
         async with raw_connection(api.server.port) as one:
             await one.send(sent)
@@ -199,9 +201,7 @@ async def test_with_mutual_tls_a_client_must_show_its_certificate(
         assert await health(api, ca.trusting(pairs["a friend"])) == 200
 
 
-async def test_a_client_certificate_may_be_asked_for_and_not_demanded(
-    ca: Certificates, tmp_path: Path
-) -> None:
+async def test_a_client_certificate_may_be_optional(ca: Certificates, tmp_path: Path) -> None:
     stranger = Certificates(tmp_path, "strangers").issue("stranger", "orders")
     settings = served_with(
         ca.issue("server"), tls_client_ca=str(ca.ca_file), tls_client_certificates="optional"
@@ -233,7 +233,7 @@ async def test_the_names_in_a_verified_certificate_reach_the_request(ca: Certifi
 # -- limits --------------------------------------------------------------------------------
 
 
-async def test_a_handshake_that_does_not_come_counts_and_ends(ca: Certificates) -> None:
+async def test_a_handshake_that_never_begins_is_counted_and_times_out(ca: Certificates) -> None:
     settings = served_with(ca.issue("server"), header_timeout_ms=3000, max_connections_per_client=1)
     clock = LoopClock()
     async with running_api(**settings) as api, raw_connection(api.server.port) as silent:
@@ -246,7 +246,7 @@ async def test_a_handshake_that_does_not_come_counts_and_ends(ca: Certificates) 
         assert await health(api, ca.trusting()) == 200
 
 
-async def test_a_head_that_does_not_come_over_tls_closes_the_connection(ca: Certificates) -> None:
+async def test_an_incomplete_head_over_tls_times_out(ca: Certificates) -> None:
     settings = served_with(ca.issue("server"), header_timeout_ms=1000)
     clock = LoopClock()
     async with (
@@ -345,7 +345,7 @@ async def test_a_renewed_certificate_is_used_from_the_next_connection_on(
     assert caplog.text.count("the old certificate stays") == 1
 
 
-async def test_an_authority_that_is_taken_away_is_trusted_no_more(
+async def test_a_removed_authority_is_not_trusted_any_more(
     ca: Certificates, tmp_path: Path
 ) -> None:
     """This holds although its client was accepted before: no session is resumed."""
@@ -385,7 +385,7 @@ def test_files_that_cannot_be_used_are_named(
     assert str(certificate) in str(refused.value)
 
 
-def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked(
+def test_a_key_with_a_passphrase_is_refused_without_a_prompt(
     ca: Certificates, tmp_path: Path
 ) -> None:
     from cryptography.hazmat.primitives import serialization as pem
@@ -409,13 +409,13 @@ def test_an_authority_that_cannot_be_read_is_named(ca: Certificates, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["tls_key", "tls_client_ca"])
-def test_half_of_tls_is_refused(name: str) -> None:
+def test_an_incomplete_tls_configuration_is_refused(name: str) -> None:
     given: dict[str, Any] = {name: "file.pem"}
     with pytest.raises(TlsUnusable, match=f"{name} is given without tls_certificate"):
         TlsFiles.of(replace(HttpConfig(), **given))
 
 
-def test_one_file_may_hold_certificate_and_key(ca: Certificates, tmp_path: Path) -> None:
+def test_one_file_may_contain_certificate_and_key(ca: Certificates, tmp_path: Path) -> None:
     certificate, key = ca.issue("server")
     both = tmp_path / "both.pem"
     both.write_bytes(certificate.read_bytes() + key.read_bytes())
@@ -454,14 +454,14 @@ async def test_no_session_is_resumed(ca: Certificates, version: ssl.TLSVersion) 
         datetime(2123, 1, 1, tzinfo=UTC),
     ],
 )
-def test_the_end_of_a_certificate_is_read(tmp_path: Path, not_after: datetime) -> None:
+def test_the_expiry_time_of_a_certificate_is_read(tmp_path: Path, not_after: datetime) -> None:
     certificate, _ = Certificates(tmp_path).issue("server", not_after=not_after)
     pem = certificate.read_text()
     assert certificate_expires_s(pem) == not_after.timestamp()
     assert certificate_expires_s(f"some words before\n{pem}{pem}") == not_after.timestamp()
 
 
-def test_what_is_no_certificate_has_no_end(tmp_path: Path) -> None:
+def test_text_without_a_certificate_has_no_expiry_time(tmp_path: Path) -> None:
     certificate, key = Certificates(tmp_path).issue("server")
     pem = certificate.read_text()
     assert certificate_expires_s("") is None

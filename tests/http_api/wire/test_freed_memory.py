@@ -165,7 +165,7 @@ def replies(monkeypatch: pytest.MonkeyPatch) -> "weakref.WeakSet[Parts]":
 
 @pytest.mark.parametrize("turns", [0, 5])
 @pytest.mark.parametrize("accept", [BINARY, b""])
-async def test_a_reply_that_is_not_taken(
+async def test_a_reply_that_its_client_does_not_receive(
     replies: "weakref.WeakSet[Parts]", accept: bytes, turns: int, way: Way
 ) -> None:
     async with api_with(large=4) as api:
@@ -179,7 +179,7 @@ async def test_a_reply_that_is_not_taken(
         assert len(replies) == 0
 
 
-async def test_a_reply_over_tls_that_is_not_taken(
+async def test_a_reply_over_tls_that_its_client_does_not_receive(
     tmp_path: Path, replies: "weakref.WeakSet[Parts]"
 ) -> None:
     ca = Certificates(tmp_path)
@@ -215,7 +215,7 @@ HEADS = [b"Content-Length: 1000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\
 
 
 @pytest.mark.parametrize("head", HEADS)
-async def test_a_body_that_does_not_come_whole(head: bytes, way: Way) -> None:
+async def test_a_body_that_stays_incomplete(head: bytes, way: Way) -> None:
     async with api_with() as api:
         one = client(api)
         one.sendall(POST + head + b"x" * 1000)

@@ -49,7 +49,7 @@ class Thing:
         self.unsent += 1
 
 
-async def test_of_a_reply_that_is_sent_nobody_is_told(api: Api) -> None:
+async def test_a_delivered_reply_is_not_reported(api: Api) -> None:
     thing = Thing(api)
     thing.may_answer.set()
     for _ in range(3):
@@ -111,7 +111,7 @@ async def asked(ca: Certificates, is_encrypted: bool) -> AsyncIterator[tuple[Api
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
 @pytest.mark.parametrize("end", [Client.close, Client.reset])
-async def test_a_client_that_goes_just_before_its_reply_is_told(
+async def test_a_client_that_closes_before_its_reply_is_reported(
     tmp_path: Path, end: Callable[[Client], None], is_encrypted: bool
 ) -> None:
     # L17
@@ -124,7 +124,7 @@ async def test_a_client_that_goes_just_before_its_reply_is_told(
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
 @pytest.mark.parametrize("end", [Client.close, Client.reset])
-async def test_a_client_that_goes_with_its_reply_is_not(
+async def test_a_client_that_closes_after_its_reply_is_not_reported(
     tmp_path: Path, end: Callable[[Client], None], is_encrypted: bool
 ) -> None:
     async with asked(Certificates(tmp_path), is_encrypted) as (_, thing, client):
@@ -134,7 +134,7 @@ async def test_a_client_that_goes_with_its_reply_is_not(
     assert (thing.asked, thing.unsent) == (1, 0)
 
 
-async def test_who_asks_again_had_its_reply(tmp_path: Path) -> None:
+async def test_a_client_that_sends_another_request_had_its_reply(tmp_path: Path) -> None:
     """This holds for every later state of the connection."""
     async with asked(Certificates(tmp_path), False) as (_, thing, client):
         thing.may_answer.set()
@@ -146,7 +146,7 @@ async def test_who_asks_again_had_its_reply(tmp_path: Path) -> None:
     assert (thing.asked, thing.unsent) == (2, 0)
 
 
-async def test_a_connection_that_is_closing_takes_no_reply(api: Api) -> None:
+async def test_a_reply_to_a_closing_connection_is_reported(api: Api) -> None:
     thing = Thing(api)
     thing.may_answer.set()
     async with raw_connection(api.server.port) as one:
@@ -158,7 +158,7 @@ async def test_a_connection_that_is_closing_takes_no_reply(api: Api) -> None:
     assert (thing.asked, thing.unsent) == (1, 1)
 
 
-async def test_a_reply_is_not_sent_to_whoever_lost_the_right_to_it(api: Api) -> None:
+async def test_a_reply_to_a_revoked_token_is_not_sent(api: Api) -> None:
     thing = Thing(api)
     thing.held_s = 1.0
     token, text = make_token("all")
@@ -171,7 +171,7 @@ async def test_a_reply_is_not_sent_to_whoever_lost_the_right_to_it(api: Api) -> 
     assert (thing.asked, thing.unsent) == (1, 1)
 
 
-async def test_a_reply_that_is_not_taken_to_its_end_is_told() -> None:
+async def test_a_partly_received_reply_is_reported() -> None:
     async with running_api(transfer_grace_ms=100) as api:
         thing = Thing(api, 16_000_000)
         thing.may_answer.set()
@@ -186,7 +186,7 @@ async def test_a_reply_that_is_not_taken_to_its_end_is_told() -> None:
         assert (thing.asked, thing.unsent) == (1, 1)
 
 
-async def test_a_client_that_vanishes_in_the_middle_of_its_reply_is_told() -> None:
+async def test_a_client_that_closes_during_its_reply_is_reported() -> None:
     async with running_api() as api:
         thing = Thing(api, 16_000_000)
         thing.may_answer.set()
