@@ -38,13 +38,14 @@ from holdfast.groups.serving.clock import GroupClock
 from holdfast.groups.serving.floor_exporter import FloorExporter
 from holdfast.groups.serving.group_changes import GroupChanges, MaySubscribe
 from holdfast.groups.serving.group_registry import GroupRegistry
-from holdfast.groups.serving.group_server import SETTLED_A_TURN, GroupServer, WaitSlots
+from holdfast.groups.serving.group_server import SETTLED_A_TURN, GroupServer
 from holdfast.groups.serving.head_source import key_number
 from holdfast.groups.serving.redriving import Redriver
 from holdfast.groups.serving.scanning import Scan
 from holdfast.groups.settings import GroupSettings
 from holdfast.groups.storage.group_records import GroupRecord
 from holdfast.groups.storage.open import OpenedGroups
+from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 
 #: The floors of at most this many queues are read in one event loop iteration.
 FLOORS_A_TURN = 1000
@@ -74,7 +75,7 @@ class GroupService:
         opened: OpenedGroups,
         config: GroupsConfig,
         *,
-        places: WaitSlots,
+        hold: PullRequestHoldService,
         ageing_us: Callable[[], int],
         wall_us: Callable[[], int],
         passed_s: Callable[[], float],
@@ -94,7 +95,7 @@ class GroupService:
         in_flight = AllInFlight(
             config.max_leases, config.max_returned, config.max_returned_per_group
         )
-        self.registry = GroupRegistry(store, opened, places, clock, in_flight)
+        self.registry = GroupRegistry(store, opened, hold, clock, in_flight)
         self.queue_changes = self.registry.changes
         """Callers report to it which queues have new messages, or lost messages."""
         self._by_name = self.registry.by_name
@@ -151,32 +152,32 @@ class GroupService:
     async def describe(self, group: str) -> GroupReply:
         """Return a group's settings, progress and members; `describe.describe` says which fields
         the caller must fill in. Raises InvalidName, UnknownGroup."""
-        served, now_ms = self._get(group), self.registry.clock.now_ms()
-        await served.watch.catch_up()
-        return await describing.describe(served, now_ms)
+        server, now_ms = self._get(group), self.registry.clock.now_ms()
+        await server.watch.catch_up()
+        return await describing.describe(server, now_ms)
 
     async def lags(self, group: str) -> dict[str, int]:
         """Return for each topic of a group how many messages are not settled. Raises InvalidName,
         UnknownGroup."""
-        served = self._get(group)
-        await served.watch.catch_up()
+        server = self._get(group)
+        await server.watch.catch_up()
         found, turn = {}, LoopBudget()
-        for topic in served.topics():
+        for topic in server.topics():
             await turn.spend()
             found[topic.name] = 0
-            async for lanes in turn.slices(served.lanes_of(topic.topic_id)):
+            async for lanes in turn.slices(server.lanes_of(topic.topic_id)):
                 found[topic.name] += sum([lane.cursor.unsettled for lane in lanes])
         return found
 
     async def floors(self, group: str, topic: str) -> dict[int, int]:
         """Return the floor of each queue: all messages below it are settled. Raises UnknownGroup;
         raises UnknownTopic also if the group does not subscribe to the topic."""
-        served = self._get(group)
-        self._topic_of(served, topic)
-        await served.watch.catch_up()
+        server = self._get(group)
+        self._topic_of(server, topic)
+        await server.watch.catch_up()
         found: dict[int, int] = {}
-        topic_id = self._topic_of(served, topic).topic_id
-        async for lanes in in_slices(served.lanes_of(topic_id), FLOORS_A_TURN):
+        topic_id = self._topic_of(server, topic).topic_id
+        async for lanes in in_slices(server.lanes_of(topic_id), FLOORS_A_TURN):
             found |= {lane.key[1]: lane.cursor.floor for lane in lanes}
         return dict(sorted(found.items()))
 
@@ -220,35 +221,35 @@ class GroupService:
         text, wanted = request.filter_text, None
         if text is not None:
             wanted = (await self.registry.filters.parse([text]))[text]
-        served = self._get(group)
+        server = self._get(group)
         names, may_consume = request.topic_names, request.may_consume
         may_receive = None
         if may_consume is not None:
             may_receive = _MayReceive(may_consume, self._store.table.by_id)
         request = replace(
             request,
-            topics=None if names is None else self._topic_ids_of(served, names),
+            topics=None if names is None else self._topic_ids_of(server, names),
             filter=wanted,
-            limits=self._limits_of(served, request.unit_limits),
+            limits=self._limits_of(server, request.unit_limits),
             may_receive=may_receive,
         )
         if request.browse:
-            await served.watch.catch_up()
-            shown = await served.browsers.browse(request, self.registry.clock.now_ms())
-            return Received(list(shown), served.core.available(request))
-        members, most = served.core.members, self._config.max_members
+            await server.watch.catch_up()
+            shown = await server.browsers.browse(request, self.registry.clock.now_ms())
+            return Received(list(shown), server.core.available(request))
+        members, most = server.core.members, self._config.max_members
         if len(members) >= most and request.member not in members:
             raise TooManyMembers("groups.max_members", most, group)
         if request.lease_ms is not None and not request.settled:
-            await self.changes.allow_lease(served, request.lease_ms)
-        return await served.receive(request)
+            await self.changes.allow_lease(server, request.lease_ms)
+        return await server.receive(request)
 
     def release_undelivered(self, group: str, receipts: Sequence[str]) -> None:
         """Release the messages of a reply that could not be sent: they are available again at once.
         This does not count as a failure of the messages."""
-        served = self._by_name.get(group)
-        if served is not None:
-            served.give_back(receipts)
+        server = self._by_name.get(group)
+        if server is not None:
+            server.give_back(receipts)
 
     async def settle(
         self,
@@ -270,12 +271,12 @@ class GroupService:
         Raises UnknownGroup. Raises StateUnavailable; then the outcome is unknown, and the caller
         should repeat the call. If the call is cancelled, its settlements are not undone.
         """
-        served = self._get(group)
+        server = self._get(group)
         allow_lease = None
         if verb is Verb.EXTEND and lease_ms is not None:
-            allow_lease = partial(self.changes.allow_lease, served, lease_ms)
+            allow_lease = partial(self.changes.allow_lease, server, lease_ms)
         is_cumulative = cumulative and verb is Verb.ACK
-        settled = served.settle(
+        settled = server.settle(
             verb,
             receipts,
             {"delay_ms": delay_ms, "lease_ms": lease_ms, "used_ms": used_ms},
@@ -299,19 +300,19 @@ class GroupService:
         If it raises, the exception reaches the caller and nothing is changed.
 
         Raises UnknownGroup, UnknownTopic, UnknownQueue, StateUnavailable."""
-        served = self._get(group)
-        await served.watch.catch_up()
+        server = self._get(group)
+        await server.watch.catch_up()
         targets: dict[QueueKey, int] = {}
         turn = LoopBudget()
         if isinstance(target, Mapping):
             for name, offsets in target.items():
-                topic = self._topic_of(served, name)
+                topic = self._topic_of(server, name)
                 async for some in turn.slices(offsets.items()):
                     for queue, offset in some:
                         check_queue(topic, queue)
                         targets[topic.topic_id, queue] = offset
         else:
-            topics = served.topics()
+            topics = server.topics()
             for topic in topics:
                 check_topic(topic.name)
             for topic in topics:
@@ -321,8 +322,8 @@ class GroupService:
                         offset = await self._offset_at(topic, queue, target)
                         targets[topic.topic_id, queue] = offset
         # Skip new queues, which the group adds later at their first offset, and deleted topics.
-        reached = await served.seek(
-            {key: at for key, at in targets.items() if served.has_queue(key)}
+        reached = await server.seek(
+            {key: at for key, at in targets.items() if server.has_queue(key)}
         )
         moved: dict[str, dict[int, int]] = {}
         async for part in turn.slices(reached.items()):
@@ -346,12 +347,12 @@ class GroupService:
         If `may_consume` permits only some topics, the member keeps its leases of the other topics,
         and the requests that may get messages of the other topics. While it has such a lease or
         request, it stays a member. Raises UnknownGroup, StateUnavailable."""
-        served = self._get(group)
+        server = self._get(group)
         may_end = None
         if may_consume is not None:
             may_end = _MayReceive(may_consume, self._store.table.by_id)
-        await served.leave(member, may_end)
-        await served.commits.wait()
+        await server.leave(member, may_end)
+        await server.commits.wait()
 
     # -- figures -----------------------------------------------------------------------------
 

@@ -157,7 +157,7 @@ class Broker:
             store,
             storage.groups,
             self._config.groups,
-            places=hold,
+            hold=hold,
             ageing_us=storage.ageing.now_us,
             wall_us=wall_clock_us,
             passed_s=partial(time.clock_gettime, time.CLOCK_BOOTTIME),

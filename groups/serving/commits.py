@@ -7,29 +7,19 @@ state in memory may be newer than the state on disk. A change is confirmed only 
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from holdfast.consumequeue.state.changes import complete_future
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.outbox import WriteBatch
 from holdfast.groups.cursor.rows import DeleteRange, Write
 from holdfast.groups.service_types import GroupCounters
+from holdfast.groups.storage.cursor_store import CursorStore, Writes
 
 _logger = logging.getLogger(__name__)
 
 #: A failed commit is retried after this time, or earlier if a caller waits for a commit.
 RETRY_S = 1.0
-
-Writes = Sequence[Write | DeleteRange]
-Done = Callable[[Exception | None], None]
-
-
-class CursorWriter(Protocol):
-    """Stores rows. It may call `done` in any thread."""
-
-    def commit(self, writes: Writes, done: Done, *, now_ms: int) -> None:
-        """Store all rows, in this order, or none. Then call `done` with None or the error."""
 
 
 class Commits:
@@ -38,7 +28,7 @@ class Commits:
     def __init__(
         self,
         group: Group,
-        writer: CursorWriter,
+        writer: CursorStore,
         now_ms: Callable[[], int],
         counters: GroupCounters,
     ) -> None:
@@ -143,7 +133,7 @@ class Commits:
             self._scheduled = self._loop.call_later(RETRY_S, self._begin)
 
 
-async def commit_rows(writer: CursorWriter, writes: Writes, *, now_ms: int) -> None:
+async def commit_rows(writer: CursorStore, writes: Writes, *, now_ms: int) -> None:
     """Store rows of a group that is not served yet, and return when they are durable. Raises
     StateUnavailable. The call must not be cancelled."""
     loop = asyncio.get_running_loop()

@@ -18,13 +18,14 @@ from holdfast.groups.cursor.rows import DeleteRange, Write, all_of, key_prefix, 
 from holdfast.groups.service_types import GroupCounters
 from holdfast.groups.serving.clock import GroupClock
 from holdfast.groups.serving.commits import commit_rows
-from holdfast.groups.serving.group_server import GroupServer, SharedParts, WaitSlots
+from holdfast.groups.serving.group_server import GroupServer, SharedParts
 from holdfast.groups.serving.head_source import RecentBatches
 from holdfast.groups.serving.parsed_filters import ParsedFilters
 from holdfast.groups.serving.queue_watch import GROUP_ITEMS, QueueChanges
 from holdfast.groups.storage.group_records import GroupRecord
 from holdfast.groups.storage.open import OpenedGroups
 from holdfast.groups.storage.restore import QueueRange, begin_cursor
+from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 
 #: When a group loses a topic, this many queues are freed together.
 FREED_AT_ONCE = 50
@@ -41,13 +42,13 @@ class GroupRegistry:
         self,
         store: MessageStore,
         opened: OpenedGroups,
-        places: WaitSlots,
+        hold: PullRequestHoldService,
         clock: GroupClock,
         in_flight: AllInFlight,
     ) -> None:
         self._store = store
         self._opened = opened
-        self._places = places
+        self._hold = hold
         self._in_flight = in_flight
         self.clock = clock
         self.counters = GroupCounters()
@@ -128,7 +129,7 @@ class GroupRegistry:
                 self._store,
                 self._opened.store,
                 self._opened.page,
-                self._places,
+                self._hold,
                 self._recent,
                 ReceiptCodec(key),
                 key,

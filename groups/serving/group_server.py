@@ -10,10 +10,10 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.message_store import MessageStore
@@ -40,7 +40,7 @@ from holdfast.groups.service_types import (
 )
 from holdfast.groups.serving.browsers import Browsers
 from holdfast.groups.serving.clock import DeadlineTimer, GroupClock
-from holdfast.groups.serving.commits import Commits, CursorWriter, Writes
+from holdfast.groups.serving.commits import Commits
 from holdfast.groups.serving.dead_letters import DeadLetters
 from holdfast.groups.serving.head_source import RecentBatches, StoreHeads
 from holdfast.groups.serving.parsed_filters import Filters, characters_of
@@ -51,8 +51,10 @@ from holdfast.groups.serving.receive_flow import (
     ReceiveFlow,
     Waiting,
 )
+from holdfast.groups.storage.cursor_store import CursorStore, Writes
 from holdfast.groups.storage.group_records import GroupRecord
 from holdfast.groups.storage.progress_page import ProgressPage
+from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 
 _logger = logging.getLogger(__name__)
 
@@ -63,24 +65,15 @@ SETTLED_A_TURN = 500
 RETRY_S = 1.0
 
 
-class WaitSlots(Protocol):
-    """Limits the number of waiting requests, and how long they wait."""
-
-    def limit_wait(self, wait_s: float) -> float:
-        """Return how long a request that asks for `wait_s` may wait."""
-
-    def occupied_slot(self, client: str) -> AbstractContextManager[None]:
-        """Count a waiting request of a client, until exit. Raises HoldLimitExceeded."""
-
-
 @dataclass(frozen=True, slots=True)
 class SharedParts:
     """The objects that all groups of a broker use."""
 
     store: MessageStore
-    writer: CursorWriter
+    writer: CursorStore
     page: ProgressPage
-    places: WaitSlots
+    hold: PullRequestHoldService
+    """It limits how many requests wait, and how long."""
     recent: RecentBatches
     codec: ReceiptCodec
     receipt_key: bytes
@@ -105,7 +98,7 @@ class GroupServer:
         self._begin_queue = begin_queue
         self._store = store = shared.store
         self._page = shared.page
-        self._places = shared.places
+        self._hold = shared.hold
         self._codec = shared.codec
         self._clock = clock = shared.clock
         self.watch = QueueWatch(shared.changes, self._process_changes)
@@ -284,10 +277,10 @@ class GroupServer:
         if self._is_ending:  # after an empty answer the client would ask again at once
             raise GroupsStopping
         began_s = monotonic()
-        with self._places.occupied_slot(request.client), self.watch.waiting() as has_found:
+        with self._hold.occupied_slot(request.client), self.watch.waiting() as has_found:
             answer = await self._wait(
                 request,
-                self._places.limit_wait(request.wait_s),
+                self._hold.limit_wait(request.wait_s),
                 has_looked=reply.needs is None and not has_found,
             )
         held_s = monotonic() - began_s

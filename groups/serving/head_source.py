@@ -12,7 +12,6 @@ from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from holdfast.commitlog.format.batch import Batch, key_hash
 from holdfast.consumequeue.errors import OffsetBeyondEnd, OffsetTrimmed, StoreError, UnknownTopic
 from holdfast.consumequeue.lost_ranges import LostRanges, overlaps
 from holdfast.consumequeue.reading.fetched import BatchSlice, Fetched, MessageFilter, message_sizes
+from holdfast.consumequeue.reading.queue_reading import QueueReader
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.cursor.heads import Head, Heads
 
@@ -47,36 +47,6 @@ _HAS_KEY = 1 << 32
 def key_number(key: str) -> int:
     """Return the number that represents a key in `Head.key`."""
     return key_hash(key) + _HAS_KEY
-
-
-class Reader(Protocol):
-    """The reads of the message store that are used here."""
-
-    def read_hot(
-        self,
-        topic: Topic,
-        queue: int,
-        offset: int,
-        *,
-        max_messages: int,
-        max_bytes: int,
-        filter: MessageFilter | None = None,
-        skip_corrupt: bool = False,
-    ) -> Fetched | None:
-        """Read from memory. Return None if the disk is needed."""
-
-    async def read(
-        self,
-        topic: Topic,
-        queue: int,
-        offset: int,
-        *,
-        max_messages: int,
-        max_bytes: int,
-        filter: MessageFilter | None = None,
-        skip_corrupt: bool = False,
-    ) -> Fetched:
-        """Read from memory or, in a reader thread, from the disk."""
 
 
 class RecentBatches:
@@ -152,14 +122,14 @@ _NO_PIECES: dict[object | None, _Piece] = {}
 
 class StoreHeads:
     """A HeadSource that reads from the message store. `topic_by_id` returns None for a topic that
-    was deleted. `has_keys` returns whether the group needs
-    keys in heads. `wall_ms` is the wall clock. If a read finds that its offset was removed,
-    `on_trimmed` is called with the queue and its present first offset."""
+    was deleted. `has_keys` returns whether the group needs keys in heads. `wall_ms` is the wall
+    clock. If a read finds that its offset was removed, `on_trimmed` is called with the queue and
+    its present first offset."""
 
     def __init__(
         self,
         topic_by_id: Callable[[int], Topic | None],
-        reader: Reader,
+        reader: QueueReader,
         recent: RecentBatches,
         *,
         has_keys: Callable[[], bool],

@@ -5,12 +5,17 @@ a time; only short texts are parsed on the event loop. Call everything here on t
 """
 
 import asyncio
+import re
 from collections.abc import Iterable, Mapping
 from weakref import WeakValueDictionary
 
 from holdfast.consumequeue.reading.fetched import MessageFilter
 from holdfast.consumequeue.thread_calls import call_in_thread
-from holdfast.groups.filter_text import filter_of
+from holdfast.holdservice.filters import MAX_FILTER_BYTES, parse_filter
+
+#: Words separated by commas or `||`. An SQL92 condition never has this form.
+_TAGS = re.compile(r"\s*[\w.*-]+\s*(?:(?:,|\|\|)\s*[\w.*-]+\s*)*")
+
 
 Filters = Mapping[str, MessageFilter | None]
 """Parsed filters by text. None is the filter that matches every message."""
@@ -62,3 +67,14 @@ class ParsedFilters:
 def characters_of(filters: Filters) -> int:
     """Return the length of all texts together."""
     return sum(map(len, filters))
+
+
+def filter_of(text: str | None) -> MessageFilter | None:
+    """Return the filter of a text. The text is a list of tags, separated by commas
+    (`paid,shipped`), or otherwise an SQL92 condition (`region = 'EU'`). Return None if every
+    message matches, also if the text is None. Raises InvalidFilter."""
+    if text is None:
+        return None
+    if len(text) <= MAX_FILTER_BYTES and _TAGS.fullmatch(text):
+        return parse_filter(text, None)
+    return parse_filter(None, text)

@@ -33,9 +33,9 @@ _logger = logging.getLogger(__name__)
 #: and the next request continues with the reads.
 MAX_FETCHES = 32
 #: A reply with messages waits at most this long for more: a quarter of the shortest lease.
-GO_ON_S = 0.25
+MAX_FILL_S = 0.25
 #: For a reply that already has messages, one read returns at most this many bytes.
-GO_ON_BYTES = 4 * 1024 * 1024
+MAX_FILL_BYTES = 4 * 1024 * 1024
 #: A message is read at most this many times. Usually it is in memory after one read.
 MAX_READS = 3
 #: At most this many deliveries are made in one event loop iteration. This takes about five
@@ -197,7 +197,7 @@ class ReceiveFlow:
         """Add more messages to a reply that has some. If a read fails, add no more; the next
         request gets the error. If the call is cancelled, the reply keeps the messages that it
         has."""
-        until_s = monotonic() + GO_ON_S
+        until_s = monotonic() + MAX_FILL_S
         fetches = 0
         while reply.messages and not _is_full(reply, request) and not self._is_stopping:
             if reply.is_cut:
@@ -206,7 +206,7 @@ class ReceiveFlow:
                 if reply.needs is None or fetches == MAX_FETCHES or monotonic() >= until_s:
                     return
                 fetches += 1
-                left_bytes = min(request.max_bytes - reply.size_bytes, GO_ON_BYTES)
+                left_bytes = min(request.max_bytes - reply.size_bytes, MAX_FILL_BYTES)
                 try:
                     await self._source.fetch(*reply.needs, max_bytes=max(left_bytes, FETCH_BYTES))
                 except (StoreError, OSError) as error:

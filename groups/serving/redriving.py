@@ -29,7 +29,6 @@ from holdfast.consumequeue.topics import Topic, check_name
 from holdfast.groups.core.requests import ReceiveRequest
 from holdfast.groups.cursor.cursor import Cursor, State
 from holdfast.groups.errors import InvalidGroup, NoDeadLetters, RedriveRunning
-from holdfast.groups.filter_text import filter_of
 from holdfast.groups.service_types import (
     ChangeChecks,
     Delivery,
@@ -47,6 +46,7 @@ from holdfast.groups.serving.letters import (
     letters_condition,
     read_origin,
 )
+from holdfast.groups.serving.parsed_filters import filter_of
 from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.groups.storage.group_records import GroupRecord
 

@@ -87,7 +87,7 @@ def open_groups(
             boot=store.boot + 1,
             now_ms=now_ms,
             pages=page.found,
-            are_pages_believed=page.is_believed,
+            is_page_trusted=page.is_trusted,
             is_copy=store.is_copy,
             topic=topics.by_id,
             queue_range=queue_range,

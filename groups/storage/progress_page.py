@@ -105,7 +105,7 @@ class ProgressPage:
         except FileNotFoundError:
             content = b""
         version, flags, found_boot_id = _read_header(content)
-        self.is_believed = bool(flags & CLOSED) or (found_boot_id == boot_id != bytes(16))
+        self.is_trusted = bool(flags & CLOSED) or (found_boot_id == boot_id != bytes(16))
         """Whether the page is trusted, so that the records in it are up to date."""
         self.found = progress_by_epoch(_records(content, version))
         """cursor -> epoch -> the progress that the page contained. If the page is not trusted, each

@@ -106,7 +106,7 @@ class RestoreInput:
     pages: Mapping[CursorKey, Mapping[int, Progress]]
     #: Whether the page is trusted: its content is up to date. If not, it was true at some earlier
     #: time.
-    are_pages_believed: bool
+    is_page_trusted: bool
     #: Whether the rows are from a backup. Then the offsets may belong to other messages now.
     is_copy: bool
     topic: Callable[[int], Topic | None]
@@ -186,7 +186,7 @@ def _restore_cursor(
     was_seen = page is not None and page.next > within.end
     # With durability "written", messages that were delivered may be lost in a power loss, and other
     # messages may get their offsets.
-    may_be_cut = topic.config.durability == "written" and not known.are_pages_believed
+    may_be_cut = topic.config.durability == "written" and not known.is_page_trusted
     cursor = restore(
         stored,
         boot=known.boot,
@@ -195,7 +195,7 @@ def _restore_cursor(
         now_ms=known.now_ms,
         longest_lease_ms=group.config.longest_lease_ms,
         most_failures=group.config.max_attempts,
-        page=page if known.are_pages_believed else None,
+        page=page if known.is_page_trusted else None,
         is_log_cut=was_seen or may_be_cut or known.is_copy,
     )
     if cursor.epoch != stored.row.epoch:

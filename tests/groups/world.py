@@ -180,15 +180,15 @@ class World:
         self.path = directory / "page"
         self.pages: list[ProgressPage] = []
         finalize(self, _clean_up, directory, self.pages)
-        self.start(is_believed=False)
+        self.start(is_trusted=False)
 
     # -- the broker --------------------------------------------------------------------------
 
-    def start(self, *, is_believed: bool, cut: frozenset[QueueKey] = frozenset()) -> None:
+    def start(self, *, is_trusted: bool, cut: frozenset[QueueKey] = frozenset()) -> None:
         self.boot += 1
         self.page = ProgressPage(self.path, self.machine_boot.to_bytes(16, "big"))
         self.pages[:] = [self.page]
-        assert self.page.is_believed == is_believed
+        assert self.page.is_trusted == is_trusted
         self.group = self.make_group(7, self.config, self.queues)
         for topic_id, weight in self.weights.items():
             levels, filter = self.levels[topic_id], self.filters[topic_id]
@@ -196,7 +196,7 @@ class World:
         for key in self.keys:
             model = self.models[key]
             stored = self.disk.stored(key_prefix(7, *key))
-            pages = self.page.found.get((7, *key), {}) if is_believed else {}
+            pages = self.page.found.get((7, *key), {}) if is_trusted else {}
             if stored is None:
                 cursor = Cursor(boot=self.boot, floor=model.log_start, end=model.end)
                 cursor.changes.is_cursor_dirty = True
@@ -213,7 +213,7 @@ class World:
                     page=pages.get(stored.row.epoch),
                     is_log_cut=key in cut,
                 )
-            self.check_restart(key, cursor, key in cut, is_believed=is_believed)
+            self.check_restart(key, cursor, key in cut, is_trusted=is_trusted)
             self.group.add_queue(key, cursor)
         active = self.disk.active(7)
         assert active == self.saved_active
@@ -234,7 +234,7 @@ class World:
         return self.group.topics[key[0]].lanes[key[1]].cursor
 
     def check_restart(
-        self, key: QueueKey, cursor: Cursor, is_cut: bool, *, is_believed: bool
+        self, key: QueueKey, cursor: Cursor, is_cut: bool, *, is_trusted: bool
     ) -> None:
         """Update the model for a restart, and compare the cursor with it."""
         model = self.models[key]
@@ -248,13 +248,13 @@ class World:
             }
             model.epoch = cursor.epoch
             model.settled, model.noted = {}, {}
-        is_believed = is_believed and not is_cut
+        is_trusted = is_trusted and not is_cut
         model.settled = {at: each for at, each in model.settled.items() if each[0] > 0}
-        if not is_believed:
+        if not is_trusted:
             model.seen_below = cursor.next
-        is_grace_kept = is_believed and model.grace_end > self.now
+        is_grace_kept = is_trusted and model.grace_end > self.now
         model.grace_end = cursor.grace_end_ms if cursor.grace_bound else 0
-        if not is_believed:
+        if not is_trusted:
             model.oldest_boot = model.row_boot
             if cursor.grace_bound:
                 model.grace_boot = self.boot
@@ -271,7 +271,7 @@ class World:
                 entry.state = State.AVAILABLE
             if entry == OffsetModel() or offset >= model.end:
                 del model.entries[offset]
-        if is_believed:
+        if is_trusted:
             self.restore_leases(model)
             least = max(model.row_boot, model.grace_boot)
             leases = [each for each in model.entries.values() if each.state is State.LEASED]
@@ -362,7 +362,7 @@ class World:
         if self.rng.random() < 0.5:
             self.machine_boot += 1
         self.now += self.rng.choice([0, 100, 2 * LEASE_MS])
-        self.start(is_believed=True)
+        self.start(is_trusted=True)
         assert self.group.activity.active == active
         for key in self.keys:
             assert self.cursor(key).next >= nexts[key]
@@ -396,7 +396,7 @@ class World:
                 self.trim_model(saved, saved.log_start)
         self.saved = {key: model.copy() for key, model in self.models.items()}
         self.now += self.rng.choice([0, 100, 2 * LEASE_MS])
-        self.start(is_believed=has_page, cut=frozenset(cut))
+        self.start(is_trusted=has_page, cut=frozenset(cut))
 
     def record_leases_at_power_loss(self, key: QueueKey, model: QueueModel) -> None:
         """Record the leases of members at a power loss: their receipts are valid while their

@@ -63,7 +63,7 @@ class GroupBroker:
             store,
             self.storage.groups,
             self._config.groups,
-            places=self.hold,
+            hold=self.hold,
             ageing_us=self.storage.ageing.now_us,
             wall_us=self._now_us,
             passed_s=lambda: time.monotonic() + self.skipped_s,

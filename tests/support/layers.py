@@ -56,7 +56,6 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
             "config",
             "descriptions",
             "errors",
-            "filter_text",
             "service_types",
             "settings",
         ),

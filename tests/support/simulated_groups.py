@@ -21,12 +21,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.service import GroupService
 from holdfast.groups.service_types import Delivery, ReceiveRequest, Status, Verb
 from holdfast.groups.settings import GroupSettings, Subscription
+from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 from holdfast.storage.storage import StorageEvents
 from tests.support.history import HistoryViolation, Record
 from tests.support.simulated_clients import Plan
@@ -159,7 +161,7 @@ class SimulatedGroups(SimulatedReading):
             self.store,
             self.storage.groups,
             self.config.groups,
-            places=_Places(),
+            hold=cast(PullRequestHoldService, _Places()),
             ageing_us=self.storage.ageing.now_us,
             wall_us=self.clock.now_us,
             passed_s=lambda: self._passed_s,

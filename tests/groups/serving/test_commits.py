@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
@@ -10,7 +11,8 @@ from holdfast.groups.core.outbox import WriteBatch
 from holdfast.groups.core.settling import Verb
 from holdfast.groups.cursor.rows import DeleteRange, Write
 from holdfast.groups.service_types import GroupCounters
-from holdfast.groups.serving.commits import Commits, Writes, merge_batches
+from holdfast.groups.serving.commits import Commits, merge_batches
+from holdfast.groups.storage.cursor_store import CursorStore, Writes
 from tests.groups.queues import Disk, Stage, settle
 from tests.support.group_broker import turns
 
@@ -37,7 +39,9 @@ class _Writer:
 
 def _commits(stage: Stage) -> tuple[Commits, _Writer]:
     writer = _Writer()
-    return Commits(stage.group, writer, lambda: stage.now, GroupCounters()), writer
+    return Commits(
+        stage.group, cast(CursorStore, writer), lambda: stage.now, GroupCounters()
+    ), writer
 
 
 async def test_one_commit_is_under_way_and_the_next_takes_all_that_came_meanwhile() -> None:

@@ -10,13 +10,14 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.consumequeue.errors import OffsetTrimmed
 from holdfast.consumequeue.lost_ranges import LostRange
 from holdfast.consumequeue.reading.fetched import BatchSlice, Fetched, message_sizes
+from holdfast.consumequeue.reading.queue_reading import QueueReader
 from holdfast.consumequeue.topics import QueueKey, Topic, TopicConfig
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.receipts import ReceiptCodec
 from holdfast.groups.core.requests import SelectedMessage
-from holdfast.groups.filter_text import filter_of
 from holdfast.groups.serving.clock import GroupClock
 from holdfast.groups.serving.head_source import MATCHES_A_TURN, RecentBatches, StoreHeads
+from holdfast.groups.serving.parsed_filters import filter_of
 from holdfast.groups.serving.receive_flow import ReceiveFlow
 from tests.support.stored import batch
 
@@ -77,7 +78,7 @@ class _Source:
         self.note_log_start: list[tuple[QueueKey, int]] = []
         self.heads = StoreHeads(
             store.topic_by_id,
-            store,
+            cast(QueueReader, store),
             RecentBatches(1 << 20),
             has_keys=lambda: has_keys,
             wall_ms=lambda: 0,
@@ -211,7 +212,7 @@ async def test_a_message_that_was_read_is_delivered_though_others_reads_push_it_
     recent = RecentBatches(1)  # keeps only the newest batch
     heads = StoreHeads(
         store.topic_by_id,
-        store,
+        cast(QueueReader, store),
         recent,
         has_keys=lambda: False,
         wall_ms=lambda: 0,

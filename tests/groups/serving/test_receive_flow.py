@@ -24,7 +24,7 @@ async def cold(
 
     The time limit for disk reads is raised, so that a slow machine does not reach it.
     """
-    monkeypatch.setattr(receive_flow, "GO_ON_S", 60.0)
+    monkeypatch.setattr(receive_flow, "MAX_FILL_S", 60.0)
     async with running_group(path, max_in_flight=5_000) as broker:
         for body in bodies:
             await broker.publish(body)
@@ -57,7 +57,7 @@ async def test_messages_are_not_held_back_for_long(
 ) -> None:
     bodies = [f"{n:02}" + "x" * BIG for n in range(10)]
     async with cold(tmp_path, bodies, monkeypatch) as broker:
-        monkeypatch.setattr(receive_flow, "GO_ON_S", 0.0)
+        monkeypatch.setattr(receive_flow, "MAX_FILL_S", 0.0)
         got: list[str] = []
         while len(got) < len(bodies):
             some = bodies_of(await broker.receive(max_bytes=100 * BIG))

@@ -85,7 +85,7 @@ def test_each_lease_outlives_a_kill_with_its_own_end(path: Path) -> None:  # R1
     note(page, cursor)
     lease(cursor, 20, 21)
     note(page, cursor)
-    assert ProgressPage(killed(path), BOOT).is_believed
+    assert ProgressPage(killed(path), BOOT).is_trusted
     assert noted(killed(path)) == expected(cursor)
     assert noted(killed(path), SECOND) == expected(other)
     assert found(killed(path))[KEY].next == 22
@@ -257,7 +257,7 @@ def test_a_killed_process_leaves_what_it_had_noted(path: Path) -> None:
         child.wait()
         child.stdout.close()
         page = ProgressPage(path, kernel_boot_id())
-        assert page.is_believed
+        assert page.is_trusted
         assert len(page.found) == 2
         for epochs in page.found.values():
             assert epochs[1].next > last
@@ -267,7 +267,7 @@ def test_a_killed_process_leaves_what_it_had_noted(path: Path) -> None:
 def test_a_page_of_before_a_reboot_is_not_believed_but_told(path: Path) -> None:
     cursor = new_cursor(5)
     page = begun(path, {KEY: cursor})
-    assert not ProgressPage(killed(path), OTHER_BOOT).is_believed
+    assert not ProgressPage(killed(path), OTHER_BOOT).is_trusted
     assert noted(killed(path)) == expected(cursor)
     page.close()
 
@@ -280,11 +280,11 @@ def test_one_closed_in_order_is_believed_after_a_reboot(path: Path) -> None:
     page.close()
     page.close()
     again = ProgressPage(path, OTHER_BOOT)
-    assert again.is_believed
+    assert again.is_trusted
     assert noted(path) == expected(cursor)
     # It is not valid if it was begun again and the machine then fails.
     again.begin({})
-    assert not ProgressPage(killed(path), BOOT).is_believed
+    assert not ProgressPage(killed(path), BOOT).is_trusted
     again.close()
 
 
@@ -302,9 +302,9 @@ def test_one_that_was_not_begun_stays_as_it_is(path: Path) -> None:
 def test_a_kernel_that_does_not_say_its_boot_is_not_believed(path: Path) -> None:
     page = ProgressPage(path, bytes(16))
     page.begin({})
-    assert not ProgressPage(killed(path), bytes(16)).is_believed
+    assert not ProgressPage(killed(path), bytes(16)).is_trusted
     page.close()
-    assert ProgressPage(path, bytes(16)).is_believed
+    assert ProgressPage(path, bytes(16)).is_trusted
 
 
 def test_a_dropped_cursor_is_not_found_and_its_room_is_used_again(path: Path) -> None:
@@ -375,7 +375,7 @@ def test_a_damaged_header_or_a_short_file_says_nothing(path: Path) -> None:
     for content in [*flipped, *(good[:size] for size in range(64))]:
         path.write_bytes(content)
         page = ProgressPage(path, BOOT)
-        assert not page.is_believed
+        assert not page.is_trusted
         assert page.found == {}
     for size in range(64, 64 + 89):
         path.write_bytes(good[:size])
@@ -404,10 +404,10 @@ def test_on_a_full_disk_nothing_fails_and_nothing_is_believed_until_there_is_roo
         page = begun(path, {KEY: cursor})
         lease(cursor, 8)
         note(page, cursor)
-        assert not ProgressPage(killed(path), BOOT).is_believed
+        assert not ProgressPage(killed(path), BOOT).is_trusted
     lease(cursor, 9)
     note(page, cursor)
-    assert ProgressPage(killed(path), BOOT).is_believed
+    assert ProgressPage(killed(path), BOOT).is_trusted
     assert noted(killed(path)) == expected(cursor)
     page.close()
 
@@ -421,7 +421,7 @@ def test_a_page_that_cannot_grow_is_void_until_it_can(
         patched.setattr(os, "posix_fallocate", _full)
         for queue in range(1024):
             note(page, new_cursor(), (1, 1, queue))
-        assert not ProgressPage(killed(path), BOOT).is_believed
+        assert not ProgressPage(killed(path), BOOT).is_trusted
     note(page, new_cursor(), (1, 1, 1024))
     assert len(found(killed(path))) == 1025
     page.close()
@@ -437,9 +437,9 @@ def test_a_page_that_somebody_cuts_while_it_is_used_is_made_anew(  # D5
     os.truncate(path, size)
     lease(cursor, 1001)
     note(page, cursor)
-    assert not ProgressPage(killed(path), BOOT).is_believed
+    assert not ProgressPage(killed(path), BOOT).is_trusted
     page.write()
-    assert ProgressPage(killed(path), BOOT).is_believed
+    assert ProgressPage(killed(path), BOOT).is_trusted
     assert noted(killed(path)) == expected(cursor)
     page.close()
     assert noted(path) == expected(cursor)

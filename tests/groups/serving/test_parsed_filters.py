@@ -1,6 +1,6 @@
 import pytest
 
-from holdfast.groups.filter_text import filter_of
+from holdfast.groups.serving.parsed_filters import filter_of
 from holdfast.holdservice.errors import InvalidFilter
 from holdfast.holdservice.filters import Sql92Filter, TagFilter
 
