@@ -18,9 +18,8 @@ from holdfast.client.errors import UnknownTopic
 from holdfast.http_api.access.token_file import TokenFile
 from holdfast.running_broker import RunningBroker
 from tests.crash.test_layout_1 import OF_LAYOUT_1
-from tests.support.broker_calls import Calls
+from tests.support.broker_calls import Calls, fetch, wait_until
 from tests.support.failpoint_program import PLACES, wait_until_stopped
-from tests.support.gate import fetch, wait_until
 from tests.support.loop_volume import LoopVolume
 from tests.support.workload import ARGUMENTS, Workload
 

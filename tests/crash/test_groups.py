@@ -21,8 +21,8 @@ from holdfast.check import check_data_dir
 from holdfast.client.errors import UnknownTopic
 from holdfast.running_broker import RunningBroker
 from tests.crash.restart_campaign import run as run_restarts
-from tests.support.broker_calls import Calls
-from tests.support.gate import Gate, GateClient, wait_until
+from tests.support.broker_calls import Calls, wait_until
+from tests.support.gate import Gate, GateClient
 from tests.support.group_history import (
     Delivery,
     GroupHistory,

@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.check import check_data_dir
 from holdfast.running_broker import RunningBroker
-from tests.support.gate import fetch, wait_until
+from tests.support.broker_calls import fetch, wait_until
 from tests.support.loop_volume import LoopVolume
 from tests.support.workload import ARGUMENTS, Judged, Workload
 

@@ -10,7 +10,7 @@ import pytest
 from holdfast.check import check_data_dir
 from holdfast.client.errors import ApiError
 from holdfast.running_broker import BrokerDidNotStart, RunningBroker
-from tests.support.gate import fetch
+from tests.support.broker_calls import fetch
 from tests.support.loop_volume import CannotMount, LoopVolume, why_not
 
 pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(120)]

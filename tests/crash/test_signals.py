@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.check import check_data_dir
 from holdfast.running_broker import RunningBroker
-from tests.support.gate import Answer, fetch, wait_until
+from tests.support.broker_calls import Answer, fetch, wait_until
 from tests.support.workload import ARGUMENTS, Workload
 
 pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(300)]

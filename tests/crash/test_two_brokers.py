@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.check import check_data_dir
 from holdfast.running_broker import RunningBroker
-from tests.support.gate import wait_until
+from tests.support.broker_calls import wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(120)]
 

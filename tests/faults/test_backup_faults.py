@@ -23,7 +23,7 @@ from holdfast.backup.stored import read_manifest, verify_files
 from holdfast.check import check_data_dir
 from holdfast.client import Client
 from holdfast.running_broker import RunningBroker
-from tests.support.gate import fetch
+from tests.support.broker_calls import fetch
 from tests.support.history import History, check_history
 from tests.support.loop_volume import FILE_SYSTEMS, CannotMount, LoopVolume, why_not
 from tests.support.workload import ARGUMENTS, Workload, _everything

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 
 class Answer(NamedTuple):
-    """What a broker answered."""
+    """The answer of a broker."""
 
     status: int
     headers: dict[str, str]
@@ -105,7 +105,13 @@ class Calls:
         raise AssertionError(f"no metric {name}")
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+def fetch(url: str, timeout_s: float = 10.0) -> Answer:
+    """GET `url` once; return the answer with any status."""
+    parts = urlsplit(url)
+    return Calls(url, timeout_s=timeout_s)("GET", f"{parts.path}?{parts.query}")
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
     """Poll until `condition` holds."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -1,12 +1,10 @@
 """A gate at which the threads of a test work, pause and end together."""
 
-import json
 import threading
-import time
-from collections.abc import Callable
 from http.client import HTTPConnection, HTTPException
-from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+
+from tests.support.broker_calls import Answer
 
 
 class Gate:
@@ -18,16 +16,14 @@ class Gate:
         self._is_over = False
         self._members = 0
         self._waiting = 0
+        #: Whether the broker's disk is failing now. The broker may then answer 5xx to any request,
+        #: and its acknowledgements are no promise: on a disk that loses power at this moment, an
+        #: fdatasync that races with the shutdown of the file system may return 0 although its bytes
+        #: are lost (seen on XFS without any broker). A real power loss also ends the process before
+        #: it can acknowledge.
         self.disk_fails = False
-        """Whether the broker's disk is failing now.
-
-        The broker may then answer 5xx to any request, and its acknowledgements are no promise: on a
-        disk that loses power at this moment, an fdatasync that races with the shutdown of the file
-        system may return 0 although its bytes are lost (seen on XFS without any broker). A real
-        power loss also ends the process before it can acknowledge.
-        """
+        #: The number of disk failures so far. An answer from a failure may be seen only later.
         self.disk_failures = 0
-        """The number of disk failures so far. An answer from a failure may be seen only later."""
 
     def enter(self) -> None:
         """Register the calling thread: `pause` waits for it."""
@@ -76,15 +72,6 @@ class Gate:
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
-
-
-class Answer(NamedTuple):
-    """The answer of a broker."""
-
-    status: int
-    raw: bytes
-    json: Any
-    """The body parsed as JSON, or None if it is not JSON."""
 
 
 class GateClient(threading.Thread):
@@ -140,32 +127,9 @@ class GateClient(threading.Thread):
         if response.status in (429, 503) or self._gate.disk_fails:
             self._gate.wait(0.02)
             return None
-        is_json = "json" in (response.getheader("Content-Type") or "")
-        return Answer(response.status, raw, json.loads(raw) if is_json else None)
+        return Answer(response.status, dict(response.getheaders()), raw)
 
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
         self._connection = None
-
-
-def fetch(url: str, timeout_s: float = 10.0) -> Answer:
-    """GET `url` once; return the answer with any status."""
-    parts = urlsplit(url)
-    connection = HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
-    try:
-        connection.request("GET", f"{parts.path}?{parts.query}")
-        response = connection.getresponse()
-        raw = response.read()
-        is_json = "json" in (response.getheader("Content-Type") or "")
-        return Answer(response.status, raw, json.loads(raw) if is_json else None)
-    finally:
-        connection.close()
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
-    """Poll until `condition` holds."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.01)

@@ -5,8 +5,8 @@ from contextlib import suppress
 
 from holdfast.client import Client
 from holdfast.client.errors import UnknownTopic
-from tests.support.broker_calls import Calls
-from tests.support.gate import Gate, GateClient, wait_until
+from tests.support.broker_calls import Calls, wait_until
+from tests.support.gate import Gate, GateClient
 from tests.support.group_history import GroupHistory, check_group, check_letters
 from tests.support.group_members import (
     Habits,

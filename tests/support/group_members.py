@@ -13,7 +13,8 @@ from http import HTTPStatus
 from typing import Any
 from uuid import uuid4
 
-from tests.support.gate import Answer, Gate, GateClient
+from tests.support.broker_calls import Answer
+from tests.support.gate import Gate, GateClient
 from tests.support.group_history import SLACK_S, Delivery, GroupHistory, Place, Seek, SettleCall
 from tests.support.history import Record
 

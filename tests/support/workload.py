@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from holdfast.client import Client
 from holdfast.client.errors import ApiError
-from tests.support.gate import Gate, GateClient, wait_until
+from tests.support.broker_calls import wait_until
+from tests.support.gate import Gate, GateClient
 from tests.support.group_load import GroupLoad
 from tests.support.history import Record, check_history, settle_power_loss
 from tests.support.workload_clients import (

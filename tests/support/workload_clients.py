@@ -14,7 +14,8 @@ from http import HTTPStatus
 from holdfast.client import Client
 from holdfast.client.errors import HoldfastError
 from holdfast.client.produce.producers import Producer
-from tests.support.gate import Answer, Gate, GateClient
+from tests.support.broker_calls import Answer
+from tests.support.gate import Gate, GateClient
 from tests.support.history import History, Record, Send, check_read
 
 
