@@ -135,7 +135,7 @@ class AsyncClient:
     def over(cls, transport: Transport) -> Self:
         """Return a client that sends its requests over another transport.
 
-        Each publish is sent in a request of its own. Producers and consumers need an event loop
+        Each publish is sent in its own request. Producers and consumers need an event loop
         and an AsyncTransport.
         """
         client = cls.__new__(cls)

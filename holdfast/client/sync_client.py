@@ -2,7 +2,7 @@
 
 All requests and readers block in the calling thread, on their own sockets. Only producers and the
 consumers of `consume` run on an event loop in a background thread, which starts when the first of
-them does. An offset consumer has a thread of its own that stores its offsets.
+them does. Each offset consumer has its own thread, which stores its offsets.
 """
 
 import functools

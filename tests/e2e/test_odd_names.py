@@ -11,7 +11,7 @@ from yarl import URL
 
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 
-#: Percent-encoded as they are sent; the comment on each line says what the name is.
+#: Percent-encoded as they are sent; each with a description.
 NAMES = {
     "..%2fescape": "a path out of the directory",
     "..%2f..%2f..%2f..%2fetc%2fpasswd": "a longer one",
@@ -61,8 +61,8 @@ async def test_odd_names_reach_no_storage(tmp_path: Path) -> None:
             async def ask(method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
                 headers = {"Content-Type": "application/json"}
                 url = URL(broker.url + path, encoded=True)
-                async with session.request(method, url, data=body, headers=headers) as reply:
-                    return reply.status, await reply.read()
+                async with session.request(method, url, data=body, headers=headers) as response:
+                    return response.status, await response.read()
 
             assert (await ask("PUT", "/v1/topics/Orders", b"{}"))[0] == 201
             before = files(tmp_path)
@@ -75,12 +75,12 @@ async def test_odd_names_reach_no_storage(tmp_path: Path) -> None:
                     ("PUT", f"/v1/groups/{name}/topics/Orders/offsets", b'{"offsets":{"0":0}}'),
                     ("GET", f"/v1/groups/{name}", None),
                 ):
-                    status, said = await ask(method, path, body)
-                    assert status == 400, (method, path, said)
-                status, said = await ask("GET", f"/v1/messages/{name}")
-                assert status in (400, 404), (name, said)
+                    status, reply = await ask(method, path, body)
+                    assert status == 400, (method, path, reply)
+                status, reply = await ask("GET", f"/v1/messages/{name}")
+                assert status in (400, 404), (name, reply)
             # Names are case-sensitive: no files are named after topics, so none can collide.
             assert (await ask("PUT", "/v1/topics/orders", b'{"queues":1}'))[0] == 201
-            status, said = await ask("GET", "/v1/topics")
-            assert said.count(b'"topic":') == 2
+            status, reply = await ask("GET", "/v1/topics")
+            assert reply.count(b'"topic":') == 2
             assert files(tmp_path) == before

@@ -122,8 +122,8 @@ def pages() -> list[str]:
     return [README, *listed]
 
 
-class Sitting:
-    """A reader who tries every example in order."""
+class Session:
+    """Runs every example in order, as one reader would."""
 
     def __init__(self, broker: RunningBroker, folder: Path) -> None:
         self.broker = broker
@@ -145,9 +145,9 @@ class Sitting:
             for command in commands(block):
                 self._run_command(block, command)
         for block, process in self._hanging:
-            said, _ = process.communicate(timeout=60)
-            if '"messages":[{' not in said:
-                self.failures.append(f"{block.place}: the held pull answered {said!r}")
+            output, _ = process.communicate(timeout=60)
+            if '"messages":[{' not in output:
+                self.failures.append(f"{block.place}: the held pull answered {output!r}")
         self._hanging.clear()
 
     def _run_python(self, block: Block) -> None:
@@ -194,9 +194,9 @@ class Sitting:
             self.failures.append(f"{block.place} does not end:\n{command}")
             return
         is_refused = any(re.search(pattern, command) for pattern in REFUSED)
-        said = f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        output = f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
         if (done.returncode != 0) is not is_refused:
-            self.failures.append(f"{block.place}:\n{command}\n{said}")
+            self.failures.append(f"{block.place}:\n{command}\n{output}")
         self.ran += 1
 
     def _here(self, text: str) -> str:
@@ -238,10 +238,10 @@ def test_all_pages_run_in_one_session(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_bytes(bytes(range(256)))
     (tmp_path / "mnt").mkdir()
     with RunningBroker(tmp_path / "data", TEST_ARGUMENTS) as broker:
-        sitting = Sitting(broker, tmp_path)
+        session = Session(broker, tmp_path)
         for page in pages():
             if page not in SKIPPED_PAGES:
-                sitting.run(page)
-    assert not sitting.failures, "\n\n".join(sitting.failures)
-    assert sitting.skipped == SKIPPED.keys(), "a row of SKIPPED fits nothing"
-    assert sitting.ran > 100
+                session.run(page)
+    assert not session.failures, "\n\n".join(session.failures)
+    assert session.skipped == SKIPPED.keys(), "a row of SKIPPED fits nothing"
+    assert session.ran > 100

@@ -70,7 +70,7 @@ class Workload:
         self.plain = LoadTopic("plain", 2, is_idempotent=False)
         self.written = LoadTopic("written", 2, is_durable=False)
         self.trimmed = LoadTopic("trimmed", 1, retention_bytes=2_000_000)
-        #: A client of its own: closing it does not wait for the broker.
+        #: A separate client: closing it does not wait for the broker.
         self._consumer_client = Client(url, timeout_ms=120_000)
         self._consumer = GroupConsumer("consumers", self._consumer_client, gate, self.durable)
         self._offsets: list[OffsetKeeper] = []

@@ -110,7 +110,7 @@ class AsyncConsumer:
     async def commit(self) -> None:
         """Acknowledge all returned deliveries that are not settled. Return once the broker has
         durably stored these and all earlier acknowledgements."""
-        for delivery in self._member.ready.in_hand:
+        for delivery in self._member.ready.in_progress:
             delivery.ack()
         self._current = None
         await self._member.flush()

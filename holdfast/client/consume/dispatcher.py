@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Dispatcher(Generic[T]):
-    """The waiting deliveries, and the deliveries that are being processed ("in hand", at most
+    """The waiting deliveries, and the deliveries that are being processed ("in progress", at most
     `concurrency`). Its length is the number of waiting deliveries.
 
     Deliveries are compared by identity, because a message whose lease was lost may arrive again.
@@ -28,8 +28,8 @@ class Dispatcher(Generic[T]):
         #: A heap with an entry for each free ordering key: (arrival number of its first delivery,
         #: ordering key).
         self._free: list[tuple[int, Hashable]] = []
-        self._in_hand: dict[int, tuple[T, Hashable]] = {}
-        self._keys_in_hand: set[Hashable] = set()
+        self._in_progress: dict[int, tuple[T, Hashable]] = {}
+        self._busy_keys: set[Hashable] = set()
         self._count = 0
         self._next_number = 0
 
@@ -37,8 +37,8 @@ class Dispatcher(Generic[T]):
         return self._count
 
     @property
-    def in_hand(self) -> list[T]:
-        return [delivery for delivery, _ in self._in_hand.values()]
+    def in_progress(self) -> list[T]:
+        return [delivery for delivery, _ in self._in_progress.values()]
 
     def add(self, delivery: T, ordering_key: Hashable) -> None:
         number = self._next_number
@@ -49,13 +49,13 @@ class Dispatcher(Generic[T]):
             waiting.append((number, delivery))
             return
         self._waiting[ordering_key] = deque([(number, delivery)])
-        if ordering_key not in self._keys_in_hand:
+        if ordering_key not in self._busy_keys:
             heappush(self._free, (number, ordering_key))
 
     def take(self) -> T | None:
         """Return the next delivery. Return None if no delivery of a free ordering key waits, or
-        `concurrency` deliveries are in hand."""
-        if len(self._in_hand) >= self._concurrency:
+        `concurrency` deliveries are in progress."""
+        if len(self._in_progress) >= self._concurrency:
             return None
         while self._free:
             number, ordering_key = heappop(self._free)
@@ -66,19 +66,19 @@ class Dispatcher(Generic[T]):
             if not waiting:
                 del self._waiting[ordering_key]
             self._count -= 1
-            self._in_hand[id(delivery)] = delivery, ordering_key
-            self._keys_in_hand.add(ordering_key)
+            self._in_progress[id(delivery)] = delivery, ordering_key
+            self._busy_keys.add(ordering_key)
             return delivery
         return None
 
     def finish(self, delivery: T) -> bool:
         """Record that a delivery was processed, which frees its ordering key. Return False if it
-        was not in hand. May be repeated."""
-        found = self._in_hand.pop(id(delivery), None)
+        was not in progress. May be repeated."""
+        found = self._in_progress.pop(id(delivery), None)
         if found is None:
             return False
         _, ordering_key = found
-        self._keys_in_hand.discard(ordering_key)
+        self._busy_keys.discard(ordering_key)
         self._offer(ordering_key)
         return True
 
@@ -93,7 +93,7 @@ class Dispatcher(Generic[T]):
             self._waiting[ordering_key] = kept
         else:
             del self._waiting[ordering_key]
-        if ordering_key not in self._keys_in_hand:
+        if ordering_key not in self._busy_keys:
             self._offer(ordering_key)
         return True
 

@@ -158,7 +158,7 @@ class Membership:
         self.stop_receiving()
         await asyncio.wait([self._receiving])
         failed_before = self.failure is not None
-        held = (*self.ready.in_hand, *self.ready.drain())
+        held = (*self.ready.in_progress, *self.ready.drain())
         self._release(sorted(held, key=lambda delivery: delivery.offset))
         await self._acks.flush()
         if self._renewing is not None:
@@ -227,9 +227,9 @@ class Membership:
         while True:
             asked_at_s = self.loop.time()
             slow = {} if self._times is None else self._times.find_slow(asked_at_s)
-            # Waiting messages of slow ordering keys may be given back to the broker. If the last
-            # receive must be repeated, its reply could contain later messages of its ordering keys.
-            # Then give back only messages of the ordering keys that this receive excluded.
+            # Waiting messages of slow ordering keys may be released. If the last receive must be
+            # repeated, its reply could contain later messages of its ordering keys. Then release
+            # only messages of the ordering keys that this receive excluded.
             if slow:
                 may_return = slow.keys() if attempt_id is None else slow.keys() & excluded.keys()
                 if await self._return_messages({each: slow[each] for each in may_return}, slow):
@@ -293,7 +293,7 @@ class Membership:
 
         Cancel the request and return None as soon as the limits are outdated: when an excluded
         ordering key has no waiting message left, or when it becomes stuck (see prefetch.py) and
-        has waiting messages that can be given back to the broker.
+        has waiting messages that can be released.
         """
         receive = self._group.receive(fields, wait_ms)
         if not excluded:

@@ -2,11 +2,11 @@
 
 Credit chooses the smallest buffer that keeps the worker busy. ProcessingTimes limits the waiting
 messages of slow ordering keys, so that room is left for others. An ordering key is a queue or a
-key. One of its deliveries at a time is in hand (being processed); its other messages wait. An
-ordering key is slow if its current or its last delivery takes at least `SLOW_S`. Then `FEW` waiting
-messages are enough: they keep the ordering key busy for longer than a request takes. An ordering
-key is stuck after `STUCK_S`. Then no message may wait while one is in hand: the delay of a request
-no longer matters, and other members may need the messages.
+key. One of its deliveries at a time is in progress; its other messages wait. An ordering key is
+slow if its current or its last delivery takes at least `SLOW_S`. Then `FEW` waiting messages are
+enough: they keep the ordering key busy for longer than a request takes. An ordering key is stuck
+after `STUCK_S`. Then no message may wait while a delivery is in progress: the delay of a request no
+longer matters, and other members may need the messages.
 """
 
 from collections.abc import Hashable, Iterable
@@ -17,8 +17,7 @@ U = TypeVar("U", bound=Hashable)
 SLOW_S = 0.1
 STUCK_S = 2.0
 FEW = 2
-#: At most this many slow ordering keys without a delivery in hand are remembered, the most recent
-#: ones.
+#: At most this many slow ordering keys without a delivery in progress are remembered.
 MAX_REMEMBERED = 64
 
 
@@ -70,17 +69,17 @@ class ProcessingTimes(Generic[U]):
     """The processing times of the ordering keys. The times passed in must never decrease."""
 
     def __init__(self) -> None:
-        #: When each ordering key's delivery in hand was taken, oldest first.
+        #: When each ordering key's delivery in progress was taken, oldest first.
         self._taken_at_s: dict[U, float] = {}
         #: How long the last delivery of each slow ordering key took; the most recent is at the end.
         self._last_s: dict[U, float] = {}
 
     def start(self, ordering_key: U, now_s: float) -> None:
-        """Record that a delivery of an ordering key is in hand from now on."""
+        """Record that a delivery of an ordering key is in progress from now on."""
         self._taken_at_s[ordering_key] = now_s
 
     def finish(self, ordering_key: U, now_s: float) -> None:
-        """Record that the ordering key's delivery in hand is done."""
+        """Record that the ordering key's delivery in progress is done."""
         taken_at_s = self._taken_at_s.pop(ordering_key, now_s)
         if self._last_s:
             self._last_s.pop(ordering_key, None)
@@ -104,8 +103,8 @@ class ProcessingTimes(Generic[U]):
     def time_until_stuck_s(self, ordering_keys: Iterable[U], now_s: float) -> float | None:
         """Return the seconds until the next of these ordering keys becomes stuck.
 
-        Ordering keys that are already stuck, or have no delivery in hand, do not count. Return None
-        if no other ordering key is left.
+        Ordering keys that are already stuck, or have no delivery in progress, do not count. Return
+        None if no other ordering key is left.
         """
         ages_s = (
             now_s - self._taken_at_s[ordering_key]
@@ -116,7 +115,7 @@ class ProcessingTimes(Generic[U]):
 
     def time_until_change_s(self, now_s: float) -> float | None:
         """Return the seconds until the next ordering key becomes slow or stuck. Return None if
-        every ordering key with a delivery in hand is already stuck."""
+        every ordering key with a delivery in progress is already stuck."""
         next_s = None
         for taken_at_s in self._taken_at_s.values():
             age_s = now_s - taken_at_s

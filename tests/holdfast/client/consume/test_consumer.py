@@ -53,11 +53,11 @@ async def test_leaving_a_loop_releases_the_current_and_the_waiting_messages() ->
 
 async def test_the_first_settlement_of_a_message_counts() -> None:
     async with fake_group(4) as (group, client):
-        said = []
+        settled = []
         async with client.consume("t", GROUP, follow=False) as consumer:
             for verb in ("ack", "reject", "nack", "release"):
                 delivery = await anext(consumer)
-                said.append((delivery.receipt, verb))
+                settled.append((delivery.receipt, verb))
                 if verb == "nack":
                     delivery.nack(70)
                 else:
@@ -65,7 +65,7 @@ async def test_the_first_settlement_of_a_message_counts() -> None:
                 delivery.ack()
                 assert delivery.is_settled
                 assert await getattr(delivery, verb)() == "done"
-        for receipt, verb in said:
+        for receipt, verb in settled:
             (body,) = [each for each in group.named(verb) if receipt in each["receipts"]]
             assert body.get("delay_ms") == (70 if verb == "nack" else None)
         assert offsets(group) == [0]
@@ -317,7 +317,7 @@ async def test_a_lost_lease_is_logged_and_its_waiting_messages_are_dropped(
         await until(lambda: delivery.is_lost)
         assert await delivery.ack() in ("stale", "done")
         group.publish(1)
-        # A message whose handling had not begun is not handled: it belongs to another member
+        # A message whose handling had not started is not handled: it belongs to another member
         # now.
         assert (await anext(consumer)).offset == 2
     assert "has ended while it was processed" in caplog.text
@@ -503,15 +503,15 @@ async def test_a_function_that_returns_a_coroutine_is_awaited() -> None:
 
 async def test_closing_waits_for_handlers_and_releases_the_other_messages() -> None:
     async with fake_group(3) as (group, client):
-        begun, may_end = asyncio.Event(), asyncio.Event()
+        started, may_end = asyncio.Event(), asyncio.Event()
 
         async def handle(delivery: Delivery) -> None:
-            begun.set()
+            started.set()
             await may_end.wait()
 
         consumer = client.consume("t", GROUP)
         running = asyncio.create_task(consumer.run(handle))
-        await begun.wait()
+        await started.wait()
         closing = asyncio.create_task(consumer.close())
         await asyncio.sleep(0)
         assert not closing.done()
@@ -534,14 +534,14 @@ async def test_a_handler_may_close_its_consumer() -> None:
 
 async def test_cancelling_waits_for_handlers_in_threads_and_settles_their_messages() -> None:
     async with fake_group(2) as (group, client):
-        begun, may_end = threading.Event(), threading.Event()
+        started, may_end = threading.Event(), threading.Event()
 
         def handle(delivery: Delivery) -> None:
-            begun.set()
+            started.set()
             assert may_end.wait(60)
 
         running = asyncio.create_task(client.consume("t", GROUP, concurrency=1).run(handle))
-        await until(begun.is_set)
+        await until(started.is_set)
         running.cancel()
         done, _ = await asyncio.wait({running}, timeout=0.2)
         assert not done
@@ -558,15 +558,15 @@ async def test_cancelling_cancels_the_coroutine_that_a_plain_function_returned(
     is_closing: bool,
 ) -> None:
     async with fake_group(2) as (group, client):
-        begun = asyncio.Event()
+        started = asyncio.Event()
 
         async def wait_for_ever(delivery: Delivery) -> None:
-            begun.set()
+            started.set()
             await asyncio.Event().wait()
 
         consumer = client.consume("t", GROUP)
         running = asyncio.create_task(consumer.run(lambda delivery: wait_for_ever(delivery)))
-        await begun.wait()
+        await started.wait()
         if is_closing:
             consumer.stop()
             await asyncio.sleep(0)
@@ -579,18 +579,18 @@ async def test_cancelling_cancels_the_coroutine_that_a_plain_function_returned(
 
 async def test_a_coroutine_that_a_thread_returns_after_a_cancellation_is_cancelled() -> None:
     async with fake_group(1) as (group, client):
-        begun, may_return = threading.Event(), threading.Event()
+        started, may_return = threading.Event(), threading.Event()
 
         async def wait_for_ever() -> None:
             await asyncio.Event().wait()
 
         def handle(delivery: Delivery) -> Any:
-            begun.set()
+            started.set()
             assert may_return.wait(60)
             return wait_for_ever()
 
         running = asyncio.create_task(client.consume("t", GROUP).run(handle))
-        await until(begun.is_set)
+        await until(started.is_set)
         running.cancel()
         may_return.set()
         with pytest.raises(asyncio.CancelledError):
@@ -600,14 +600,14 @@ async def test_a_coroutine_that_a_thread_returns_after_a_cancellation_is_cancell
 
 async def test_cancelling_releases_the_messages_of_handlers() -> None:
     async with fake_group(3) as (group, client):
-        begun = asyncio.Event()
+        started = asyncio.Event()
 
         async def handle(delivery: Delivery) -> None:
-            begun.set()
+            started.set()
             await asyncio.Event().wait()
 
         running = asyncio.create_task(client.consume("t", GROUP).run(handle))
-        await begun.wait()
+        await started.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running

@@ -35,13 +35,13 @@ def test_one_delivery_of_an_ordering_key_at_a_time_the_oldest_first() -> None:
     assert len(ready) == 1
 
 
-def test_at_most_concurrency_deliveries_are_in_hand() -> None:
+def test_at_most_concurrency_deliveries_are_in_progress() -> None:
     ready: Dispatcher[Delivery] = Dispatcher(2)
     for offset in range(3):
         ready.add(Delivery(offset), offset)
     taken = [ready.take(), ready.take(), ready.take()]
     assert [each is None for each in taken] == [False, False, True]
-    assert [each.offset for each in ready.in_hand] == [0, 1]
+    assert [each.offset for each in ready.in_progress] == [0, 1]
 
 
 def test_dropped_and_drained_deliveries_are_not_taken() -> None:
@@ -79,7 +79,7 @@ def test_the_order_of_an_ordering_key_always_holds(
 ) -> None:
     ready: Dispatcher[Delivery] = Dispatcher(concurrency)
     waiting: dict[int, list[Delivery]] = defaultdict(list)
-    in_hand: dict[int, Delivery] = {}
+    in_progress: dict[int, Delivery] = {}
     unit_of: dict[int, int] = {}
     for number, (step, ordering_key) in enumerate(steps):
         if step == "add":
@@ -89,19 +89,19 @@ def test_the_order_of_an_ordering_key_always_holds(
             ready.add(each, ordering_key)
         elif step == "take":
             taken = ready.take()
-            free = [u for u, some in waiting.items() if some and u not in in_hand]
+            free = [u for u, some in waiting.items() if some and u not in in_progress]
             if taken is None:
-                assert not free or len(in_hand) == concurrency
+                assert not free or len(in_progress) == concurrency
             else:
                 first = min(free, key=lambda u: waiting[u][0].offset)
                 assert taken is waiting[first].pop(0)
-                in_hand[first] = taken
-        elif step == "done" and ordering_key in in_hand:
-            ready.finish(in_hand.pop(ordering_key))
+                in_progress[first] = taken
+        elif step == "done" and ordering_key in in_progress:
+            ready.finish(in_progress.pop(ordering_key))
         elif step == "drop" and waiting[ordering_key]:
             assert ready.drop(waiting[ordering_key].pop(), ordering_key)
         assert len(ready) == sum(map(len, waiting.values()))
-        assert len(ready.in_hand) == len(in_hand) <= concurrency
+        assert len(ready.in_progress) == len(in_progress) <= concurrency
 
 
 def test_waiting_deliveries_of_an_ordering_key_are_truncated() -> None:

@@ -27,7 +27,7 @@ def transport_to(url: str) -> BlockingTransport:
 
 
 async def ok(request: web.Request) -> web.StreamResponse:
-    return web.json_response({"said": request.headers.get("Authorization")})
+    return web.json_response({"authorization": request.headers.get("Authorization")})
 
 
 async def ask(transport: BlockingTransport, wait_s: float = 0.0) -> Reply:
@@ -86,6 +86,6 @@ async def test_a_request_whose_reply_was_left_unread_until_its_connection_ended_
         await dropped.wait()
         clock_s += 300.0
         reply = await asyncio.to_thread(started.result)
-        assert reply.json(dict) == {"said": "Bearer secret"}
+        assert reply.json(dict) == {"authorization": "Bearer secret"}
         assert transport.now_s() == before_s
         run_blocking(transport.close())

@@ -33,13 +33,13 @@ def test_a_coroutine_runs_until_the_thread_is_stopped() -> None:
 
 
 def test_an_unused_thread_does_not_run_the_last_coroutine() -> None:
-    said: list[str] = []
+    ran: list[str] = []
 
     async def last() -> None:
-        said.append("last")
+        ran.append("last")
 
     LoopThread().stop(last)
-    assert said == []
+    assert ran == []
 
 
 def test_a_coroutine_that_arrives_during_the_stop_raises_client_closed(
