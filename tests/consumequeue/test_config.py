@@ -3,7 +3,7 @@
 from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
 
 
-def test_a_topic_that_does_not_say_is_durable_and_kept_for_a_week() -> None:
+def test_topics_are_durable_and_kept_for_a_week_by_default() -> None:
     topics = TopicsConfig()
     assert topics.auto_create_topics
     assert topics.default_queues == 4

@@ -28,9 +28,7 @@ ALL = [
 
 
 @pytest.mark.parametrize("error", ALL, ids=lambda error: type(error).__name__)
-def test_an_error_says_its_values_in_a_sentence_and_survives_copying(
-    error: errors.StoreError,
-) -> None:
+def test_errors_show_their_values_and_can_be_copied(error: errors.StoreError) -> None:
     sentence = str(error)
     assert sentence
     for value in error.args:
@@ -40,12 +38,12 @@ def test_an_error_says_its_values_in_a_sentence_and_survives_copying(
     assert copy.copy(error).args == error.args
 
 
-def test_what_a_backlog_of_keys_stops_names_the_groups() -> None:
+def test_a_keyed_backlog_names_the_groups() -> None:
     sentence = str(errors.KeyedBacklog("orders", ["billing", "audit"]))
     assert "keyed groups (billing, audit) have unsettled messages of topic 'orders'" in sentence
 
 
-def test_every_error_of_the_module_is_tried_here() -> None:
+def test_every_error_of_the_module_is_tested() -> None:
     named = {
         value
         for value in vars(errors).values()

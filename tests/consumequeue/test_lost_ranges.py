@@ -53,7 +53,7 @@ def test_ranges_are_a_set_of_offsets_in_order(
     )
 
 
-def test_neighbours_are_one_range_and_the_accepted_one_of_its_own() -> None:
+def test_adjacent_ranges_are_joined_unless_one_is_accepted() -> None:
     ranges: LostRanges = ()
     for start, reason in ((4, "payload-crc"), (0, "bad-magic"), (2, "payload-crc")):
         ranges = with_lost(ranges, LostRange(start, start + 2, reason))

@@ -94,9 +94,7 @@ class Tagged:
 # -- topics --------------------------------------------------------------------------------
 
 
-async def test_a_topic_is_created_with_what_is_given_and_defaults_for_the_rest(
-    store: MessageStore,
-) -> None:
+async def test_a_new_topic_has_the_given_settings_and_defaults(store: MessageStore) -> None:
     topic, is_new = await store.topics.create(
         "orders", queues=8, fields={"durability": "written", "retention_ms": 5}
     )
@@ -109,9 +107,7 @@ async def test_a_topic_is_created_with_what_is_given_and_defaults_for_the_rest(
     assert store.table.all() == [other, topic]
 
 
-async def test_creating_again_ensures_what_is_given_and_compares_no_more(
-    store: MessageStore,
-) -> None:
+async def test_creating_again_compares_only_given_settings(store: MessageStore) -> None:
     topic, _ = await store.topics.create("t", queues=2, fields={"retention_ms": 5})
     for queues, fields in (
         (None, {}),
@@ -145,7 +141,7 @@ async def test_a_field_that_differs_is_a_conflict(
     assert store.table.get("t") == topic
 
 
-async def test_a_limit_of_zero_means_none(store: MessageStore) -> None:
+async def test_a_limit_of_0_means_no_limit(store: MessageStore) -> None:
     topic, _ = await store.topics.create("t", fields={"retention_ms": 0, "retention_bytes": None})
     assert (topic.config.retention_ms, topic.config.retention_bytes) == (None, None)
     assert await store.topics.create("t", fields={"retention_bytes": 0}) == (topic, False)
@@ -164,16 +160,14 @@ async def test_a_bad_name_is_refused_everywhere(store: MessageStore, name: str) 
         store.table.get(name)
 
 
-async def test_what_does_not_exist_cannot_be_changed_or_deleted(store: MessageStore) -> None:
+async def test_an_unknown_topic_cannot_be_changed_or_deleted(store: MessageStore) -> None:
     with pytest.raises(UnknownTopic):
         await store.topics.change("nobody", fields={})
     with pytest.raises(UnknownTopic):
         await store.topics.delete("nobody")
 
 
-async def test_a_topic_is_changed_and_gets_more_queues_but_never_fewer(
-    store: MessageStore, topic: Topic
-) -> None:
+async def test_a_topic_can_get_more_queues_never_fewer(store: MessageStore, topic: Topic) -> None:
     await store.publishing.publish(topic, [batch("a", 1)])
     changed = await store.topics.change("t", queues=3, fields={"retention_bytes": 7})
     assert (changed.topic_id, changed.queue_count) == (topic.topic_id, 3)
@@ -186,7 +180,7 @@ async def test_a_topic_is_changed_and_gets_more_queues_but_never_fewer(
     assert (await store.topics.change("t", fields={"retention_bytes": None})).config == topic.config
 
 
-async def test_a_topic_knows_how_many_queues_it_had(store: MessageStore) -> None:
+async def test_a_topic_keeps_its_former_queue_counts(store: MessageStore) -> None:
     await store.topics.create("t", queues=1)
     for count in range(1, 12):
         topic = await store.topics.change("t", queues=count, fields={})
@@ -194,7 +188,7 @@ async def test_a_topic_knows_how_many_queues_it_had(store: MessageStore) -> None
     assert await store.topics.change("t", queues=11, fields={}) == topic
 
 
-async def test_a_topic_has_its_queues_once_for_each_level_of_priority(store: MessageStore) -> None:
+async def test_a_topic_has_all_queues_at_each_priority_level(store: MessageStore) -> None:
     topic, _ = await store.topics.create("t", queues=2, priority_levels=3)
     assert (topic.queue_count, topic.queues_per_level, topic.priority_levels) == (6, 2, 3)
     assert await store.topics.create("t", queues=2, priority_levels=3) == (topic, False)
@@ -282,7 +276,7 @@ async def test_all_topics_share_a_limit_of_queues(tmp_path: Path) -> None:
             await storage.store.topics.create("d", queues=1)
 
 
-async def test_a_topic_made_again_is_another(storage: Storage, topic: Topic) -> None:
+async def test_a_topic_created_again_is_a_new_topic(storage: Storage, topic: Topic) -> None:
     store = storage.store
     told: list[int] = []
     store.topics.deleted_listeners.append(told.append)
@@ -305,9 +299,7 @@ async def test_a_topic_made_again_is_another(storage: Storage, topic: Topic) -> 
     assert await read_queue(store, again) == [(0, b"new")]
 
 
-async def test_publishing_to_a_topic_that_is_gone_is_refused(
-    store: MessageStore, topic: Topic
-) -> None:
+async def test_publishing_to_a_deleted_topic_is_refused(store: MessageStore, topic: Topic) -> None:
     """A caller that looked the topic up before must not get an acknowledgement."""
     await store.topics.delete("t")
     await store.topics.create("t", queues=2)
@@ -326,9 +318,7 @@ async def test_limits_of_messages_come_from_topic_and_configuration(store: Messa
 # -- publishing ----------------------------------------------------------------------------
 
 
-async def test_each_batch_is_answered_in_order_with_its_place(
-    store: MessageStore, topic: Topic
-) -> None:
+async def test_a_publish_returns_the_place_of_each_batch(store: MessageStore, topic: Topic) -> None:
     first, second, third = await store.publishing.publish(
         topic, [batch(["a", "b"], 1), batch("c", 0), batch("d", 1)]
     )
@@ -345,7 +335,7 @@ async def test_each_batch_is_answered_in_order_with_its_place(
 
 @pytest.mark.parametrize("of_topic", ["fsync", "written"])
 @pytest.mark.parametrize("asked", [None, "fsync", "written"])
-async def test_durability_is_the_topics_unless_asked(
+async def test_a_publish_may_override_the_durability(
     storage: Storage, of_topic: str, asked: str | None
 ) -> None:
     topic, _ = await storage.store.topics.create("t", fields={"durability": of_topic})
@@ -357,7 +347,7 @@ async def test_durability_is_the_topics_unless_asked(
 
 
 @pytest.mark.parametrize("durability", ["fsync", "written"])
-async def test_who_is_told_an_offset_can_read_from_it(
+async def test_an_acknowledged_offset_can_be_read(
     store: MessageStore, topic: Topic, durability: str
 ) -> None:
     topic = await store.topics.change("t", fields={"durability": durability})
@@ -368,9 +358,7 @@ async def test_who_is_told_an_offset_can_read_from_it(
         assert bodies(await store.reading.read(topic, 0, number + 1, **ALL)) == []
 
 
-async def test_an_unknown_queue_takes_nothing_of_the_request(
-    store: MessageStore, topic: Topic
-) -> None:
+async def test_an_unknown_queue_stores_nothing(store: MessageStore, topic: Topic) -> None:
     for queue in (2, 0xFFFFFFFF):
         with pytest.raises(UnknownQueue) as caught:
             await store.publishing.publish(topic, [batch("a", 0), batch("b", queue)])
@@ -379,9 +367,7 @@ async def test_an_unknown_queue_takes_nothing_of_the_request(
     assert await read_queue(store, topic) == [(0, b"c")]
 
 
-async def test_publishes_of_many_tasks_are_stored_once_each_in_their_order(
-    store: MessageStore, topic: Topic
-) -> None:
+async def test_parallel_publishes_keep_their_order(store: MessageStore, topic: Topic) -> None:
     async def publisher(name: int) -> None:
         for number in range(20):
             await store.publishing.publish(topic, [batch(f"{name}/{number}", 0)])
@@ -392,7 +378,7 @@ async def test_publishes_of_many_tasks_are_stored_once_each_in_their_order(
         assert [int(n) for who, n in found if who == str(name)] == list(range(20))
 
 
-async def test_a_cancelled_publish_harms_nobody(store: MessageStore, topic: Topic) -> None:
+async def test_a_cancelled_publish_affects_no_other(store: MessageStore, topic: Topic) -> None:
     tasks = [
         asyncio.create_task(store.publishing.publish(topic, [batch(str(n))])) for n in range(20)
     ]
@@ -409,9 +395,7 @@ async def test_a_cancelled_publish_harms_nobody(store: MessageStore, topic: Topi
             assert found[each[0].base_offset] == str(number).encode()
 
 
-async def test_a_duplicate_is_answered_with_the_place_of_the_original(
-    store: MessageStore, topic: Topic
-) -> None:
+async def test_a_duplicate_gets_the_original_place(store: MessageStore, topic: Topic) -> None:
     def attempt(sequence: int, **fields: Any) -> list[Batch]:
         return [batch(str(sequence), 1, producer_id=7, sequence=sequence, **fields)]
 
@@ -430,7 +414,7 @@ async def test_a_duplicate_is_answered_with_the_place_of_the_original(
     assert store.reading.queue_state(topic, 1).max_offset == 3
 
 
-async def test_more_than_may_wait_is_refused_until_there_is_room(tmp_path: Path) -> None:
+async def test_publishes_above_the_limit_are_refused(tmp_path: Path) -> None:
     config = small_config(tmp_path, max_waiting_bytes=MIB)
     async with open_storage(config) as storage:
         topic, _ = await storage.store.topics.create("t")
@@ -447,7 +431,7 @@ async def test_more_than_may_wait_is_refused_until_there_is_room(tmp_path: Path)
         assert storage.store.reading.queue_state(topic, 0).max_offset == len(stored) + 1
 
 
-async def test_after_closing_nothing_is_published(tmp_path: Path) -> None:
+async def test_a_closed_store_publishes_nothing(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         topic, _ = await storage.store.topics.create("t")
     with pytest.raises(LogClosed):
@@ -497,7 +481,9 @@ async def _check_pulls(store: MessageStore, topic: Topic) -> None:
         assert (bodies(at_end), at_end.next_offset, at_end.max_offset) == ([], 5, 5)
 
 
-async def test_offsets_outside_a_queue_are_told_apart(store: MessageStore, topic: Topic) -> None:
+async def test_offsets_outside_a_queue_raise_their_errors(
+    store: MessageStore, topic: Topic
+) -> None:
     await _publish_five(store, topic)
     for read in (store.reading.read, _hot(store)):
         with pytest.raises(OffsetBeyondEnd) as beyond:
@@ -520,9 +506,7 @@ def _hot(store: MessageStore) -> Any:
     return read_hot
 
 
-async def test_max_offset_is_none_for_what_does_not_exist(
-    store: MessageStore, topic: Topic
-) -> None:
+async def test_an_unknown_queue_has_no_max_offset(store: MessageStore, topic: Topic) -> None:
     await _publish_five(store, topic)
     key = topic.topic_id
     assert [store.reading.max_offset((key, queue)) for queue in (-1, 0, 1, 2)] == [None, 5, 0, None]
@@ -531,9 +515,7 @@ async def test_max_offset_is_none_for_what_does_not_exist(
     assert store.reading.max_offset((key, 0)) is None
 
 
-async def test_a_scan_finds_the_first_match_or_the_end_or_needs_the_disk(
-    tmp_path: Path,
-) -> None:
+async def test_a_scan_finds_the_first_match_or_needs_the_disk(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         store = storage.store
         topic, _ = await store.topics.create("t")
@@ -552,7 +534,7 @@ async def test_a_scan_finds_the_first_match_or_the_end_or_needs_the_disk(
         assert storage.store.reading.scan_hot(key, 0, 5, Tagged("y")) is None
 
 
-async def test_a_read_that_retention_overtook_says_trimmed(
+async def test_a_read_of_deleted_messages_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small_config(tmp_path)
@@ -577,7 +559,7 @@ async def test_a_read_that_retention_overtook_says_trimmed(
         assert caught.value.min_offset == store.reading.queue_state(topic, 0).max_offset
 
 
-async def test_a_damaged_batch_costs_itself_and_says_where_to_go_on(
+async def test_a_damaged_batch_can_be_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = small_config(tmp_path)
@@ -609,9 +591,7 @@ async def test_a_damaged_batch_costs_itself_and_says_where_to_go_on(
     assert caplog.text.count("has lost offsets 2 to 4 (payload-crc)") == 1
 
 
-async def test_a_block_is_decoded_once_for_all_who_wait_for_it(
-    store: MessageStore, topic: Topic
-) -> None:
+async def test_a_block_is_decoded_once_for_all_pulls(store: MessageStore, topic: Topic) -> None:
     await _publish_five(store, topic)
     first = store.reading.read_hot(topic, 0, 4, **ALL)
     second = store.reading.read_hot(topic, 0, 4, **ALL)
@@ -658,9 +638,7 @@ async def test_a_message_is_found_by_its_id(store: MessageStore, topic: Topic) -
             await store.lookups.message(unknown)
 
 
-async def test_splits_are_checked_and_cover_what_was_asked(
-    store: MessageStore, topic: Topic
-) -> None:
+async def test_splits_cover_the_ranges(store: MessageStore, topic: Topic) -> None:
     await _publish_five(store, topic)
     size = store.reading.queue_state(topic, 0).bytes
     plan = await store.lookups.splits(
@@ -681,9 +659,7 @@ async def test_splits_are_checked_and_cover_what_was_asked(
 # -- stored offsets ------------------------------------------------------------------------
 
 
-async def test_offsets_are_merged_and_their_version_counts_changes(
-    store: MessageStore, topic: Topic
-) -> None:
+async def test_offsets_are_merged_and_versioned(store: MessageStore, topic: Topic) -> None:
     await _publish_five(store, topic)
     with pytest.raises(UnknownGroup):
         store.offsets.stored_offsets("g", topic)
@@ -698,9 +674,7 @@ async def test_offsets_are_merged_and_their_version_counts_changes(
     assert store.offsets.group_topics("g") == {"t": StoredOffsets({0: 1, 1: 0}, 3)}
 
 
-async def test_offsets_of_many_queues_are_checked_some_a_turn_of_the_loop(
-    store: MessageStore,
-) -> None:
+async def test_checks_of_many_offsets_run_in_slices(store: MessageStore) -> None:
     wide, _ = await store.topics.create("wide", queues=1000)
     offsets: Any = store.offsets.check_offsets
     with calls_a_turn(offsets.__self__, "queue_state") as looked:
@@ -724,9 +698,7 @@ async def test_compare_and_swap(store: MessageStore, topic: Topic) -> None:
     assert store.offsets.stored_offsets("g", topic) == StoredOffsets({0: 2}, 2)
 
 
-async def test_of_many_that_compare_and_swap_at_once_one_wins(
-    store: MessageStore, topic: Topic
-) -> None:
+async def test_one_of_many_parallel_swaps_wins(store: MessageStore, topic: Topic) -> None:
     await _publish_five(store, topic)
     ended = await asyncio.gather(
         *(store.offsets.store_offsets("g", topic, {0: n % 6}, if_version=0) for n in range(20)),
@@ -740,7 +712,7 @@ async def test_of_many_that_compare_and_swap_at_once_one_wins(
     assert not groups._locks
 
 
-async def test_offsets_of_no_queue_are_refused(store: MessageStore, topic: Topic) -> None:
+async def test_offsets_of_unknown_queues_are_refused(store: MessageStore, topic: Topic) -> None:
     await _publish_five(store, topic)
     with pytest.raises(UnknownQueue):
         await store.offsets.store_offsets("g", topic, {0: 5, 2: 0})
@@ -752,9 +724,7 @@ async def test_offsets_of_no_queue_are_refused(store: MessageStore, topic: Topic
 # R10: an offset beyond the end was stored, and what came up to it was passed over
 
 
-async def test_an_offset_may_be_stored_up_to_the_end_of_its_queue(
-    store: MessageStore, topic: Topic
-) -> None:
+async def test_offsets_are_stored_up_to_the_end(store: MessageStore, topic: Topic) -> None:
     await _publish_five(store, topic)
     end = store.reading.queue_state(topic, 0).max_offset
     for offset in (end - 1, end):
@@ -769,7 +739,7 @@ async def test_an_offset_may_be_stored_up_to_the_end_of_its_queue(
 # -- the durable state ---------------------------------------------------------------------
 
 
-async def test_a_change_that_could_not_be_stored_did_not_happen(
+async def test_a_change_that_is_not_stored_has_no_effect(
     store: MessageStore, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await store.offsets.store_offsets("g", topic, {0: 0})
@@ -828,9 +798,7 @@ def slow_state(monkeypatch: pytest.MonkeyPatch) -> SlowState:
     return state
 
 
-async def test_a_change_whose_asker_has_left_still_comes_to_its_end(
-    tmp_path: Path, slow_state: SlowState
-) -> None:
+async def test_a_cancelled_change_is_completed(tmp_path: Path, slow_state: SlowState) -> None:
     """Otherwise memory and disk would differ, and two topics could get the same id."""
     config = small_config(tmp_path)
     async with open_storage(config) as storage:
@@ -860,7 +828,7 @@ async def test_a_change_whose_asker_has_left_still_comes_to_its_end(
         assert storage.store.offsets.stored_offsets("g", topic) == StoredOffsets({0: 0}, 1)
 
 
-async def test_a_change_that_fails_when_its_asker_has_left_is_logged(
+async def test_the_failure_of_a_cancelled_change_is_logged(
     store: MessageStore,
     slow_state: SlowState,
     monkeypatch: pytest.MonkeyPatch,
@@ -879,9 +847,7 @@ async def test_a_change_that_fails_when_its_asker_has_left_is_logged(
     await until(lambda: "a change that nobody waits for failed" in caplog.text)
 
 
-async def test_closing_waits_for_changes_that_were_begun(
-    tmp_path: Path, slow_state: SlowState
-) -> None:
+async def test_closing_waits_for_running_changes(tmp_path: Path, slow_state: SlowState) -> None:
     config = small_config(tmp_path)
     async with open_storage(config) as storage:
         slow_state.hold()
@@ -894,7 +860,7 @@ async def test_closing_waits_for_changes_that_were_begun(
 
 
 @pytest.mark.parametrize("meanwhile", ["group", "topic"])
-async def test_offsets_that_others_forget_meanwhile_are_forgotten(
+async def test_offsets_can_be_deleted_twice_at_once(
     store: MessageStore, topic: Topic, slow_state: SlowState, meanwhile: str
 ) -> None:
     await store.offsets.store_offsets("g", topic, {0: 0})
@@ -910,9 +876,7 @@ async def test_offsets_that_others_forget_meanwhile_are_forgotten(
     assert store.table.groups() == []
 
 
-async def test_only_offsets_on_named_topics_are_forgotten(
-    store: MessageStore, topic: Topic
-) -> None:
+async def test_only_offsets_of_named_topics_are_deleted(store: MessageStore, topic: Topic) -> None:
     other, _ = await store.topics.create("other")
     for each in (topic, other):
         await store.offsets.store_offsets("g", each, {0: 0})
@@ -925,7 +889,7 @@ async def test_only_offsets_on_named_topics_are_forgotten(
 
 
 @pytest.mark.parametrize("deleted_first", [False, True])
-async def test_offsets_for_a_topic_that_is_deleted_meanwhile_are_gone_with_it(
+async def test_no_offsets_of_a_deleted_topic_are_kept(
     tmp_path: Path, slow_state: SlowState, deleted_first: bool
 ) -> None:
     config = small_config(tmp_path)
@@ -1008,9 +972,7 @@ async def _fill(config: Config) -> object:
 @pytest.mark.parametrize(
     "forgotten", [(), ("consumequeue",), ("state",), ("consumequeue", "state")], ids=str
 )
-async def test_every_answer_is_the_same_after_a_restart_whatever_was_deleted(
-    tmp_path: Path, forgotten: tuple[str, ...]
-) -> None:
+async def test_a_restart_changes_no_answer(tmp_path: Path, forgotten: tuple[str, ...]) -> None:
     config = small_config(tmp_path)
     before = await _fill(config)
     for name in forgotten:
@@ -1023,7 +985,7 @@ async def test_every_answer_is_the_same_after_a_restart_whatever_was_deleted(
         assert newest.topic_id == 4  # 1 belonged to a deleted topic
 
 
-async def test_a_queue_of_many_that_cannot_be_read_says_why_and_the_others_are_read(
+async def test_unreadable_queues_do_not_affect_others(
     storage: Storage, store: MessageStore
 ) -> None:
     topic, _ = await store.topics.create("many", queues=5)

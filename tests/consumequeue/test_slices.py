@@ -14,7 +14,7 @@ class _Worker:
 
 
 @pytest.mark.parametrize("count", [0, 1, ITEMS_A_TURN - 1, ITEMS_A_TURN, ITEMS_A_TURN + 1, 1_000])
-async def test_slices_are_whole_and_none_is_longer_than_a_turn(count: int) -> None:
+async def test_slices_are_complete_and_limited(count: int) -> None:
     sliced = [part async for part in in_slices(range(count))]
     shared = [part async for part in LoopBudget().slices(range(count))]
     for parts in (sliced, shared):
@@ -22,7 +22,7 @@ async def test_slices_are_whole_and_none_is_longer_than_a_turn(count: int) -> No
         assert all(0 < len(part) <= ITEMS_A_TURN for part in parts)
 
 
-async def test_loops_within_loops_share_a_turn() -> None:
+async def test_nested_loops_share_a_budget() -> None:
     worker, turn = _Worker(), LoopBudget(100)
     with calls_a_turn(worker, "work") as worked:
         for _ in range(60):
@@ -35,7 +35,7 @@ async def test_loops_within_loops_share_a_turn() -> None:
     assert worked.most <= 100
 
 
-async def test_what_costs_much_ends_its_turn() -> None:
+async def test_a_large_expense_ends_the_iteration() -> None:
     turn, turns = LoopBudget(10), list[int]()
     loop, number = asyncio.get_running_loop(), 0
 

@@ -44,13 +44,13 @@ async def turns(count: int = 10) -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_the_function_returns_is_returned(executor: ThreadPoolExecutor) -> None:
+async def test_the_result_is_returned(executor: ThreadPoolExecutor) -> None:
     assert await call_in_thread(lambda: 7, executor=executor) == 7
     here = threading.get_ident()
     assert await call_in_thread(threading.get_ident) != here
 
 
-async def test_what_the_function_raises_is_raised(executor: ThreadPoolExecutor) -> None:
+async def test_the_error_is_raised(executor: ThreadPoolExecutor) -> None:
     with pytest.raises(ZeroDivisionError):
         await call_in_thread(lambda: 1 // 0, executor=executor)
 
@@ -70,9 +70,7 @@ async def test_cancelling_takes_effect_when_the_thread_is_done(
     assert call.ended.is_set()
 
 
-async def test_a_call_that_is_given_up_before_it_begins_is_never_made(
-    executor: ThreadPoolExecutor,
-) -> None:
+async def test_a_call_cancelled_before_it_starts_is_not_made(executor: ThreadPoolExecutor) -> None:
     first, second = Call(), Call()
     at_work = await begin(first, executor)
     waiting = asyncio.create_task(call_in_thread(second, executor=executor))
@@ -87,7 +85,7 @@ async def test_a_call_that_is_given_up_before_it_begins_is_never_made(
     assert not second.begun.is_set()
 
 
-async def test_a_failure_that_nobody_asks_for_any_more_is_not_logged(
+async def test_the_failure_of_a_cancelled_call_is_not_logged(
     executor: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun, end = threading.Event(), threading.Event()

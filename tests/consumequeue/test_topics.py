@@ -45,7 +45,7 @@ def test_names_that_begin_with_two_underscores_are_the_brokers_own() -> None:
     assert check_name("topic", "__state", own=True) == "__state"
 
 
-def test_the_sentence_shows_an_odd_name_in_escapes_and_not_at_length() -> None:
+def test_the_error_escapes_and_shortens_the_name() -> None:
     with pytest.raises(InvalidName) as caught:
         check_name("topic", "\u202e\0" + "x" * 10_000)
     sentence = str(caught.value)

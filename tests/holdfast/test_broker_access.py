@@ -77,7 +77,7 @@ async def until_it_is(expected: int, broker: Broker, text: str) -> None:
                 status = error.status
 
 
-async def test_tokens_come_and_go_while_the_broker_runs(broker: Broker, file: TokenFile) -> None:
+async def test_tokens_can_change_while_the_broker_runs(broker: Broker, file: TokenFile) -> None:
     token_id, text = make(file, "all")
     await until_it_is(200, broker, text)
     other_id, other = make(file, "operate")
@@ -100,15 +100,13 @@ async def test_a_token_expires_while_the_broker_runs(
     await until_it_is(401, broker, text)
 
 
-async def test_tokens_that_were_there_are_known_from_the_first_request_on(
-    config: Config, file: TokenFile
-) -> None:
+async def test_existing_tokens_work_from_the_first_request(config: Config, file: TokenFile) -> None:
     _, text = make(file, "all")
     async with Broker(config) as broker, AsyncClient(broker.url, token=text) as client:
         await client.create_topic("orders")
 
 
-async def test_damage_while_it_runs_changes_nothing_and_is_reported(
+async def test_a_file_damaged_in_use_is_reported(
     broker: Broker, file: TokenFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, text = make(file, "all")
@@ -121,7 +119,7 @@ async def test_damage_while_it_runs_changes_nothing_and_is_reported(
     await until_it_is(200, broker, text)
 
 
-async def test_damage_at_the_start_lets_nobody_in_and_says_so(
+async def test_a_file_damaged_at_the_start_refuses_everybody(
     config: Config, file: TokenFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, text = make(file, "all")
@@ -134,9 +132,7 @@ async def test_damage_at_the_start_lets_nobody_in_and_says_so(
     assert "so the broker refuses every client" in caplog.text
 
 
-async def test_a_client_is_told_at_once_that_it_is_not_let_in(
-    broker: Broker, file: TokenFile
-) -> None:
+async def test_a_refused_client_is_answered_at_once(broker: Broker, file: TokenFile) -> None:
     _, text = make(file, "publish:orders")
     await until_it_is(200, broker, text)
     async with AsyncClient(broker.url) as client:
@@ -159,9 +155,7 @@ async def test_a_client_is_told_at_once_that_it_is_not_let_in(
 # -- listening addresses ---------------------------------------------------------------------
 
 
-async def test_a_broker_without_authentication_is_not_started_for_all_the_world(
-    config: Config,
-) -> None:
+async def test_no_remote_address_without_authentication(config: Config) -> None:
     remote = replace(config.http_api, host="0.0.0.0")
     open_to_all = replace(config, http_api=remote, access=AccessConfig())
     broker = Broker(open_to_all)
@@ -173,7 +167,7 @@ async def test_a_broker_without_authentication_is_not_started_for_all_the_world(
             assert broker.url.startswith("http://0.0.0.0:")
 
 
-def test_the_command_line_names_the_ways_out(tmp_path: Path) -> None:
+def test_the_command_line_names_the_options(tmp_path: Path) -> None:
     broker = RunningBroker(tmp_path / "data", ("--host", "0.0.0.0"))
     with pytest.raises(BrokerDidNotStart) as raised:
         broker.start()
@@ -185,9 +179,7 @@ def test_the_command_line_names_the_ways_out(tmp_path: Path) -> None:
 # -- secrets stay secret ---------------------------------------------------------------------
 
 
-def test_no_token_is_in_any_log_metric_answer_file_or_process_list(
-    tmp_path: Path, file: TokenFile
-) -> None:
+def test_no_token_is_logged_or_shown(tmp_path: Path, file: TokenFile) -> None:
     """Search everything that the broker and its clients write for every secret.
 
     The tokens are valid and invalid, and the log level is the most verbose one.
@@ -319,7 +311,7 @@ def test_a_failing_command_does_not_repeat_its_token(tmp_path: Path, file: Token
 # -- the audit log ---------------------------------------------------------------------------
 
 
-async def test_start_and_stop_are_recorded_with_what_was_configured(config: Config) -> None:
+async def test_start_and_stop_are_audited(config: Config) -> None:
     async with Broker(config):
         pass
     path = config.data_dir / "access" / "audit.log"
@@ -330,7 +322,7 @@ async def test_start_and_stop_are_recorded_with_what_was_configured(config: Conf
     assert "http_api.host" not in started["config"]
 
 
-async def test_without_an_audit_log_nothing_is_written(config: Config) -> None:
+async def test_without_an_audit_log_nothing_is_audited(config: Config) -> None:
     access = replace(config.access, audit=False)
     async with Broker(replace(config, access=access)):
         pass

@@ -114,7 +114,7 @@ def test_booleans_take_words(word: str) -> None:
         ("data_dir", ""),
     ],
 )
-def test_values_that_a_key_does_not_take_are_refused(name: str, value: object) -> None:
+def test_invalid_values_are_refused(name: str, value: object) -> None:
     with pytest.raises(InvalidValue) as caught:
         load(flags={name: value})
     error = caught.value
@@ -135,9 +135,7 @@ def test_a_default_above_its_own_maximum_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("more", "is_refused"), [(-1, False), (0, False), (1, True)])
-def test_a_message_that_no_request_can_carry_is_refused_at_the_start(
-    more: int, is_refused: bool
-) -> None:
+def test_a_default_above_another_limit_is_refused(more: int, is_refused: bool) -> None:
     flags: dict[str, object] = {
         "http_api.max_request_bytes": "1MiB",
         "topics.default_max_message_bytes": str(1024 * 1024 + more),
@@ -164,7 +162,7 @@ def test_unknown_keys_name_the_nearest(tmp_path: Path) -> None:
         load(environ={"HOLDFAST_HOST": "0.0.0.0"})
 
 
-def test_other_variables_are_left_alone() -> None:
+def test_other_variables_are_ignored() -> None:
     environ = {
         "PATH": "/bin",
         "HOLDFAST_URL": "http://x",
@@ -179,7 +177,7 @@ def test_other_variables_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("content", [b"[commitlog", b"\xff\xfe"])
-def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_file_is_named(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "broken.toml"
     file.write_bytes(content)
     with pytest.raises(UnreadableFile, match=re.escape(str(file))):
@@ -191,7 +189,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_config(file=tmp_path / "none.toml", environ={}, flags={})
 
 
-def test_every_key_is_documented_and_its_names_are_its_own() -> None:
+def test_every_key_is_documented_and_unique() -> None:
     assert all(key.doc.endswith(".") for key in keys())
     for names in (
         [key.name for key in keys()],
@@ -220,7 +218,7 @@ def test_the_reference_page_is_current() -> None:
 
 # O7: HOLDFAST_VERSION=1 in the environment stopped the broker.
 @pytest.mark.parametrize("variable", ["HOLDFAST_VERSION", "HOLDFAST_HOME", "HOLDFAST_IMAGE_TAG"])
-def test_a_variable_that_is_like_no_key_is_left_alone(variable: str) -> None:
+def test_a_variable_unlike_any_key_is_ignored(variable: str) -> None:
     environ = {variable: "1", "PATH": "/bin", "HOLDFAST_URL": "http://h:1"}
     assert load_config(file=None, environ=environ, flags={}) == Config()
     assert unused_variables(environ) == [variable]
@@ -237,7 +235,7 @@ def test_a_variable_that_is_like_no_key_is_left_alone(variable: str) -> None:
         "HOLDFAST_LOG_LEVELS",
     ],
 )
-def test_a_variable_that_is_meant_as_a_key_must_be_one(variable: str) -> None:
+def test_a_mistyped_variable_is_refused(variable: str) -> None:
     environ = {variable: "1"}
     with pytest.raises(UnknownKey, match=variable):
         load_config(file=None, environ=environ, flags={})
@@ -249,18 +247,18 @@ def test_a_variable_that_is_meant_as_a_key_must_be_one(variable: str) -> None:
     ("text", "span_ms"),
     [("250", 250), ("500ms", 500), ("90s", 90_000), ("3m", 180_000), ("7d", 604_800_000)],
 )
-def test_a_time_may_have_a_unit(text: str, span_ms: int) -> None:
+def test_durations_take_units(text: str, span_ms: int) -> None:
     flags = {"http_api.max_wait_ms": text}
     assert load_config(file=None, environ={}, flags=flags).http_api.max_wait_ms == span_ms
     assert parse_span_ms(text) == span_ms
 
 
 @pytest.mark.parametrize("text", ["", "7 days", "-1s", "1.5h", "d", "1H"])
-def test_other_texts_are_no_time(text: str) -> None:
+def test_other_texts_are_no_durations(text: str) -> None:
     assert parse_span_ms(text) is None
 
 
-def test_a_size_may_be_in_bytes() -> None:
+def test_sizes_take_bytes() -> None:
     assert parse_size("512B") == parse_size("512 B") == parse_size("512") == 512
 
 
@@ -271,12 +269,12 @@ def with_memory(mib: int, **flags: object) -> Config:
     return load_config(file=None, environ={}, flags=flags, memory_bytes=mib * MIB)
 
 
-def test_much_memory_leaves_the_defaults() -> None:
+def test_with_much_memory_defaults_stay() -> None:
     assert with_memory(32 * 1024) == Config()
 
 
 @pytest.mark.parametrize("mib", [64, 256, 512, 1024])
-def test_little_memory_makes_what_stands_for_memory_smaller(mib: int) -> None:
+def test_with_little_memory_some_defaults_are_smaller(mib: int) -> None:
     # M1: in a cgroup of 512 MiB, the budgets alone exceeded the memory
     config, memory = with_memory(mib), mib * MIB
     http_api = config.http_api
@@ -300,7 +298,7 @@ def test_little_memory_makes_what_stands_for_memory_smaller(mib: int) -> None:
     assert config.topics.default_max_message_bytes <= http_api.max_text_request_bytes
 
 
-def test_what_is_set_is_taken_whatever_memory_there_is() -> None:
+def test_set_values_do_not_depend_on_memory() -> None:
     config = with_memory(512, **{"http_api.max_arriving_bytes": "1GiB"})
     assert config.http_api.max_arriving_bytes == 1024 * MIB
     # A message that publish accepted must fit a request.
@@ -308,7 +306,7 @@ def test_what_is_set_is_taken_whatever_memory_there_is() -> None:
     assert config.http_api.max_request_bytes == 12 * MIB
 
 
-def test_the_reference_says_what_depends_on_memory() -> None:
+def test_the_reference_names_defaults_that_depend_on_memory() -> None:
     page = reference()
     assert "| `max_arriving_bytes` | `256 MiB`, or 1/8 of the memory if that is less |" in page
     assert (

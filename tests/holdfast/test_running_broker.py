@@ -10,14 +10,14 @@ import pytest
 from holdfast.testing import TEST_ARGUMENTS, BrokerDidNotStart, RunningBroker
 
 
-def test_the_fixture_is_a_broker_of_the_tests_own(holdfast_broker: RunningBroker) -> None:
+def test_the_fixture_is_a_broker_for_one_test(holdfast_broker: RunningBroker) -> None:
     with holdfast_broker.client() as client:
         assert client.topics() == []
         assert client.publish("orders", b"hello").durable
 
 
 @pytest.mark.crash
-def test_a_broker_comes_back_on_its_port_with_what_it_had(holdfast_broker: RunningBroker) -> None:
+def test_a_restarted_broker_keeps_its_port_and_data(holdfast_broker: RunningBroker) -> None:
     url = holdfast_broker.url
     with holdfast_broker.client() as client:
         placed = client.publish("orders", b"hello")
@@ -31,7 +31,7 @@ def test_a_broker_comes_back_on_its_port_with_what_it_had(holdfast_broker: Runni
     assert holdfast_broker.stop() == 0
 
 
-def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
+def test_a_broker_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
     with pytest.raises(BrokerDidNotStart, match="--no-such-flag"):
         RunningBroker(tmp_path / "data", ["--no-such-flag"]).start()
     with RunningBroker(tmp_path / "data", TEST_ARGUMENTS) as running:
@@ -44,7 +44,7 @@ def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
             pass
 
 
-def test_a_broker_that_was_not_started_has_no_address(tmp_path: Path) -> None:
+def test_a_broker_that_was_not_started_has_no_url(tmp_path: Path) -> None:
     with pytest.raises(AttributeError, match="not been started"):
         _ = RunningBroker(tmp_path / "data").url
 
@@ -75,12 +75,12 @@ def _slow(tmp_path: Path, steps: int, silent_s: float) -> RunningBroker:
     return RunningBroker(tmp_path / "data", start_timeout_s=3.0, program=program)
 
 
-def test_a_start_may_take_as_long_as_it_says_that_it_goes_on(tmp_path: Path) -> None:
+def test_a_start_that_logs_may_take_long(tmp_path: Path) -> None:
     with _slow(tmp_path, steps=20, silent_s=0) as broker:
         assert broker.url == "http://127.0.0.1:1"
 
 
-def test_a_start_that_says_nothing_is_given_up(tmp_path: Path) -> None:
+def test_a_silent_start_fails(tmp_path: Path) -> None:
     with pytest.raises(BrokerDidNotStart, match="no word of it"):
         _slow(tmp_path, steps=1, silent_s=30).start()
 
@@ -91,7 +91,7 @@ def test_the_session_fixture_is_one_broker(holdfast_session_broker: RunningBroke
         assert client.ready()
 
 
-def test_a_client_says_whether_its_broker_is_ready(holdfast_broker: RunningBroker) -> None:
+def test_a_client_can_wait_for_its_broker(holdfast_broker: RunningBroker) -> None:
     # C8
     with holdfast_broker.client() as client:
         assert client.ready() is True

@@ -31,7 +31,7 @@ def faults(book: DamageBook, min_offset: int = 0) -> list[Fault]:
     return book.faults(TABLE, {KEY: ConsumeQueue(None, min_offset, 0)})
 
 
-def test_what_is_noted_is_told_once_and_counted_once() -> None:
+def test_damage_is_reported_once_and_counted_once() -> None:
     book = DamageBook()
     for _ in range(2):
         book.record_lost(KEY, 3, 5, "payload-crc")
@@ -45,7 +45,7 @@ def test_what_is_noted_is_told_once_and_counted_once() -> None:
     assert book.counts == {"payload-crc": 1, "bad-magic": 1, "damaged-file": 1}
 
 
-def test_what_is_no_longer_kept_or_was_let_go_of_is_no_fault() -> None:
+def test_deleted_messages_and_accepted_losses_are_no_fault() -> None:
     book = DamageBook()
     book.record_lost(KEY, 3, 5, "a")
     assert faults(book, min_offset=5) == []
@@ -56,7 +56,7 @@ def test_what_is_no_longer_kept_or_was_let_go_of_is_no_fault() -> None:
     assert faults(book) == []
 
 
-def test_the_list_of_faults_has_an_end() -> None:
+def test_the_list_of_faults_is_limited() -> None:
     book = DamageBook()
     for offset in range(0, 4 * MAX_RANGES, 2):
         book.record_lost(KEY, offset, offset + 1, "a")
@@ -74,7 +74,7 @@ def test_a_broken_disk_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) 
     assert len(caplog.records) == 20
 
 
-def test_what_was_kept_comes_back(tmp_path: Path) -> None:
+def test_stored_damage_is_loaded_again(tmp_path: Path) -> None:
     book = DamageBook()
     book.record_lost(KEY, 3, 5, "a")
     book.record_lost((1, 7), 0, 1, "b")
@@ -93,7 +93,7 @@ def test_what_was_kept_comes_back(tmp_path: Path) -> None:
     assert faults(again) == []
 
 
-async def test_what_could_not_be_stored_is_stored_with_the_next() -> None:
+async def test_changes_that_failed_are_stored_with_the_next_change() -> None:
     book = DamageBook()
     stored: list[Changes] = []
     is_full = True
@@ -114,7 +114,7 @@ async def test_what_could_not_be_stored_is_stored_with_the_next() -> None:
     assert [set(changes) for changes in stored] == [{lost_key(1), lost_key(2)}]
 
 
-async def test_a_topic_that_is_deleted_leaves_nothing_of_its_losses(tmp_path: Path) -> None:
+async def test_deleting_a_topic_deletes_its_recorded_losses(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         topic, _ = await storage.store.topics.create("t", queues=1)
         await storage.store.publishing.publish(topic, [batch("x")])

@@ -23,7 +23,7 @@ def from_tail(cq: ConsumeQueue, offset: int) -> list[int] | None:
     return None if tail is None else [each.base_offset for each in tail]
 
 
-def test_the_ends_of_a_unit_follow_from_its_begin() -> None:
+def test_the_ends_of_a_unit_are_computed() -> None:
     one = CqUnit(10, 4096, 256, 5, 1, 0, 1000)
     assert (one.end_offset, one.end_physical_offset, one.end_queue_bytes) == (15, 4352, 1256)
 
@@ -34,7 +34,7 @@ def test_an_empty_queue_begins_and_ends_at_zero() -> None:
     assert from_tail(cq, 0) is None
 
 
-def test_a_queue_whose_messages_are_all_gone_goes_on_where_it_was() -> None:
+def test_a_queue_without_messages_continues_at_its_end() -> None:
     assert ConsumeQueue(None, 70, 0).max_offset == 70
     assert ConsumeQueue(unit(40, 2), 70, 0).max_offset == 70
     assert ConsumeQueue(unit(80, 2), 70, 0).max_offset == 82
@@ -62,14 +62,14 @@ def test_showing_moves_the_end_and_counts_bytes() -> None:
         (21, []),  # the end
     ],
 )
-def test_the_tail_starts_with_the_entry_that_holds_an_offset(
+def test_the_tail_starts_with_the_entry_of_an_offset(
     offset: int, expected: list[int] | None
 ) -> None:
     cq = showing(unit(10, 3), unit(13, 1), unit(20, 1))
     assert from_tail(cq, offset) == expected
 
 
-def test_entries_that_are_on_disk_are_forgotten_but_for_the_newest() -> None:
+def test_committed_entries_are_dropped_except_the_newest() -> None:
     cq = showing(*(unit(base) for base in range(10)))
     cq.trim_entries(4, keep=3)
     assert cq.entries[0] == unit(4)
@@ -79,7 +79,7 @@ def test_entries_that_are_on_disk_are_forgotten_but_for_the_newest() -> None:
     assert len(cq.entries) == 3
 
 
-def test_an_entry_of_which_the_disk_has_only_a_part_of_the_queue_before_it_stays() -> None:
+def test_an_entry_after_the_committed_offset_stays() -> None:
     cq = showing(unit(0, 5), unit(5, 5))
     cq.trim_entries(9, keep=1)
     assert cq.entries == [unit(5, 5)]
@@ -88,7 +88,7 @@ def test_an_entry_of_which_the_disk_has_only_a_part_of_the_queue_before_it_stays
     assert len(cq.entries) == 2
 
 
-def test_a_reader_keeps_what_it_found_while_entries_are_forgotten() -> None:
+def test_a_reader_keeps_its_entries_while_entries_are_dropped() -> None:
     cq = showing(*(unit(base) for base in range(5)))
     tail = cq.from_tail(0)
     assert tail is not None
@@ -97,9 +97,7 @@ def test_a_reader_keeps_what_it_found_while_entries_are_forgotten() -> None:
 
 
 @given(st.lists(st.integers(0, 30)), st.integers(-1, 31))
-def test_first_reaching_is_the_first_of_a_row_that_never_falls(
-    values: list[int], wanted: int
-) -> None:
+def test_first_reaching_finds_the_first_entry(values: list[int], wanted: int) -> None:
     row = [unit(value) for value in sorted(values)]
     expected = next((each for each in row if each.base_offset >= wanted), None)
     assert first_reaching(row, lambda each: each.base_offset, wanted) == expected

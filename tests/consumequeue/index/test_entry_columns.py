@@ -2,11 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from holdfast.consumequeue.index.consume_queue import CqUnit
-from holdfast.consumequeue.index.entry_columns import EntryColumns
-from holdfast.consumequeue.index.index import Index, ReputPosition
+from holdfast.consumequeue.index.entry_columns import (
+    UNIT_DTYPE,
+    EntryColumns,
+    encode_units,
+    unit_at,
+)
+from holdfast.consumequeue.index.index import Index, ReputPosition, _encode_unit
 
 KEY = (1, 2)
 
@@ -42,16 +48,14 @@ def within(columns: EntryColumns, offset: int, **bounds: int) -> list[int]:
     return found
 
 
-def test_entries_in_memory_are_told_as_they_are() -> None:
+def test_entries_in_memory_become_columns() -> None:
     assert rows(EntryColumns.of_units(units(1, 2, 3))) == expected(units(1, 2, 3))
     assert len(EntryColumns.of_units([])) == 0
 
 
 @pytest.mark.parametrize("count", [1, 16, 17, 1000])
 @pytest.mark.parametrize("start", [0, 1, 5])
-def test_entries_on_disk_are_told_from_the_one_that_holds_the_offset(
-    tmp_path: Path, count: int, start: int
-) -> None:
+def test_entries_on_disk_start_at_the_offset(tmp_path: Path, count: int, start: int) -> None:
     index = Index(tmp_path, 16 * 1024 * 1024)
     stored = units(*[3] * count)
     others = [((1, 1), unit) for unit in stored] + [((1, 3), unit) for unit in stored]
@@ -65,7 +69,7 @@ def test_entries_on_disk_are_told_from_the_one_that_holds_the_offset(
     index.close()
 
 
-def test_about_as_many_are_looked_at_as_are_wanted(tmp_path: Path) -> None:
+def test_about_as_many_entries_are_read_as_needed(tmp_path: Path) -> None:
     index = Index(tmp_path, 16 * 1024 * 1024)
     index.commit([(KEY, unit) for unit in units(*[10] * 3000)], ReputPosition())
     for bounds in ({"max_messages": 5000}, {"max_bytes": 50_000}, {"max_messages": 1}):
@@ -77,7 +81,7 @@ def test_about_as_many_are_looked_at_as_are_wanted(tmp_path: Path) -> None:
     index.close()
 
 
-def test_an_offset_in_a_gap_has_none(tmp_path: Path) -> None:
+def test_an_offset_in_a_gap_has_no_entries(tmp_path: Path) -> None:
     index = Index(tmp_path, 16 * 1024 * 1024)
     first, _, third = units(1, 1, 1)
     index.commit([(KEY, first), (KEY, third)], ReputPosition())
@@ -89,7 +93,7 @@ def test_an_offset_in_a_gap_has_none(tmp_path: Path) -> None:
     index.close()
 
 
-def test_a_read_takes_what_fits_whole() -> None:
+def test_only_whole_entries_within_the_limits_are_taken() -> None:
     columns = EntryColumns.of_units(units(2, 3, 4))
     assert within(columns, 0) == [0, 2, 5]
     assert within(columns, 1) == [0, 2, 5]
@@ -101,3 +105,37 @@ def test_a_read_takes_what_fits_whole() -> None:
     assert within(columns, 1, max_messages=4) == [0, 2]
     assert within(columns, 1, max_messages=3) == [0]
     assert within(columns, 0, max_messages=1) == []
+
+
+LARGE_KEY = (2**32 - 1, 7)
+UNIT = CqUnit(
+    base_offset=2**40 + 3,
+    physical_offset=2**50 + 1,
+    size=2**31,
+    message_count=9,
+    store_timestamp_us=1_700_000_000_000_000,
+    tag_summary=2**63 + 5,
+    queue_bytes=2**41,
+)
+
+
+def _row(key: tuple[int, int], unit: CqUnit) -> tuple[int, ...]:
+    return (
+        *key,
+        unit.base_offset,
+        unit.physical_offset,
+        unit.queue_bytes,
+        unit.store_timestamp_us,
+        unit.tag_summary,
+        unit.size,
+        unit.message_count,
+    )
+
+
+def test_a_table_is_encoded_like_single_entries() -> None:
+    others = [UNIT._replace(base_offset=offset) for offset in (0, 1, 255, 256)]
+    entries = [(LARGE_KEY, UNIT), *(((1, 0), unit) for unit in others)]
+    table = np.array([_row(*entry) for entry in entries], UNIT_DTYPE)
+    assert encode_units(table) == [_encode_unit(*entry) for entry in entries]
+    assert encode_units(table[:0]) == []
+    assert [unit_at(row) for row in table] == [unit for _, unit in entries]

@@ -115,7 +115,7 @@ def test_the_bytes_of_every_record_are_pinned(tmp_path: Path) -> None:
     }
 
 
-def test_what_is_committed_is_read_back(index: Index) -> None:
+def test_committed_data_is_read_back(index: Index) -> None:
     index.commit([((1, 2), UNIT)], ReputPosition(1, 2, 3, 4), [((9, 1), PRODUCER)])
     assert index.position() == ReputPosition(1, 2, 3, 4)
     assert index.producers() == [((9, 1), PRODUCER)]
@@ -129,7 +129,7 @@ def test_a_new_index_is_empty(index: Index) -> None:
     assert list(index.units(KEY, 0)) == []
 
 
-def test_an_index_is_there_again_after_closing(tmp_path: Path) -> None:
+def test_a_closed_index_can_be_opened_again(tmp_path: Path) -> None:
     index = Index(tmp_path, MAP)
     put(index, KEY, row((0, 5), (5, 5)))
     before = everything(index)
@@ -141,7 +141,7 @@ def test_an_index_is_there_again_after_closing(tmp_path: Path) -> None:
         index.close()
 
 
-def test_readonly_makes_nothing(tmp_path: Path) -> None:
+def test_readonly_creates_nothing(tmp_path: Path) -> None:
     lmdb.open(str(tmp_path), lock=False).close()
     before = (tmp_path / "data.mdb").read_bytes()
     with pytest.raises(IndexCorrupt):
@@ -163,9 +163,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 # -- atomic commits ------------------------------------------------------------------------
 
 
-def test_a_commit_that_fails_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_commit_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LiveEnv, "grow", lambda self: False)  # no address space is left
     index = Index(tmp_path, 64 * 1024)
     put(index, KEY, row((0, 1)))
@@ -179,7 +177,7 @@ def test_a_commit_that_fails_changes_nothing(
     index.close()
 
 
-def test_a_full_map_grows_under_those_who_read(tmp_path: Path) -> None:
+def test_a_full_map_grows_while_readers_read(tmp_path: Path) -> None:
     index = Index(tmp_path, 64 * 1024)
     units = row(*((offset, 1) for offset in range(6000)))
     put(index, KEY, units[:100])
@@ -213,9 +211,7 @@ def test_a_full_map_grows_under_those_who_read(tmp_path: Path) -> None:
     index.close()
 
 
-def test_a_map_does_not_move_under_an_open_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_map_does_not_move_during_a_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.consumequeue.lmdb_env.live_env._PATIENCE_S", 0.05)
     index = Index(tmp_path, 64 * 1024)
     units = row(*((offset, 1) for offset in range(3000)))
@@ -241,9 +237,7 @@ def test_a_map_is_filled_to_its_last_page_and_beyond(tmp_path: Path, pages: int)
 
 
 @pytest.mark.parametrize("change", ["delete_before", "clear"])
-def test_a_map_that_is_full_from_the_start_grows_for_what_takes_away(
-    tmp_path: Path, change: str
-) -> None:
+def test_a_map_without_free_pages_grows_for_deletions(tmp_path: Path, change: str) -> None:
     """The map grew in use; a start maps exactly the size of the file, without a free page."""
     index = Index(tmp_path, 64 * 1024)
     units = row(*((offset, 1) for offset in range(5000)))
@@ -266,9 +260,7 @@ def test_entries_may_be_committed_again(index: Index) -> None:
     assert list(index.units(KEY, 0)) == units
 
 
-def test_producers_are_listed_by_when_they_were_heard_of_and_can_be_forgotten(
-    index: Index,
-) -> None:
+def test_producers_are_sorted_by_time_and_can_be_deleted(index: Index) -> None:
     late, early = ProducerState(0, -1, 20), ProducerState(0, -1, 10)
     index.commit([], ReputPosition(), [((1, 1), late), ((2, 1), early)])
     assert index.producers() == [((2, 1), early), ((1, 1), late)]
@@ -276,7 +268,7 @@ def test_producers_are_listed_by_when_they_were_heard_of_and_can_be_forgotten(
     assert index.producers() == [((1, 1), late)]
 
 
-def test_clear_forgets_everything(index: Index) -> None:
+def test_clear_deletes_everything(index: Index) -> None:
     index.commit([(KEY, UNIT)], ReputPosition(1, 2, 3, 4), [((9, 1), PRODUCER)])
     index.clear()
     assert everything(index) == (ReputPosition(), [], {})
@@ -299,7 +291,7 @@ while True:
 """
 
 
-def test_a_killed_process_leaves_entries_and_position_in_step(tmp_path: Path) -> None:
+def test_after_a_kill_entries_and_position_agree(tmp_path: Path) -> None:
     reached = 0
     for round_ in range(5):
         child = subprocess.Popen(
@@ -347,7 +339,7 @@ def test_a_queue_does_not_see_its_neighbours(index: Index) -> None:
     assert list(index.units((1, 1), 6)) == []
 
 
-def test_an_iterator_that_is_left_gives_its_transaction_back(index: Index) -> None:
+def test_an_abandoned_iterator_ends_its_transaction(index: Index) -> None:
     put(index, KEY, row((0, 1), (1, 1)))
     for _ in range(1000):  # more than the reader slots of LMDB
         assert next(index.units(KEY, 0)).base_offset == 0
@@ -380,9 +372,7 @@ _topics = itertools.count(1)
 
 @settings(deadline=None)  # it waits for the disk
 @given(units=_rows(), offset=st.integers(0, 80))
-def test_a_walk_begins_with_what_holds_its_offset(
-    shared: Index, units: list[CqUnit], offset: int
-) -> None:
+def test_iteration_starts_at_the_offset(shared: Index, units: list[CqUnit], offset: int) -> None:
     key = (next(_topics), 1)
     put(shared, key, units)
     assert list(shared.units(key, offset)) == [u for u in units if u.end_offset > offset]
@@ -404,7 +394,7 @@ _ATTRIBUTES: list[Callable[[CqUnit], int]] = [
     start=st.integers(0, 60),
     length=st.integers(1, 60),
 )
-def test_a_binary_search_finds_what_a_walk_finds(
+def test_a_binary_search_finds_what_iteration_finds(
     shared: Index,
     units: list[CqUnit],
     attribute: Callable[[CqUnit], int],
@@ -437,7 +427,7 @@ def test_a_binary_search_finds_what_a_walk_finds(
     ("offset", "left"),
     [(0, [0, 5, 10]), (4, [0, 5, 10]), (5, [5, 10]), (9, [5, 10]), (10, [10]), (99, [])],
 )
-def test_only_entries_that_end_before_an_offset_are_deleted(
+def test_only_entries_before_an_offset_are_deleted(
     index: Index, offset: int, left: list[int]
 ) -> None:
     for key in ((1, 1), (1, 2), (1, 3)):
@@ -448,7 +438,7 @@ def test_only_entries_that_end_before_an_offset_are_deleted(
         assert len(list(index.units(key, 0))) == 3
 
 
-def test_deleting_takes_as_many_steps_as_one_is_allowed(index: Index) -> None:
+def test_one_deletion_deletes_a_limited_number(index: Index) -> None:
     put(index, KEY, row(*((offset, 1) for offset in range(10))))
     assert [index.delete_before(KEY, 10, most=4) for _ in range(4)] == [4, 4, 2, 0]
 
@@ -520,7 +510,7 @@ def test_a_value_under_another_key_is_corrupt(tmp_path: Path) -> None:
     index.close()
 
 
-def test_looking_readonly_condemns_nothing(tmp_path: Path) -> None:
+def test_a_readonly_index_is_not_condemned(tmp_path: Path) -> None:
     index = Index(tmp_path, MAP)
     put(index, (1, 0), row((0, 5)))
     index.close()

@@ -65,7 +65,7 @@ def make(
 
 @settings(deadline=None)  # it waits for the disk
 @given(drawn=_queues(), offset=st.integers(0, 45))
-def test_a_walk_goes_over_disk_and_memory_as_one(
+def test_iteration_joins_disk_and_memory(
     index: Index, drawn: tuple[list[CqUnit], int, int, int], offset: int
 ) -> None:
     key, cq, units = make(index, drawn)
@@ -104,7 +104,7 @@ def test_the_bytes_of_a_queue_are_those_of_its_kept_entries(
     assert cq.bytes == sum(unit.size for unit in units if unit.end_offset > cq.min_offset)
 
 
-def test_what_is_not_visible_yet_is_not_found(index: Index) -> None:
+def test_invisible_entries_are_not_found(index: Index) -> None:
     shown = CqUnit(0, 4096, 10, 5, 100, 0, 0)
     hidden = CqUnit(5, 4106, 10, 5, 200, 0, 10)
     key = (next(_topics), 1)

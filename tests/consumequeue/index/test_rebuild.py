@@ -130,7 +130,7 @@ QUEUES = st.tuples(st.sampled_from([1, 2, GONE_TOPIC]), st.integers(0, 2))
     first=st.integers(0, 60),
 )
 @settings(deadline=None, max_examples=100)
-def test_a_rebuild_makes_what_the_reput_service_makes(
+def test_a_rebuild_equals_the_work_of_reput(
     tmp_path_factory: pytest.TempPathFactory,
     queues: list[tuple[int, int]],
     holes: frozenset[int],
@@ -185,9 +185,7 @@ def _gaps(headers: list[BatchHeader]) -> Iterator[tuple[QueueKey, int, int]]:
         ends[key] = header.end_offset
 
 
-def test_what_lmdb_cannot_take_is_left_to_the_reput_service(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reput_indexes_what_lmdb_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     headers = _headers([(1, 0), (1, 1), (1, 0), (1, 1)])
     indexed = Indexed(tmp_path)
     rebuild = indexed.rebuild()
@@ -210,7 +208,7 @@ def test_what_lmdb_cannot_take_is_left_to_the_reput_service(
     indexed.index.close()
 
 
-def test_what_is_not_durable_is_not_looked_at_again_for_every_table(
+def test_blocks_that_are_not_durable_wait_for_twice_as_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_rebuild, "_GROUP", 4)

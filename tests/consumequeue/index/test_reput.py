@@ -215,9 +215,7 @@ def log() -> Log:
 # -- what is visible -----------------------------------------------------------------------
 
 
-def test_a_written_topic_is_visible_at_once_and_a_durable_one_after_the_sync(
-    run: Run, log: Log
-) -> None:
+def test_durable_topics_become_visible_after_the_sync(run: Run, log: Log) -> None:
     with run() as reput:
         reput.append([log.write(WRITTEN, count=3), log.write(DURABLE, count=5)])
         reput.until(lambda: reput.notified)
@@ -332,9 +330,7 @@ def test_a_request_is_completed_after_the_notification_of_its_entries(run: Run, 
     assert visible == [(1, 0), (1, 1)]
 
 
-def test_a_pass_handles_a_limited_number_of_reports(
-    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_is_limited(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reput_module, "_PASS_SIZE", 4)
     first_notified, go_on = threading.Event(), threading.Event()
 
@@ -429,7 +425,7 @@ def test_committed_entries_leave_memory_except_the_newest(run: Run, log: Log) ->
         assert reput.on_disk(WRITTEN) == list(range(50))
 
 
-def test_an_index_that_cannot_be_committed_lags_and_catches_up(
+def test_an_index_that_cannot_be_committed_catches_up_later(
     run: Run, log: Log, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     commit = Index.commit
@@ -494,7 +490,7 @@ def slow_commit(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         go_on.set()
 
 
-def test_the_eager_tail_does_not_wait_for_a_commit(
+def test_the_eager_tail_waits_for_no_commit(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(tmp_path, eager_tail=True) as reput, slow_commit(monkeypatch) as began:
@@ -505,7 +501,7 @@ def test_the_eager_tail_does_not_wait_for_a_commit(
         assert reput.notified == [{(WRITTEN, 0): 1}, {(WRITTEN, 0): 2}]
 
 
-def test_without_the_eager_tail_the_reput_thread_notifies_and_then_commits(
+def test_the_reput_thread_notifies_before_it_commits(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names: list[str] = []
@@ -521,7 +517,7 @@ def test_without_the_eager_tail_the_reput_thread_notifies_and_then_commits(
     assert names == ["holdfast-reput"] * 2
 
 
-def test_messages_that_wait_for_the_reput_thread_are_counted(
+def test_waiting_messages_are_counted(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(tmp_path, eager_tail=False) as reput:
@@ -550,7 +546,7 @@ def test_a_backlog_is_committed_without_a_pause(
 # -- recovery ------------------------------------------------------------------------------
 
 
-def test_recovered_blocks_are_visible_and_committed_at_the_start(
+def test_recovered_blocks_are_committed_at_the_start(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reput_module, "_RECOVERY_GROUP", 3)
@@ -565,7 +561,7 @@ def test_recovered_blocks_are_visible_and_committed_at_the_start(
         assert not reput.notified  # there are no listeners yet
 
 
-def test_during_recovery_only_proven_durable_blocks_are_committed(
+def test_recovery_commits_only_durable_blocks(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reput_module, "_RECOVERY_GROUP", 3)
@@ -698,9 +694,7 @@ def test_the_reporting_thread_runs_the_pass_if_no_other_thread_runs_one(tmp_path
         assert names == [threading.current_thread().name]
 
 
-def test_a_thread_in_a_pass_also_processes_reports_that_others_make_meanwhile(
-    tmp_path: Path,
-) -> None:
+def test_a_pass_includes_reports_made_meanwhile(tmp_path: Path) -> None:
     log = Log()
     in_pass, go_on = threading.Event(), threading.Event()
 

@@ -32,7 +32,7 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(image)
 
 
-def test_an_index_that_was_closed_is_sealed_and_its_seal_is_broken_once(tmp_path: Path) -> None:
+def test_closing_seals_an_index_and_opening_breaks_the_seal(tmp_path: Path) -> None:
     filled(tmp_path)
     assert break_seal(tmp_path)
     assert not break_seal(tmp_path)
@@ -43,7 +43,7 @@ def test_an_index_that_was_closed_is_sealed_and_its_seal_is_broken_once(tmp_path
     assert break_seal(tmp_path)
 
 
-def test_any_bit_that_changed_since_the_seal_is_seen(tmp_path: Path) -> None:
+def test_a_changed_bit_after_the_seal_is_detected(tmp_path: Path) -> None:
     data = filled(tmp_path)
     image, sealed = data.read_bytes(), (tmp_path / SEAL).read_bytes()
     rng = random.Random(7)
@@ -64,7 +64,7 @@ def test_a_file_of_another_length_than_was_sealed_is_refused(tmp_path: Path, siz
         Index(tmp_path, MAP)
 
 
-def test_a_damaged_seal_says_nothing_of_the_file(tmp_path: Path) -> None:
+def test_a_damaged_seal_proves_nothing(tmp_path: Path) -> None:
     filled(tmp_path)
     sealed = (tmp_path / SEAL).read_bytes()
     for bit in range(len(sealed) * 8):
@@ -84,13 +84,13 @@ def test_a_condemned_index_is_not_sealed(tmp_path: Path) -> None:
     assert not (tmp_path / SEAL).exists()
 
 
-def test_a_sound_index_is_found_sound_apart(tmp_path: Path) -> None:
+def test_a_child_process_accepts_a_sound_index(tmp_path: Path) -> None:
     filled(tmp_path)
     assert find_damage(tmp_path) is None
     check_apart(tmp_path)
 
 
-def test_a_large_file_without_a_seal_is_looked_through_apart(
+def test_a_child_process_checks_a_large_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = filled(tmp_path)
@@ -116,7 +116,9 @@ def test_a_large_file_without_a_seal_is_looked_through_apart(
     data.write_bytes(image)
 
 
-def test_what_ends_the_look_is_damage_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_ends_early_counts_as_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     filled(tmp_path)
     monkeypatch.setattr("holdfast.consumequeue.index.check.sys.executable", "/bin/false")
     with pytest.raises(lmdb.CorruptedError, match="status 1"):

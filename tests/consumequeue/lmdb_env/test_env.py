@@ -25,7 +25,7 @@ def filled(tmp_path: Path) -> Path:
     return directory
 
 
-def test_an_environment_is_made_and_opened_again(tmp_path: Path) -> None:
+def test_an_environment_is_created_and_opened_again(tmp_path: Path) -> None:
     env = open_env(tmp_path / "new" / "env", MAP, max_dbs=1)
     with env.begin(write=True, db=env.open_db(b"one")) as txn:
         txn.put(b"k", b"v")
@@ -49,7 +49,7 @@ def test_readonly_reads_and_leaves_no_trace(filled: Path) -> None:
 
 @pytest.mark.parametrize("readonly", [False, True])
 @pytest.mark.parametrize("size", [0, 1, 100, 4096, 8192, 20_000])
-def test_a_file_cut_short_is_refused(filled: Path, size: int, readonly: bool) -> None:
+def test_a_truncated_file_is_refused(filled: Path, size: int, readonly: bool) -> None:
     os.truncate(filled / "data.mdb", size)
     with pytest.raises(CORRUPT):
         open_env(filled, MAP, readonly=readonly)
@@ -71,7 +71,7 @@ def test_a_flipped_bit_in_a_page_header_is_refused(filled: Path) -> None:
         open_env(filled, MAP)
 
 
-def test_a_large_file_is_opened_unverified_unless_it_is_too_short(
+def test_a_large_file_is_verified_only_if_too_short(
     filled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verified: list[Path] = []
@@ -84,7 +84,7 @@ def test_a_large_file_is_opened_unverified_unless_it_is_too_short(
     assert verified == [filled / "data.mdb"]
 
 
-def test_a_file_that_lacks_free_pages_only_is_sound(
+def test_a_file_without_its_free_pages_is_sound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The meta page counts pages that a transaction took and freed again, but they are never
@@ -121,9 +121,7 @@ def _promise_too_much(directory: Path) -> None:
     pytest.skip("this LMDB writes every page that it promises")
 
 
-def test_lmdb_is_not_handed_a_file_that_verification_refuses(
-    filled: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lmdb_never_opens_a_refused_file(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("LMDB was handed the file")
 
@@ -133,14 +131,14 @@ def test_lmdb_is_not_handed_a_file_that_verification_refuses(
         open_env(filled, MAP)
 
 
-def test_the_lock_file_has_its_room_before_lmdb_maps_it(tmp_path: Path) -> None:
+def test_the_lock_file_is_allocated_before_lmdb_maps_it(tmp_path: Path) -> None:
     open_env(tmp_path, MAP).close()
     lock = (tmp_path / "lock.mdb").stat()
     assert lock.st_size == lmdb_env._LOCK_BYTES  # otherwise LMDB would enlarge it with holes
     assert lock.st_blocks * 512 >= lock.st_size
 
 
-def test_a_full_disk_is_an_error_and_not_the_end_of_the_process(
+def test_a_full_disk_does_not_end_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: int) -> None:

@@ -59,20 +59,20 @@ def _get(env: LiveEnv, key: bytes) -> bytes | None:
 # D1: after a failed write of LMDB's meta page every transaction was refused until a restart
 
 
-def test_a_change_after_lmdb_gave_up_is_stored(env: LiveEnv) -> None:
+def test_a_change_after_a_panic_is_stored(env: LiveEnv) -> None:
     _put(env, b"before")
     _give_up(env)
     _put(env, b"after")
     assert _get(env, b"before") == _get(env, b"after") == b"v"
 
 
-def test_a_read_after_lmdb_gave_up_finds_what_was_committed(env: LiveEnv) -> None:
+def test_a_read_after_a_panic_finds_committed_data(env: LiveEnv) -> None:
     _put(env, b"before")
     _give_up(env)
     assert _get(env, b"before") == b"v"
 
 
-def test_what_cannot_be_opened_again_is_tried_again_by_the_next(
+def test_the_next_transaction_tries_to_reopen_again(
     env: LiveEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _put(env, b"before")
@@ -90,7 +90,9 @@ def test_what_cannot_be_opened_again_is_tried_again_by_the_next(
     assert _get(env, b"before") == b"v"
 
 
-def test_it_is_not_closed_under_an_open_read(env: LiveEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_is_not_closed_during_a_read(
+    env: LiveEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("holdfast.consumequeue.lmdb_env.live_env._PATIENCE_S", 0.05)
     _put(env, b"before")
     with env.transaction(b"db") as reading:
@@ -128,7 +130,7 @@ def test_readers_in_other_threads_never_meet_a_closed_environment(env: LiveEnv) 
     assert all(_get(env, b"%d" % number) == b"v" for number in range(30))
 
 
-def test_a_closed_one_is_not_opened_again(env: LiveEnv) -> None:
+def test_a_closed_environment_is_not_reopened(env: LiveEnv) -> None:
     env.close()
     env.close()
     with pytest.raises(lmdb.Error, match="closed"):
@@ -161,9 +163,7 @@ def reader(env: LiveEnv, tmp_path: Path) -> Iterator[Any]:
     process.join()
 
 
-def test_a_killed_reader_is_dropped_and_its_pages_are_used_again(
-    env: LiveEnv, reader: Any, tmp_path: Path
-) -> None:
+def test_pages_of_a_killed_reader_are_reused(env: LiveEnv, reader: Any, tmp_path: Path) -> None:
     assert reader.pid is not None
     _put(env, b"after")
     env.oldest_reader_s()
@@ -184,7 +184,7 @@ def test_a_killed_reader_is_dropped_and_its_pages_are_used_again(
     assert (tmp_path / "env" / "data.mdb").stat().st_size == size
 
 
-def test_killed_readers_are_dropped_before_a_map_grows(env: LiveEnv, reader: Any) -> None:
+def test_killed_readers_are_removed_before_a_map_grows(env: LiveEnv, reader: Any) -> None:
     os.kill(reader.pid, signal.SIGKILL)
     reader.join()
     for number in range(1000):

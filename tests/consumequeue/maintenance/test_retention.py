@@ -58,7 +58,7 @@ def begins(index: Index, a_topic: Topic, *queues: ConsumeQueue) -> dict[int, int
 # -- where queues begin --------------------------------------------------------------------
 
 
-def test_without_limits_nothing_goes(index: Index) -> None:
+def test_without_limits_nothing_is_deleted(index: Index) -> None:
     assert begins(index, topic(1), queue((1, 100))) == {}
 
 
@@ -71,7 +71,7 @@ def test_the_age_is_counted_from_now(index: Index) -> None:
     assert begins(index, topic(1, ms=2), cq) == {}
 
 
-def test_a_size_is_kept_over_all_queues_evenly_in_time(index: Index) -> None:
+def test_the_size_limit_deletes_the_oldest_of_all_queues(index: Index) -> None:
     one = queue((1, 100), (3, 100), (5, 100))
     two = queue((2, 100), (4, 100), (6, 100))
     assert begins(index, topic(1, size=600), one, two) == {}
@@ -81,21 +81,19 @@ def test_a_size_is_kept_over_all_queues_evenly_in_time(index: Index) -> None:
     assert begins(index, topic(1, size=0), one, two) == {0: 30, 1: 30}
 
 
-def test_of_age_and_size_the_stricter_counts(index: Index) -> None:
+def test_the_stricter_of_age_and_size_counts(index: Index) -> None:
     cq = queue((NOW_US - 5000, 100), (NOW_US - 3000, 100), (NOW_US - 1000, 100))
     assert begins(index, topic(1, ms=4, size=1000), cq) == {0: 10}
     assert begins(index, topic(1, ms=4, size=100), cq) == {0: 20}
     assert begins(index, topic(1, ms=2, size=300), cq) == {0: 20}
 
 
-def test_an_empty_queue_and_an_empty_topic_have_nothing_to_lose(index: Index) -> None:
+def test_empty_queues_and_topics_do_not_change(index: Index) -> None:
     assert begins(index, topic(1, ms=0, size=0)) == {}
     assert begins(index, topic(1, ms=0, size=0), ConsumeQueue(None, 70, 0)) == {}
 
 
-def test_what_arrives_while_it_is_computed_stays(
-    index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_that_arrive_meanwhile_stay(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     cq = queue((1, 100))
 
     def arriving(*arguments: object) -> CqUnit | None:
@@ -119,7 +117,7 @@ def test_what_arrives_while_it_is_computed_stays(
     size=st.none() | st.integers(0, 400),
     on_disk=st.integers(0, 6),
 )
-def test_what_is_kept_is_young_enough_small_enough_and_no_less_than_that(
+def test_the_limits_delete_as_little_as_necessary(
     index: Index,
     shapes: list[list[tuple[int, int]]],
     age_us: int | None,
@@ -154,9 +152,7 @@ def test_what_is_kept_is_young_enough_small_enough_and_no_less_than_that(
 # -- acting on it --------------------------------------------------------------------------
 
 
-def test_a_begin_moves_in_memory_and_frees_the_index_but_for_the_newest_entry(
-    tmp_path: Path,
-) -> None:
+def test_a_new_min_offset_deletes_older_index_entries(tmp_path: Path) -> None:
     index = Index(tmp_path, 1 << 26)
     cq = queue((1, 100), (2, 100), (3, 100))
     index.commit([((1, 0), unit) for unit in cq.entries], ReputPosition())
@@ -171,7 +167,7 @@ def test_a_begin_moves_in_memory_and_frees_the_index_but_for_the_newest_entry(
     index.close()
 
 
-def test_the_newest_entry_that_is_committed_stays_when_newer_ones_are_not(tmp_path: Path) -> None:
+def test_the_newest_committed_entry_stays(tmp_path: Path) -> None:
     """A power loss may remove newer entries; without any entry the queue would start at 0 again."""
     index = Index(tmp_path, 1 << 26)
     cq = queue((1, 100), (2, 100), (3, 100))
@@ -218,7 +214,7 @@ def test_a_segment_is_needed_while_a_queue_begins_in_it(
     assert unneeded(holds, {(1, 0): ten(begin)}, lambda topic_id: False) is expected
 
 
-def test_what_a_repair_has_put_in_the_place_of_damage_is_needed_by_nobody() -> None:
+def test_gap_blocks_of_a_repair_are_not_needed() -> None:
     assert unneeded({(GAP_TOPIC_ID, 0): 1}, {}, lambda topic_id: False)
 
 
@@ -227,9 +223,7 @@ def test_a_deleted_topic_needs_nothing() -> None:
     assert not unneeded(held(q0=5), {}, lambda topic_id: topic_id == 2)
 
 
-async def test_what_a_segment_holds_is_told_by_its_footer_and_by_its_blocks(
-    tmp_path: Path,
-) -> None:
+async def test_footer_and_blocks_give_the_same_queues(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         topic_, _ = await storage.store.topics.create("t", queues=3)
         await storage.store.publishing.publish(

@@ -47,7 +47,7 @@ async def test_without_limits_everything_stays(tmp_path: Path) -> None:
         assert storage.store.reading.queue_state(topic, 0).min_offset == 0
 
 
-async def test_files_go_when_all_their_messages_are_too_old(tmp_path: Path) -> None:
+async def test_files_of_expired_messages_are_deleted(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         topic = await filled_topic(storage, queues=2)
         ends = [storage.store.reading.queue_state(topic, queue).max_offset for queue in (0, 1)]
@@ -73,7 +73,7 @@ def _newest_us(storage: Storage, topic: Topic) -> int:
     )
 
 
-async def test_a_topic_keeps_its_size_and_loses_its_oldest(tmp_path: Path) -> None:
+async def test_a_topic_over_its_size_loses_its_oldest_messages(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         topic = await filled_topic(storage, segments=4)
         before = await read_queue(storage.store, topic)
@@ -85,7 +85,7 @@ async def test_a_topic_keeps_its_size_and_loses_its_oldest(tmp_path: Path) -> No
         assert await storage.retention.run_once() == 0
 
 
-async def test_one_queue_that_needs_a_segment_keeps_it_and_all_after_it(tmp_path: Path) -> None:
+async def test_a_needed_segment_and_all_later_segments_stay(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         store = storage.store
         keeper, _ = await store.topics.create("keeper", queues=1)
@@ -99,7 +99,7 @@ async def test_one_queue_that_needs_a_segment_keeps_it_and_all_after_it(tmp_path
         assert await read_queue(store, keeper) == [(0, b"precious")]
 
 
-async def test_a_deleted_topic_gives_its_room_back(tmp_path: Path) -> None:
+async def test_the_segments_of_a_deleted_topic_are_deleted(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         topic = await filled_topic(storage)
         await storage.store.topics.delete("t")
@@ -108,7 +108,7 @@ async def test_a_deleted_topic_gives_its_room_back(tmp_path: Path) -> None:
         assert storage.opened.index.queues() == [(0, 0)]
 
 
-async def test_the_limit_of_the_log_takes_the_oldest_whoever_needs_them(tmp_path: Path) -> None:
+async def test_the_limit_of_the_log_deletes_the_oldest_segments(tmp_path: Path) -> None:
     config = small_config(tmp_path, max_total_bytes=2 * MIB)
     async with open_storage(config) as storage:
         topic = await filled_topic(storage, queues=2, segments=4)
@@ -127,7 +127,7 @@ async def test_the_limit_of_the_log_takes_the_oldest_whoever_needs_them(tmp_path
         assert [state.min_offset for state in storage.store.reading.queue_states(topic)] == begins
 
 
-async def test_a_begin_that_age_moved_is_not_moved_back_by_the_limit(tmp_path: Path) -> None:
+async def test_the_limit_of_the_log_lowers_no_min_offset(tmp_path: Path) -> None:
     """For this queue, the oldest segment ends before the queue's current first offset."""
     config = small_config(tmp_path, max_total_bytes=3 * MIB)
     async with open_storage(config) as storage:
@@ -145,7 +145,7 @@ async def test_a_begin_that_age_moved_is_not_moved_back_by_the_limit(tmp_path: P
         )
 
 
-async def test_begins_outlive_a_restart_and_the_index(tmp_path: Path) -> None:
+async def test_min_offsets_survive_a_restart_and_a_lost_index(tmp_path: Path) -> None:
     config = small_config(tmp_path)
     async with open_storage(config) as storage:
         topic = await filled_topic(storage, queues=2)
@@ -164,7 +164,7 @@ async def test_begins_outlive_a_restart_and_the_index(tmp_path: Path) -> None:
                 assert await read_queue(storage.store, topic, queue) == contents[queue]
 
 
-async def test_begins_are_stored_before_a_file_is_deleted(
+async def test_min_offsets_are_stored_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
@@ -190,7 +190,7 @@ async def test_begins_are_stored_before_a_file_is_deleted(
         assert await storage.retention.run_once() == 2
 
 
-async def test_a_segment_that_the_index_does_not_have_yet_stays(
+async def test_a_segment_not_yet_indexed_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks that reput has not reached are in no queue, so their segment would look unneeded."""
@@ -230,9 +230,7 @@ class Unreadable:
 
 
 @pytest.mark.parametrize("limit", ["topic", "log"])
-async def test_a_segment_that_cannot_be_read_goes_when_nobody_needs_it(
-    tmp_path: Path, limit: str
-) -> None:
+async def test_an_unreadable_segment_is_deleted_if_unneeded(tmp_path: Path, limit: str) -> None:
     config = small_config(tmp_path, max_total_bytes=2 * MIB if limit == "log" else 0)
     async with open_storage(config) as storage:
         store = storage.store
@@ -254,7 +252,7 @@ async def test_a_segment_that_cannot_be_read_goes_when_nobody_needs_it(
         assert await read_queue(store, topic) == before[begin:]
 
 
-async def test_a_begin_that_moves_while_its_topic_is_deleted_is_not_kept(
+async def test_no_min_offset_is_kept_of_a_deleted_topic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
@@ -272,7 +270,7 @@ async def test_a_begin_that_moves_while_its_topic_is_deleted_is_not_kept(
         assert kept_key(topic.topic_id) not in storage.opened.state.records
 
 
-async def test_topics_that_may_have_been_lost_keep_their_segments(tmp_path: Path) -> None:
+async def test_segments_of_possibly_lost_topics_stay(tmp_path: Path) -> None:
     config = small_config(tmp_path)
     async with open_storage(config) as storage:
         await filled_topic(storage)
@@ -281,7 +279,7 @@ async def test_topics_that_may_have_been_lost_keep_their_segments(tmp_path: Path
         assert await storage.retention.run_once() == 0
 
 
-async def test_a_deleted_file_is_closed_once_nobody_reads_it(tmp_path: Path) -> None:
+async def test_a_deleted_file_is_closed_after_its_last_read(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         topic = await filled_topic(storage)
         reading = storage.log.segments[0]
@@ -303,7 +301,7 @@ def _deleted_but_open(directory: Path) -> list[str]:
     return [target for target in targets if str(directory) in target and "(deleted)" in target]
 
 
-async def test_passes_come_by_themselves_and_a_failed_one_is_followed_by_another(
+async def test_passes_continue_after_a_failed_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_storage(small_config(tmp_path, retention_interval_ms=10)) as storage:
@@ -326,7 +324,7 @@ async def test_passes_come_by_themselves_and_a_failed_one_is_followed_by_another
         assert live(storage) == [2]
 
 
-async def test_stop_waits_for_the_pass_under_way_and_may_be_called_twice(
+async def test_stop_waits_for_the_running_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_storage(small_config(tmp_path, retention_interval_ms=10)) as storage:

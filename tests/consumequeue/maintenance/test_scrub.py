@@ -66,7 +66,7 @@ def flip(segment: Segment, position: int) -> None:
     write(segment, position, bytes([byte ^ 4]))
 
 
-async def test_a_sound_log_is_gone_over_and_left_as_it_is(tmp_path: Path) -> None:
+async def test_a_sound_log_is_not_changed(tmp_path: Path) -> None:
     async with sealed_log(tmp_path) as storage:
         before = [each.path.read_bytes() for each in storage.log.segments]
         scrub = await one_pass(storage)
@@ -136,7 +136,7 @@ async def test_the_header_page_of_another_segment_is_found(tmp_path: Path) -> No
         assert [fault.reason for fault in storage.degraded] == ["damaged-file"]
 
 
-async def test_a_segment_that_was_cut_short_is_found_and_nothing_ends(tmp_path: Path) -> None:
+async def test_a_truncated_segment_is_found(tmp_path: Path) -> None:
     async with sealed_log(tmp_path) as storage:
         segment = storage.log.segments[1]
         blocks = await first_blocks(storage, segment)
@@ -147,7 +147,7 @@ async def test_a_segment_that_was_cut_short_is_found_and_nothing_ends(tmp_path: 
         assert Fault("truncated-segment", detail) in storage.degraded
 
 
-async def test_a_damaged_footer_is_written_again(tmp_path: Path) -> None:
+async def test_a_damaged_footer_is_rebuilt(tmp_path: Path) -> None:
     async with sealed_log(tmp_path) as storage:
         segment = storage.log.segments[1]
         image = segment.path.read_bytes()
@@ -172,7 +172,7 @@ async def test_an_index_that_lacks_a_block_is_rebuilt_at_the_next_start(tmp_path
         assert storage.degraded == []
 
 
-async def test_it_reads_no_faster_than_it_may_and_stops_at_once(tmp_path: Path) -> None:
+async def test_the_scrub_keeps_its_rate_and_stops_at_once(tmp_path: Path) -> None:
     async with sealed_log(tmp_path) as storage:
         scrub = scrub_of(storage, bytes_per_s=1)
         scrub.start()
@@ -182,7 +182,7 @@ async def test_it_reads_no_faster_than_it_may_and_stops_at_once(tmp_path: Path) 
         assert scrub.progress.bytes <= 256 * 1024
 
 
-async def test_it_is_off_unless_a_rate_is_given(tmp_path: Path) -> None:
+async def test_the_scrub_is_off_without_a_rate(tmp_path: Path) -> None:
     async with sealed_log(tmp_path) as storage:
         assert not storage.scrub._thread.is_alive()
     config = small_config(tmp_path, scrub_bytes_per_s=1 << 30)

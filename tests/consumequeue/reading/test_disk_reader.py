@@ -108,7 +108,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **wanted: Any) 
         return outcome(*arguments, **wanted)
 
 
-def test_small_batches_come_as_one_run(stored: Stored) -> None:
+def test_small_batches_are_read_as_one_run(stored: Stored) -> None:
     stored.fill([1] * 500, between=1)
     stored.commit()
     fetched = stored.read(0)
@@ -125,7 +125,7 @@ def test_a_run_may_begin_inside_a_batch(stored: Stored) -> None:
     assert fetched.next_offset == 3 * FEW
 
 
-def test_what_left_memory_meanwhile_and_what_did_not_are_one(stored: Stored) -> None:
+def test_a_read_joins_disk_and_memory(stored: Stored) -> None:
     stored.fill([1] * 200)
     stored.commit(keep=100)
     fetched = stored.read(0)
@@ -134,7 +134,7 @@ def test_what_left_memory_meanwhile_and_what_did_not_are_one(stored: Stored) -> 
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_any_read_is_what_reading_one_by_one_gives(
+def test_any_read_equals_reading_batch_by_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     drawn = random.Random(seed)
@@ -162,7 +162,7 @@ def test_any_read_is_what_reading_one_by_one_gives(
 
 @pytest.mark.parametrize("position", [4, 48, 140])
 @pytest.mark.parametrize("count", [FEW - 1, 4 * FEW])
-def test_damage_at_one_place_of_many_costs_only_what_is_read_there(
+def test_damage_in_one_queue_affects_only_this_queue(
     stored: Stored, count: int, position: int
 ) -> None:
     stored.fill([1] * count)
@@ -177,7 +177,7 @@ def test_damage_at_one_place_of_many_costs_only_what_is_read_there(
     assert offsets(behind) == list(range(6, count))
 
 
-def test_what_a_damaged_place_leaves_goes_to_the_next(stored: Stored) -> None:
+def test_the_share_of_a_damaged_queue_goes_to_the_next(stored: Stored) -> None:
     stored.fill([1] * 300)
     stored.commit()
     stored.flip(5)
@@ -187,9 +187,7 @@ def test_what_a_damaged_place_leaves_goes_to_the_next(stored: Stored) -> None:
     assert offsets(behind) == list(range(6, 206))
 
 
-def test_batches_too_large_for_a_run_are_looked_up_once(
-    stored: Stored, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_batches_are_looked_up_once(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     stored.fill([100] * 2 * FEW)
     stored.commit()
     monkeypatch.delattr(Index, "columns")
@@ -209,7 +207,7 @@ def test_a_block_of_another_queue_is_not_delivered(stored: Stored) -> None:
         stored.read(0)
 
 
-def test_a_filter_is_tried_on_every_batch(stored: Stored) -> None:
+def test_a_filter_examines_every_batch(stored: Stored) -> None:
     class Even:
         def may_match(self, tag_summary: int) -> bool:
             return True
@@ -226,7 +224,7 @@ def test_a_filter_is_tried_on_every_batch(stored: Stored) -> None:
     assert offsets(stored.read(0, filter=Even())) == list(range(0, 100, 2))
 
 
-def test_the_blocks_are_what_is_on_the_disk(stored: Stored) -> None:
+def test_blocks_are_the_stored_bytes(stored: Stored) -> None:
     stored.fill([1] * FEW)
     stored.commit()
     (piece,) = stored.read(0).pieces

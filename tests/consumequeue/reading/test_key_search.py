@@ -79,7 +79,7 @@ async def test_equal_hashes_do_not_make_equal_keys(tmp_path: Path) -> None:
         assert await places(storage, topic, "another") == []
 
 
-async def test_what_retention_took_is_not_found(tmp_path: Path) -> None:
+async def test_deleted_messages_are_not_found(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         store = storage.store
         topic, _ = await store.topics.create("t", queues=1)
@@ -98,7 +98,7 @@ async def test_what_retention_took_is_not_found(tmp_path: Path) -> None:
         assert await places(storage, topic, "k") == []
 
 
-async def test_a_damaged_batch_is_passed_over_and_said(tmp_path: Path) -> None:
+async def test_a_damaged_batch_is_skipped_and_reported(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         store = storage.store
         topic, _ = await store.topics.create("t", queues=1)

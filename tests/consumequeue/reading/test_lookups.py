@@ -32,7 +32,7 @@ def slow_search(monkeypatch: pytest.MonkeyPatch) -> SlowSearch:
     return search
 
 
-async def test_one_search_goes_on_at_a_time_and_reading_goes_on(
+async def test_one_search_runs_at_a_time_beside_reads(
     tmp_path: Path, slow_search: SlowSearch
 ) -> None:
     """A search uses a reader thread and a segment's tables; many searches must not use all
@@ -53,7 +53,7 @@ async def test_one_search_goes_on_at_a_time_and_reading_goes_on(
             assert [each.body(row) for each, row in found] == [b"found"]
 
 
-async def test_a_search_that_is_given_up_goes_on_alone(
+async def test_a_cancelled_search_still_occupies_its_turn(
     tmp_path: Path, slow_search: SlowSearch
 ) -> None:
     """Clients that ask and disconnect must not have more running searches than clients that
@@ -81,9 +81,7 @@ async def test_a_search_that_is_given_up_goes_on_alone(
         assert len(await store.lookups.search_key(topic, "k", 10)) == 1
 
 
-async def test_a_plan_that_is_given_up_ends_with_the_portion_that_is_under_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cancelled_plan_ends_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = 5
     monkeypatch.setattr(queue_reading, "ITEMS_A_CALL", at_once)
     begun, may_go_on = threading.Event(), threading.Event()
@@ -127,7 +125,7 @@ async def test_a_plan_that_is_given_up_ends_with_the_portion_that_is_under_way(
 
 
 # O8: there was no lag in seconds, and no age of the oldest message.
-async def test_when_messages_were_stored_is_found_in_memory_and_on_disk(tmp_path: Path) -> None:
+async def test_store_timestamps_are_found_in_memory_and_on_disk(tmp_path: Path) -> None:
     config = small_config(tmp_path)
     async with open_storage(config) as storage:
         store = storage.store
@@ -148,9 +146,7 @@ async def test_when_messages_were_stored_is_found_in_memory_and_on_disk(tmp_path
 
 
 @pytest.mark.parametrize(("more", "count"), [(-1, 1), (0, 2), (1, 2)])
-async def test_a_search_ends_once_what_it_holds_is_large(
-    tmp_path: Path, more: int, count: int
-) -> None:
+async def test_a_search_ends_at_its_byte_limit(tmp_path: Path, more: int, count: int) -> None:
     # M1: a search for a thousand messages of 4 MiB kept all their batches, four gigabytes
     async with open_storage(small_config(tmp_path)) as storage:
         store = storage.store

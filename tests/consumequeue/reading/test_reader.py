@@ -130,14 +130,14 @@ def test_a_pull_of_nothing_is_empty() -> None:
     assert (fetched.slices, fetched.next_offset) == ([], 0)
 
 
-def test_what_became_visible_later_is_left_alone() -> None:
+def test_later_messages_are_not_delivered() -> None:
     fetched = Queue(3, 2).pull(0, max_offset=3)
     assert offsets(fetched) == [0, 1, 2]
     assert fetched.max_offset == 3
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 7])
-def test_at_most_so_many_messages(count: int) -> None:
+def test_max_messages_limits_a_pull(count: int) -> None:
     fetched = Queue(3, 1, 2).pull(0, max_messages=count)
     assert offsets(fetched) == list(range(min(count, 6)))
     assert fetched.next_offset == min(count, 6)
@@ -147,9 +147,7 @@ def test_at_most_so_many_messages(count: int) -> None:
     ("max_bytes", "taken"),
     [(1, 1), (9, 1), (10, 1), (19, 1), (20, 2), (29, 2), (30, 3), (31, 3)],
 )
-def test_the_first_message_always_and_then_not_beyond_so_many_bytes(
-    max_bytes: int, taken: int
-) -> None:
+def test_max_bytes_limits_a_pull_after_the_first_message(max_bytes: int, taken: int) -> None:
     fetched = Queue(8).pull(0, max_bytes=max_bytes)
     assert offsets(fetched) == list(range(taken))
     assert fetched.next_offset == taken
@@ -164,7 +162,7 @@ def test_bytes_are_counted_over_several_batches() -> None:
     assert offsets(queue.pull(0, max_bytes=600)) == [0, 1, 2]
 
 
-def test_a_message_that_does_not_fit_behind_another_waits_for_the_next_pull() -> None:
+def test_a_message_that_does_not_fit_waits_for_the_next_pull() -> None:
     queue = Queue(1, 5)
     size = queue.units[0].size
     fetched = queue.pull(0, max_bytes=size + 5)
@@ -188,7 +186,7 @@ def test_the_size_of_a_message_is_that_of_its_texts() -> None:
     max_bytes=st.integers(1, 400),
     wanted=st.none() | st.sets(st.integers(0, 50)),
 )
-def test_pull_after_pull_every_message_comes_once_and_in_order(
+def test_repeated_pulls_deliver_every_message_once_in_order(
     counts: list[int], max_messages: int, max_bytes: int, wanted: set[int] | None
 ) -> None:
     queue = Queue(*counts)
@@ -212,7 +210,7 @@ def test_pull_after_pull_every_message_comes_once_and_in_order(
 # -- filters -------------------------------------------------------------------------------
 
 
-def test_a_filter_delivers_what_matches_and_passes_over_the_rest() -> None:
+def test_a_filter_delivers_only_matching_messages() -> None:
     fetched = Queue(3, 3, 3).pull(0, wanted=Matching({1, 7}))
     assert offsets(fetched) == [1, 7]
     assert fetched.next_offset == 9
@@ -224,12 +222,12 @@ def test_a_full_pull_ends_at_the_next_match_not_at_the_next_message() -> None:
     assert fetched.next_offset == 7
 
 
-def test_nothing_matching_is_an_empty_answer_that_moves_on() -> None:
+def test_a_pull_without_matches_advances() -> None:
     fetched = Queue(3, 3).pull(1, wanted=Matching())
     assert (fetched.slices, fetched.next_offset) == ([], 6)
 
 
-def test_a_batch_whose_tags_rule_it_out_is_not_read() -> None:
+def test_a_batch_excluded_by_its_tags_is_not_read() -> None:
     queue = Queue(2, 2, 2, tags=["a", "b", "a"])
     summary = queue.units[1].tag_summary
     fetched = queue.pull(0, wanted=Matching(range(9), summary=summary))
@@ -238,9 +236,7 @@ def test_a_batch_whose_tags_rule_it_out_is_not_read() -> None:
     assert queue.reads == [2]
 
 
-def test_a_pull_scans_only_so_many_bytes_but_at_least_one_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_pull_scans_a_limited_size(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue(1, 1, 1, 1)
     size = queue.units[0].size
     for limit, reached in ((0, 1), (size, 1), (2 * size, 2), (2 * size + 1, 2), (9 * size, 4)):
@@ -249,9 +245,7 @@ def test_a_pull_scans_only_so_many_bytes_but_at_least_one_batch(
 
 
 @pytest.mark.parametrize(("message_us", "looked_at"), [(1, 100), (250, 80), (8000, 3), (1e9, 1)])
-def test_a_costly_filter_looks_at_its_share_and_goes_on_within_a_batch(
-    message_us: float, looked_at: int
-) -> None:
+def test_a_costly_filter_may_stop_within_a_batch(message_us: float, looked_at: int) -> None:
     queue = Queue(50, 50)
     wanted = Matching([99], message_us=message_us)
     fetched = queue.pull(0, wanted=wanted)
@@ -265,9 +259,7 @@ def test_a_costly_filter_looks_at_its_share_and_goes_on_within_a_batch(
     assert found == [99]
 
 
-def test_batches_that_are_passed_over_count_for_the_look_at_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_skipped_batches_count_a_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "MAX_SCAN_BYTES", 3 * SKIPPED_BATCH_BYTES)
     fetched = Queue(1, 1, 1, 1, 1).pull(0, wanted=Matching(summary=1))
     assert (fetched.message_count, fetched.next_offset) == (0, 3)
@@ -282,7 +274,7 @@ def test_a_pull_ends_before_a_gap() -> None:
     assert fetched.next_offset == 2
 
 
-def test_a_pull_that_starts_in_a_gap_is_told_where_it_ends() -> None:
+def test_the_error_of_a_gap_has_its_end() -> None:
     queue = Queue(2, 2, 2).without(1)
     for offset in (2, 3):
         with pytest.raises(CorruptRecord) as caught:
@@ -296,7 +288,7 @@ def test_a_pull_ends_before_a_damaged_batch() -> None:
     assert fetched.next_offset == 2
 
 
-def test_a_pull_that_starts_in_a_damaged_batch_is_told_where_it_ends() -> None:
+def test_the_error_of_a_damaged_batch_has_its_end() -> None:
     queue = Queue(2, 2, 2).damage(1)
     for offset in (2, 3):
         with pytest.raises(CorruptRecord) as caught:
@@ -305,7 +297,7 @@ def test_a_pull_that_starts_in_a_damaged_batch_is_told_where_it_ends() -> None:
     assert offsets(queue.pull(4)) == [4, 5]
 
 
-def test_a_run_of_damage_is_told_as_one_to_its_end() -> None:
+def test_adjacent_damage_is_reported_as_one_range() -> None:
     queue = Queue(2, 2, 2, 2, 2, 2).damage(1).damage(2).without(3).damage(3)  # entry 3 is now 4
     for offset in range(2, 10):
         with pytest.raises(CorruptRecord) as caught:
@@ -315,7 +307,7 @@ def test_a_run_of_damage_is_told_as_one_to_its_end() -> None:
     assert offsets(queue.pull(0)) == [0, 1]
 
 
-def test_a_queue_that_lost_its_end_says_so_up_to_there() -> None:
+def test_a_lost_end_of_a_queue_is_reported() -> None:
     queue = Queue(2, 2, 2).without(2)
     assert offsets(queue.pull(0)) == [0, 1, 2, 3]
     for lacking in (queue, queue.damage(1)):
@@ -337,7 +329,7 @@ def test_a_queue_that_lost_its_end_says_so_up_to_there() -> None:
     most=st.integers(1, 9),
     wanted=st.none() | st.sets(st.integers(0, 31)),
 )
-def test_reading_on_past_damage_gives_all_that_is_whole_and_names_the_rest(
+def test_reads_past_damage_deliver_all_intact_messages(
     counts: list[int],
     damaged: set[int],
     gone: set[int],
@@ -383,7 +375,7 @@ def test_reading_on_past_damage_gives_all_that_is_whole_and_names_the_rest(
     assert ends
 
 
-def test_a_missing_segment_is_passed_in_one_step() -> None:
+def test_a_missing_segment_is_skipped_in_one_step() -> None:
     queue = Queue(*[1] * 10)
     reads = queue.reads
 
@@ -403,7 +395,7 @@ def test_a_missing_segment_is_passed_in_one_step() -> None:
     assert fetched.skipped == (LostRange(2, 8, "missing-segment"),)
 
 
-def test_what_was_let_go_of_is_passed_over_unasked_and_nothing_more() -> None:
+def test_accepted_losses_are_always_skipped() -> None:
     queue = Queue(2, 2, 2, 2).damage(1).damage(2)
     let_go = (LostRange(2, 4, "payload-crc", accepted=True),)
     fetched = queue.pull(0, lost=let_go)
@@ -415,7 +407,7 @@ def test_what_was_let_go_of_is_passed_over_unasked_and_nothing_more() -> None:
     assert offsets(queue.pull(3, lost=both)) == [6, 7]
 
 
-def test_so_many_ranges_are_passed_over_in_one_pull() -> None:
+def test_one_pull_skips_a_limited_number_of_ranges() -> None:
     count = 2 * MAX_SKIPPED_RANGES + 1
     queue = Queue(*[1] * count)
     for number in range(0, count, 2):
@@ -427,7 +419,7 @@ def test_so_many_ranges_are_passed_over_in_one_pull() -> None:
     assert following.next_offset == count
 
 
-def test_only_so_many_bytes_of_damage_are_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limited_size_of_damage_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue(*[1] * 10)
     for number in range(10):
         queue.damage(number)
@@ -438,13 +430,13 @@ def test_only_so_many_bytes_of_damage_are_looked_through(monkeypatch: pytest.Mon
     assert queue.pull(0, skip_corrupt=True).next_offset == 4
 
 
-def test_a_filter_that_has_moved_on_ends_before_the_damage() -> None:
+def test_a_filtered_pull_ends_before_damage() -> None:
     for queue in (Queue(2, 2, 2).damage(1), Queue(2, 2, 2).without(1)):
         fetched = queue.pull(0, wanted=Matching())
         assert (fetched.slices, fetched.next_offset) == ([], 2)
 
 
-def test_damage_in_what_a_filter_rules_out_is_not_met() -> None:
+def test_damage_in_excluded_batches_is_not_reported() -> None:
     queue = Queue(2, 2, 2, tags=["a", "b", "a"]).damage(1)
     summary = queue.units[0].tag_summary
     assert offsets(queue.pull(0, wanted=Matching(range(9), summary=summary))) == [0, 1, 4, 5]
@@ -458,7 +450,7 @@ def test_damage_in_what_a_filter_rules_out_is_not_met() -> None:
         {"base_offset": 7},
     ],
 )
-def test_a_block_of_another_place_is_not_delivered(other: dict[str, int]) -> None:
+def test_a_block_of_another_queue_is_not_delivered(other: dict[str, int]) -> None:
     queue = Queue(2)
     physical = queue.units[0].physical_offset
     queue.batches[physical] = stamped(encode_batch([b"0", b"1"]), physical_offset=physical, **other)
@@ -467,7 +459,7 @@ def test_a_block_of_another_place_is_not_delivered(other: dict[str, int]) -> Non
     assert caught.value.reason == "index-mismatch"
 
 
-def test_a_hot_read_lets_need_of_the_disk_pass() -> None:
+def test_a_hot_read_raises_needs_disk() -> None:
     queue = Queue(2, 2)
 
     def read(unit: CqUnit) -> Batch:
@@ -502,7 +494,7 @@ def test_a_damaged_batch_counts_as_a_match() -> None:
     assert _first(queue, 6, 9, Matching({8})) == 8
 
 
-def test_what_the_tags_rule_out_is_not_read_to_find_a_match() -> None:
+def test_excluded_batches_are_not_read_for_a_match() -> None:
     queue = Queue(3, 3, tags=["a", "b"])
     wanted = Matching(range(9), summary=queue.units[1].tag_summary)
     assert _first(queue, 0, 6, wanted) == 3
@@ -515,7 +507,7 @@ def test_what_the_tags_rule_out_is_not_read_to_find_a_match() -> None:
     start=st.integers(0, 50),
     length=st.integers(0, 50),
 )
-def test_the_first_match_is_that_of_a_walk(
+def test_the_first_match_is_correct(
     counts: list[int], wanted: set[int], start: int, length: int
 ) -> None:
     queue = Queue(*counts)

@@ -48,12 +48,12 @@ def plan_splits(
     return list(cut_parts(index, topic_id, sized, target))
 
 
-def test_one_piece_when_nothing_is_asked(index: Index) -> None:
+def test_without_limits_there_is_one_piece(index: Index) -> None:
     cq = queue((10, 100), (10, 100))
     assert plan_splits(index, 1, [(0, cq, 0, 20)], None, 1) == [Split(0, 0, 20, 200)]
 
 
-def test_pieces_of_at_most_about_so_many_bytes(index: Index) -> None:
+def test_max_bytes_limits_the_pieces(index: Index) -> None:
     cq = queue(*[(10, 100)] * 6)
     assert plan_splits(index, 1, [(3, cq, 0, 60)], 200, 1) == [
         Split(3, 0, 20, 200),
@@ -62,7 +62,7 @@ def test_pieces_of_at_most_about_so_many_bytes(index: Index) -> None:
     ]
 
 
-def test_as_many_pieces_as_asked_over_all_queues(index: Index) -> None:
+def test_min_splits_counts_pieces_of_all_queues(index: Index) -> None:
     parts = [(0, queue(*[(10, 100)] * 6), 0, 60), (1, queue(*[(1, 50)] * 4), 0, 4)]
     plan = plan_splits(index, 1, parts, None, 4)
     assert [(split.queue, split.start_offset, split.end_offset) for split in plan] == [
@@ -79,7 +79,7 @@ def test_a_batch_is_never_cut(index: Index) -> None:
     ]
 
 
-def test_ends_inside_a_batch_stay_where_they_were_asked(index: Index) -> None:
+def test_the_ends_of_a_range_may_be_inside_a_batch(index: Index) -> None:
     cq = queue((10, 100), (10, 100), (10, 100))
     plan = plan_splits(index, 1, [(0, cq, 5, 25)], 100, 1)
     assert [(split.start_offset, split.end_offset) for split in plan] == [
@@ -89,9 +89,7 @@ def test_ends_inside_a_batch_stay_where_they_were_asked(index: Index) -> None:
     ]
 
 
-def test_the_work_is_that_of_the_pieces_not_of_the_batches(
-    index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_pieces_need_few_look_ups(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     """Making four pieces of a queue with 20,000 batches on disk reads a few hundred entries."""
     topic = next(_topics)
     units = [CqUnit(n, 4096 + n, 1, 1, 0, 0, n) for n in range(20_000)]
@@ -110,9 +108,7 @@ def test_the_work_is_that_of_the_pieces_not_of_the_batches(
     assert looked < 300
 
 
-def test_the_work_is_that_of_the_batches_where_they_are_fewer_than_the_pieces(
-    index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_batches_need_few_look_ups(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise one request for pieces of one byte would keep a reader thread busy for hours."""
     looked = 0
 
@@ -128,9 +124,7 @@ def test_the_work_is_that_of_the_batches_where_they_are_fewer_than_the_pieces(
 
 
 @pytest.mark.parametrize(("max_splits", "count"), [(9, 9), (10, 10), (11, 10)])
-def test_pieces_that_would_be_too_many_are_larger(
-    index: Index, max_splits: int, count: int
-) -> None:
+def test_max_splits_makes_pieces_larger(index: Index, max_splits: int, count: int) -> None:
     cq = queue(*[(1, 100)] * 10)
     plan = plan_splits(index, 1, [(0, cq, 0, 10)], 1, 1, max_splits)
     assert len(plan) == count
@@ -139,7 +133,7 @@ def test_pieces_that_would_be_too_many_are_larger(
 
 
 @pytest.mark.parametrize("max_splits", [1, 2, 4, 5, 6, 100])
-def test_each_queue_has_a_piece_whatever_the_most_is(index: Index, max_splits: int) -> None:
+def test_each_queue_has_a_piece_with_any_max_splits(index: Index, max_splits: int) -> None:
     parts = [(n, queue(*[(1, 100)] * 4), 0, 4) for n in range(5)]
     plan = plan_splits(index, 1, parts, 1, 1, max_splits)
     assert {split.queue for split in plan} == set(range(5))
@@ -147,12 +141,12 @@ def test_each_queue_has_a_piece_whatever_the_most_is(index: Index, max_splits: i
     assert sum(split.bytes for split in plan) == 2000
 
 
-def test_the_most_leaves_as_many_pieces_as_are_asked_for(index: Index) -> None:
+def test_max_splits_allows_min_splits(index: Index) -> None:
     parts = [(n, queue(*[(1, 100)] * 10), 0, 10) for n in range(3)]
     assert len(plan_splits(index, 1, parts, None, 9, 9)) >= 9
 
 
-def test_a_plan_is_made_piece_by_piece(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_is_computed_piece_by_piece(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the planning could not be stopped."""
     looked = 0
 
@@ -177,7 +171,7 @@ def test_a_plan_is_made_piece_by_piece(index: Index, monkeypatch: pytest.MonkeyP
     max_bytes=st.none() | st.integers(1, 300),
     min_splits=st.integers(1, 10),
 )
-def test_the_pieces_cover_the_range_once_and_are_as_small_as_their_batches_let_them(
+def test_pieces_cover_the_range_once_and_are_small(
     index: Index,
     batches: list[tuple[int, int]],
     on_disk: int,

@@ -24,13 +24,13 @@ def test_an_offset_beyond_the_end_is_set_back_to_it(offset: int, kept: int) -> N
         assert found == {("g", 5): StoredOffsets({0: kept, 1: 0}, 8)}
 
 
-def test_a_queue_of_which_nothing_is_left_ends_at_0() -> None:
+def test_an_unknown_queue_ends_at_0() -> None:
     assert offsets_beyond_end(_table("written", 3), {}) == {
         ("g", 5): StoredOffsets({0: 0, 1: 0}, 8)
     }
 
 
-def test_in_a_durable_topic_too() -> None:
+def test_offsets_on_durable_topics_are_set_back_too() -> None:
     # R10: an offset that never existed made the group skip messages
     assert offsets_beyond_end(_table("fsync", 10**15), {(5, 0): ConsumeQueue(None, 3, 0)}) == {
         ("g", 5): StoredOffsets({0: 3, 1: 0}, 8)

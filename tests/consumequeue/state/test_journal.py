@@ -42,7 +42,7 @@ def test_changes_are_messages_of_key_and_value(changes: dict[bytes, bytes | None
     assert {noted.tag(row) for row in range(len(noted))} <= {None, "deleted"}
 
 
-def test_a_snapshot_is_cut_into_batches_of_moderate_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_has_batches_of_moderate_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "_SNAPSHOT_BATCH_BYTES", 100)
     records = {b"k%d" % number: b"x" * 40 for number in range(5)} | {b"large": b"y" * 500}
     *batches, end = encode_snapshot(records)
@@ -92,7 +92,7 @@ async def test_every_segment_begins_with_all_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("body", "is_whole"), [(b"below", False), (b"above", True)])
-async def test_damage_above_the_durable_mark_hides_no_record(
+async def test_damage_after_the_durable_offset_hides_no_record(
     tmp_path: Path, body: bytes, is_whole: bool
 ) -> None:
     """Data that was never durable is torn, and was never acknowledged."""
@@ -115,7 +115,7 @@ async def test_damage_above_the_durable_mark_hides_no_record(
 @pytest.mark.parametrize(
     ("topic_ids", "expected"), [((), None), ((0,), None), ((3, 7, 0), 8), ((2, GAP_TOPIC_ID), 3)]
 )
-def test_the_id_of_a_topic_that_still_has_messages_is_left_out(
+def test_ids_of_topics_with_messages_are_not_reused(
     tmp_path: Path, topic_ids: tuple[int, ...], expected: int | None
 ) -> None:
     """This holds although the log has lost the record of that topic and of the next id."""
@@ -129,7 +129,7 @@ def test_the_id_of_a_topic_that_still_has_messages_is_left_out(
     assert (None if next_id is None else decode_number(next_id)) == expected
 
 
-async def test_a_deletion_that_was_never_noted_shows_in_the_next_snapshot(tmp_path: Path) -> None:
+async def test_a_snapshot_reveals_an_unrecorded_deletion(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         await storage.store.topics.create("kept", queues=1)
         await storage.store.topics.create("gone", queues=1)
@@ -146,9 +146,7 @@ async def test_a_deletion_that_was_never_noted_shows_in_the_next_snapshot(tmp_pa
         assert records.keys() == {topic_key("kept"), NEXT_TOPIC_ID}
 
 
-def test_a_snapshot_of_which_a_part_is_missing_deletes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_incomplete_snapshot_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "_SNAPSHOT_BATCH_BYTES", 1)
     batches = [
         encode_changes({b"old": b"1"}),

@@ -75,9 +75,7 @@ def test_the_bytes_of_every_record_are_pinned() -> None:
         (INCOMPLETE, b"incomplete", ("incomplete",)),
     ],
 )
-def test_keys_are_pinned_and_taken_apart_again(
-    key: bytes, raw: bytes, parts: tuple[str, ...]
-) -> None:
+def test_keys_are_pinned_and_parsed(key: bytes, raw: bytes, parts: tuple[str, ...]) -> None:
     assert key == raw
     assert parse_key(key) == parts
 
@@ -99,7 +97,7 @@ def test_keys_are_pinned_and_taken_apart_again(
     ),
     st.integers(1, 10),
 )
-def test_a_topic_comes_back(topic: Topic, levels: int) -> None:
+def test_a_topic_is_decoded(topic: Topic, levels: int) -> None:
     topic = replace(topic, queue_count=topic.queue_count * levels, priority_levels=levels)
     assert decode_topic("orders", encode_topic(topic)) == topic
 
@@ -112,14 +110,14 @@ def test_a_topic_has_queues_on_each_of_its_levels(levels: object) -> None:
 
 
 @given(_OFFSETS, st.integers(0, 2**63 - 1))
-def test_offsets_come_back(offsets: dict[int, int], version: int) -> None:
+def test_offsets_are_decoded(offsets: dict[int, int], version: int) -> None:
     assert decode_kept(encode_kept(offsets)) == offsets
     stored = StoredOffsets(offsets, version)
     assert decode_offsets(encode_offsets(stored)) == stored
     assert decode_number(encode_number(version)) == version
 
 
-def test_fields_that_a_newer_holdfast_added_are_passed_over() -> None:
+def test_unknown_fields_are_ignored() -> None:
     fields = msgpack.unpackb(encode_topic(TOPIC))
     assert decode_topic("orders", msgpack.packb({**fields, "colour": "red"})) == TOPIC
     fields = msgpack.unpackb(encode_offsets(StoredOffsets({1: 9}, 3)), strict_map_key=False)
@@ -127,7 +125,7 @@ def test_fields_that_a_newer_holdfast_added_are_passed_over() -> None:
     assert decode_offsets(newer) == StoredOffsets({1: 9}, 3)
 
 
-def test_what_is_lost_survives_its_record() -> None:
+def test_lost_ranges_are_decoded() -> None:
     lost = {0: (LostRange(3, 5, "crc"),), 9: (LostRange(0, 1, "x", True), LostRange(7, 8, "y"))}
     assert decode_lost(encode_lost(lost)) == lost
     assert encode_lost({0: (LostRange(3, 5, "crc"),)}) == b"\x81\x00\x91\x94\x03\x05\xa3crc\xc2"

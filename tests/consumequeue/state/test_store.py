@@ -95,9 +95,7 @@ def overwrite(directory: Path, key: bytes, value: bytes | None) -> None:
 # -- committing ----------------------------------------------------------------------------
 
 
-def test_a_change_is_in_the_records_and_on_the_disk_when_done_is_called(
-    tmp_path: Path, store: Opened
-) -> None:
+def test_done_is_called_after_a_change_is_on_disk(tmp_path: Path, store: Opened) -> None:
     seen: list[tuple[dict[bytes, bytes], dict[bytes, bytes]]] = []
     called = threading.Event()
 
@@ -129,7 +127,7 @@ def test_the_bytes_on_disk_are_pinned(tmp_path: Path, store: Opened) -> None:
     }
 
 
-def test_changes_that_wait_share_a_sync(store: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_changes_share_a_sync(store: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     groups: list[int] = []
     writing, go_on, ended = threading.Event(), threading.Event(), threading.Semaphore(0)
     write = StateStore._write
@@ -152,7 +150,7 @@ def test_changes_that_wait_share_a_sync(store: Opened, monkeypatch: pytest.Monke
     assert len(store.records) == 50
 
 
-def test_the_last_of_changes_to_one_record_stays(tmp_path: Path, store: Opened) -> None:
+def test_the_last_change_of_a_record_counts(tmp_path: Path, store: Opened) -> None:
     store.committed_together({b"a": b"1"}, {b"a": None}, {b"a": b"3"}, {b"b": b"4"}, {b"b": None})
     assert store.records == {b"a": b"3"}
     store.stop()
@@ -171,7 +169,7 @@ def test_a_full_map_grows(tmp_path: Path, pages: int) -> None:
     assert on_disk(tmp_path) == {b"a": b"1", **records}
 
 
-def test_records_that_the_map_has_no_room_for_can_be_restored(tmp_path: Path) -> None:
+def test_restoring_lets_the_map_grow(tmp_path: Path) -> None:
     store = StateStore(tmp_path, 16 * 4096)
     records = {b"%d" % number: b"x" * 3000 for number in range(60)}
     store.restore(records)
@@ -180,9 +178,7 @@ def test_records_that_the_map_has_no_room_for_can_be_restored(tmp_path: Path) ->
     assert on_disk(tmp_path) == records
 
 
-def test_a_change_that_cannot_be_written_leaves_everything_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_change_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # No address space is left.
     monkeypatch.setattr("holdfast.consumequeue.lmdb_env.live_env.grow_map", lambda env: False)
     store = Opened(tmp_path, 64 * 1024)
@@ -197,9 +193,7 @@ def test_a_change_that_cannot_be_written_leaves_everything_as_it_was(
     assert on_disk(tmp_path) == {b"a": b"3"}
 
 
-def test_a_full_disk_gives_up_the_reserve_and_is_tried_once_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_releases_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put = StateStore._put
     failures = 1
     given_up: list[int] = []
@@ -223,7 +217,7 @@ def test_a_full_disk_gives_up_the_reserve_and_is_tried_once_more(
     store.stop()
 
 
-def test_stop_commits_what_waits_and_may_be_called_twice(tmp_path: Path) -> None:
+def test_stop_commits_waiting_changes_and_may_be_called_twice(tmp_path: Path) -> None:
     store = Opened(tmp_path, MAP)
     store.restore({})
     store.start()
@@ -255,7 +249,7 @@ while True:
 """
 
 
-def test_what_was_done_outlives_a_kill_and_no_change_is_halved(tmp_path: Path) -> None:
+def test_acknowledged_changes_survive_a_kill(tmp_path: Path) -> None:
     for acknowledged in (1, 7):
         child = subprocess.Popen(
             [sys.executable, "-c", _COMMITTER, str(tmp_path)], stdout=subprocess.PIPE
@@ -312,7 +306,7 @@ def test_a_file_that_is_no_environment_is_refused(tmp_path: Path) -> None:
         StateStore(tmp_path, MAP)
 
 
-def test_a_damaged_record_is_named_and_not_in_the_records(tmp_path: Path) -> None:
+def test_a_damaged_record_is_reported_and_left_out(tmp_path: Path) -> None:
     store = StateStore(tmp_path, MAP)
     store.restore({b"a": b"first", b"b": b"second"})
     store.stop()
@@ -336,7 +330,7 @@ def test_a_value_under_another_key_is_damaged(tmp_path: Path) -> None:
     store.stop()
 
 
-def test_restoring_mends_what_was_damaged_and_leaves_the_rest_named(tmp_path: Path) -> None:
+def test_restoring_replaces_damaged_records(tmp_path: Path) -> None:
     store = StateStore(tmp_path, MAP)
     store.restore({b"a": b"1", b"b": b"2", b"c": b"3"})
     store.stop()
@@ -356,9 +350,7 @@ def test_restoring_mends_what_was_damaged_and_leaves_the_rest_named(tmp_path: Pa
 # D1: a failed write of the state was reported only to the caller
 
 
-def test_a_failed_commit_is_noted_until_one_succeeds_though_nobody_asks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_failure_is_cleared_by_a_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.consumequeue.lmdb_env.synced_store.PROBE_INTERVAL_S", 0.01)
     store = StateStore(tmp_path, 1 << 20)
     store.restore({})

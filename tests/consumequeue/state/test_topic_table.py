@@ -23,7 +23,7 @@ ORDERS = Topic("orders", 3, 4, CONFIG, 0)
 BILLS = Topic("bills", 5, 1, CONFIG, 0)
 
 
-def test_an_empty_table_has_nothing_and_counts_topics_from_one() -> None:
+def test_an_empty_table_starts_topic_ids_at_1() -> None:
     table = TopicTable({})
     assert (len(table), table.all(), table.groups(), table.next_topic_id) == (0, [], [], 1)
 
@@ -46,11 +46,11 @@ def test_the_table_is_read_from_its_records() -> None:
     assert table.offsets("g", 3) == StoredOffsets({0: 5}, 2)
 
 
-def test_an_id_is_not_used_again_even_if_its_record_was_lost() -> None:
+def test_an_id_is_never_reused() -> None:
     assert TopicTable({topic_key("bills"): encode_topic(BILLS)}).next_topic_id == 6
 
 
-def test_what_is_unknown_and_what_can_be_no_name() -> None:
+def test_unknown_and_invalid_names_are_refused() -> None:
     table = TopicTable({})
     with pytest.raises(UnknownTopic):
         table.get("orders")
@@ -65,7 +65,7 @@ def test_what_is_unknown_and_what_can_be_no_name() -> None:
     assert table.offsets("billing", 3) == StoredOffsets()
 
 
-def test_a_topic_that_is_changed_is_the_same_in_both_indexes() -> None:
+def test_a_changed_topic_is_found_by_name_and_id() -> None:
     table = TopicTable({})
     table.put(ORDERS)
     changed = Topic("orders", 3, 8, CONFIG, 0)
@@ -74,7 +74,7 @@ def test_a_topic_that_is_changed_is_the_same_in_both_indexes() -> None:
     assert len(table) == 1
 
 
-def test_a_topic_takes_all_that_was_stored_for_it_along() -> None:
+def test_removing_a_topic_removes_its_offsets() -> None:
     table = TopicTable({})
     for topic in (ORDERS, BILLS):
         table.put(topic)

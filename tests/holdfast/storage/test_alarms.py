@@ -17,14 +17,14 @@ MIB = 1024 * 1024
 
 
 @pytest.mark.parametrize(("free", "is_raised"), [(99, True), (100, False), (101, False)])
-def test_a_disk_with_less_than_its_least_room_stops_publishing(free: int, is_raised: bool) -> None:
+def test_a_disk_below_the_limit_stops_publishing(free: int, is_raised: bool) -> None:
     found = disk_low({Path("/log"): 500, Path("/state"): free}, 100)
     assert (found is not None) is is_raised
     if found is not None:
         assert (found.directory, found.free_bytes, found.min_free_bytes) == ("/state", free, 100)
 
 
-def test_no_least_room_and_no_disk_that_answers_stop_nothing() -> None:
+def test_without_a_limit_or_a_disk_nothing_stops() -> None:
     assert disk_low({Path("/log"): 0}, 0) is None
     assert disk_low({}, 100) is None
 
@@ -44,7 +44,7 @@ def _alarms(uncommitted: int = 0, refusal: LogError | None = None, **limits: int
 
 
 @pytest.mark.parametrize(("entries", "is_raised"), [(9, False), (10, False), (11, True)])
-def test_an_index_that_too_much_waits_for_stops_publishing(entries: int, is_raised: bool) -> None:
+def test_a_large_index_backlog_stops_publishing(entries: int, is_raised: bool) -> None:
     found = _alarms(entries).raised().get("index")
     assert (found is not None) is is_raised
     assert found is None or "no room" in str(found)
@@ -61,7 +61,7 @@ async def test_memory_above_its_limit_stops_publishing(
     await watch.stop()
 
 
-async def test_an_alarm_is_noticed_and_passes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_alarm_is_raised_and_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alarms, "INTERVAL_S", 0.001)
     free = 1000
     monkeypatch.setattr(alarms, "free_bytes", lambda directory: free)
@@ -77,7 +77,7 @@ async def test_an_alarm_is_noticed_and_passes_by_itself(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "files"), RuntimeError("no thread")])
-async def test_a_look_that_fails_is_said_once_and_followed_by_others(
+async def test_a_failed_measurement_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     monkeypatch.setattr(alarms, "INTERVAL_S", 0.001)
@@ -102,7 +102,7 @@ async def test_a_look_that_fails_is_said_once_and_followed_by_others(
     await watch.stop()
 
 
-def test_the_memory_that_counts_is_the_process_own() -> None:
+def test_only_the_memory_of_the_process_counts() -> None:
     before, limit = memory_use(0)
     assert 0 < before < limit
     held = b"x" * (64 * MIB)
@@ -111,7 +111,7 @@ def test_the_memory_that_counts_is_the_process_own() -> None:
     assert memory_use(5)[1] == 5
 
 
-async def test_a_storage_in_alarm_refuses_publishers_alone(
+async def test_an_alarm_refuses_only_publishes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A48
@@ -141,7 +141,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 # D3: the log refused a segment, and so refused publishers, although no alarm was raised
 
 
-async def test_what_refuses_a_segment_is_the_alarm_that_refuses_publishers() -> None:
+async def test_a_refused_segment_raises_the_disk_alarm() -> None:
     alarms = _alarms(max_memory_bytes=1 << 60)
     log: Any = alarms.log
     await alarms.start()

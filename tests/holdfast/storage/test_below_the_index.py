@@ -64,7 +64,7 @@ def _overwrite(path: Path, at: int, data: bytes) -> None:
 # D7: a loss there was found only when a reader came to it
 
 
-async def test_the_last_acknowledged_blocks_zeroed_are_said_at_the_start(tmp_path: Path) -> None:
+async def test_zeroed_last_blocks_are_reported_at_the_start(tmp_path: Path) -> None:
     places = await _filled(tmp_path)
     start, end = places[7][0], places[9][1]
     _overwrite(_segment(tmp_path), start, bytes(end - start))
@@ -80,7 +80,7 @@ async def test_the_last_acknowledged_blocks_zeroed_are_said_at_the_start(tmp_pat
         assert lost.value.next_offset == 10
 
 
-async def test_an_older_log_under_a_newer_index_is_said_at_the_start(tmp_path: Path) -> None:
+async def test_an_older_log_is_reported_at_the_start(tmp_path: Path) -> None:
     await _filled(tmp_path)
     older = tmp_path / "older"
     shutil.copy(_segment(tmp_path), older)
@@ -96,7 +96,7 @@ async def test_an_older_log_under_a_newer_index_is_said_at_the_start(tmp_path: P
         assert published[0].base_offset == 13, "an offset that was acknowledged is given again"
 
 
-async def test_a_flipped_bit_in_the_last_block_is_said_at_the_start(tmp_path: Path) -> None:
+async def test_a_flipped_bit_in_the_last_block_is_reported(tmp_path: Path) -> None:
     places = await _filled(tmp_path)
     _overwrite(_segment(tmp_path), places[9][0] + HEADER_SIZE, b"\xff\xff")
     async with open_storage(small_config(tmp_path)) as storage:
@@ -104,7 +104,7 @@ async def test_a_flipped_bit_in_the_last_block_is_said_at_the_start(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("beyond", "is_found"), [(0, True), (1, True), (-1, False)])
-async def test_so_many_bytes_are_looked_at(
+async def test_a_start_checks_a_limited_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beyond: int, is_found: bool
 ) -> None:
     places = await _filled(tmp_path)
@@ -115,7 +115,7 @@ async def test_so_many_bytes_are_looked_at(
         assert bool(storage.degraded) == is_found
 
 
-async def test_nothing_is_said_of_a_log_that_is_whole(tmp_path: Path) -> None:
+async def test_an_intact_log_has_no_faults(tmp_path: Path) -> None:
     await _filled(tmp_path)
     for number in range(3):
         async with open_storage(small_config(tmp_path)) as storage:
@@ -135,7 +135,7 @@ def _raise_version(data_dir: Path, physical_offset: int) -> None:
     _overwrite(path, physical_offset, bytes(raw))
 
 
-async def test_a_newer_block_in_the_middle_is_named_and_can_be_passed_over(
+async def test_a_newer_block_can_be_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = await _filled(tmp_path)
@@ -157,7 +157,7 @@ async def test_a_newer_block_in_the_middle_is_named_and_can_be_passed_over(
 
 
 @pytest.mark.parametrize("number", [0, 9])
-async def test_a_newer_block_where_a_start_looks_is_refused(tmp_path: Path, number: int) -> None:
+async def test_a_newer_block_at_the_end_is_refused(tmp_path: Path, number: int) -> None:
     places = await _filled(tmp_path)
     at = 4096 if number == 0 else places[number][0]  # the first block of the log is the state's
     _raise_version(tmp_path, at)
@@ -181,9 +181,7 @@ async def _with_a_damaged_only_block(data_dir: Path) -> None:
     _overwrite(_segment(data_dir), start, bytes(8))
 
 
-async def test_a_repair_without_an_index_says_that_it_does_not_know_how_many(
-    tmp_path: Path,
-) -> None:
+async def test_a_repair_without_an_index_knows_no_count(tmp_path: Path) -> None:
     await _with_a_damaged_only_block(tmp_path)
     known = await asyncio.to_thread(repair_data_dir, tmp_path, accept_loss=False)
     assert (known.loss.messages, known.loss.messages_at_least) == (1, 1)
@@ -195,13 +193,13 @@ async def test_a_repair_without_an_index_says_that_it_does_not_know_how_many(
     assert (summary["messages"], summary["messages_at_least"]) == ("unknown", 0)
 
 
-async def test_a_check_counts_users_messages_alone(tmp_path: Path) -> None:
+async def test_a_check_counts_only_messages_of_users(tmp_path: Path) -> None:
     await _filled(tmp_path, 7)
     report = await asyncio.to_thread(check_data_dir, tmp_path)
     assert report.messages == 7
 
 
-async def test_what_a_read_could_not_get_once_is_whole_when_another_read_gets_it(
+async def test_damage_that_can_be_read_again_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await _filled(tmp_path)

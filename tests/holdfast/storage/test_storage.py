@@ -76,7 +76,7 @@ asyncio.run(main())
 
 
 @pytest.mark.crash
-async def test_what_was_acknowledged_outlives_kills_exactly_once(tmp_path: Path) -> None:
+async def test_acknowledged_messages_survive_kills_exactly_once(tmp_path: Path) -> None:
     """Each round publishes new bodies, which contain the round's number, so bodies are unique."""
     rng = random.Random(20261121)
     acknowledged: dict[tuple[int, int], bytes] = {}
@@ -148,7 +148,7 @@ async def test_a_retry_after_a_restart_is_still_a_duplicate(
 
 
 @pytest.mark.parametrize("forgotten", [(), ("consumequeue",), ("consumequeue", "state")], ids=str)
-async def test_a_retry_of_a_publish_that_shared_its_batch_is_a_duplicate_after_a_restart(
+async def test_a_retry_of_a_shared_batch_is_still_a_duplicate(
     tmp_path: Path, forgotten: tuple[str, ...]
 ) -> None:
     def attempt(producer_id: int, sequence: int) -> list[Rows]:
@@ -188,7 +188,7 @@ async def test_a_retry_of_a_publish_that_shared_its_batch_is_a_duplicate_after_a
 # -- a stop during the start ---------------------------------------------------------------
 
 
-async def test_a_start_that_is_cancelled_while_disks_are_measured_closes_in_order(
+async def test_a_cancelled_start_closes_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_measuring = asyncio.Event()
@@ -215,7 +215,7 @@ async def test_a_start_that_is_cancelled_while_disks_are_measured_closes_in_orde
 # -- notifications to higher layers --------------------------------------------------------
 
 
-async def test_arrivals_are_told_when_they_are_readable(tmp_path: Path) -> None:
+async def test_listeners_are_called_when_messages_are_readable(tmp_path: Path) -> None:
     told: list[tuple[dict[QueueKey, int], dict[QueueKey, int | None]]] = []
     store: MessageStore
 
@@ -240,9 +240,7 @@ async def test_arrivals_are_told_when_they_are_readable(tmp_path: Path) -> None:
 # -- the state's copy in the log -----------------------------------------------------------
 
 
-async def test_a_segment_begins_with_the_state_also_when_publishers_have_filled_the_queue(
-    tmp_path: Path,
-) -> None:
+async def test_a_segment_begins_with_the_state_under_load(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path, max_waiting_bytes=MIB)) as storage:
         store = storage.store
         topic, _ = await store.topics.create("t", queues=1, fields={"durability": "written"})
@@ -268,7 +266,7 @@ async def test_a_segment_begins_with_the_state_also_when_publishers_have_filled_
 # -- a disk that fails ---------------------------------------------------------------------
 
 
-async def test_a_failed_sync_ends_publishing_and_nothing_else(
+async def test_a_failed_sync_stops_only_publishing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
@@ -333,7 +331,7 @@ async def publish_until_full(storage: Storage, topic: Topic) -> int:
     raise AssertionError("the disk never was full")
 
 
-async def test_a_full_disk_refuses_publishes_until_there_is_room_and_the_rest_goes_on(
+async def test_a_full_disk_refuses_only_publishes(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_log, "DISK_FULL_RETRY_S", 0.0)
@@ -364,7 +362,7 @@ async def test_a_full_disk_refuses_publishes_until_there_is_room_and_the_rest_go
     assert_sound(data_dir)
 
 
-async def test_a_broker_starts_serves_and_stores_offsets_on_a_full_disk(small_disk: Path) -> None:
+async def test_a_broker_starts_and_serves_on_a_full_disk(small_disk: Path) -> None:
     data_dir = small_disk / "data"
     config = small_config(data_dir, reserve_bytes=2 * MIB)
     async with open_storage(config) as storage:
@@ -382,9 +380,7 @@ async def test_a_broker_starts_serves_and_stores_offsets_on_a_full_disk(small_di
         assert (await store.offsets.store_offsets("g", topic, {0: 9})).version == 2
 
 
-async def test_without_a_reserve_a_full_disk_refuses_offsets_too_and_recovers(
-    small_disk: Path,
-) -> None:
+async def test_without_a_reserve_a_full_disk_refuses_offsets_too(small_disk: Path) -> None:
     config = small_config(small_disk / "data")
     async with open_storage(config) as storage:
         store = storage.store

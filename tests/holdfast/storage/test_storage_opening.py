@@ -70,7 +70,7 @@ def open_files(directory: Path) -> list[str]:
 # -- refused directories -------------------------------------------------------------------
 
 
-async def test_opening_ends_early_when_nobody_waits_for_it(tmp_path: Path) -> None:
+async def test_a_cancelled_opening_ends_early(tmp_path: Path) -> None:
     await fill(tmp_path)
     shutil.rmtree(tmp_path / "consumequeue")
     storage = Storage(small_config(tmp_path), EVENTS)
@@ -95,20 +95,20 @@ async def test_a_second_broker_on_the_directory_is_refused(tmp_path: Path) -> No
         pass
 
 
-async def test_a_directory_of_another_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+async def test_a_directory_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "VERSION").write_text("3\n")
     with pytest.raises(UnknownFormatVersion):
         Storage(small_config(tmp_path), EVENTS).lock()
     assert {path.name for path in tmp_path.iterdir()} <= {"VERSION", "lock"}
 
 
-async def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+async def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "letters.txt").write_text("private")
     with pytest.raises(NotADataDir):
         Storage(small_config(tmp_path), EVENTS).lock()
 
 
-async def test_an_opening_that_fails_leaves_nothing_open(
+async def test_a_failed_opening_leaves_no_files_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(tmp_path)
@@ -152,7 +152,7 @@ def _overwrite(directory: Path, key: bytes, value: bytes | None) -> None:
     env.close()
 
 
-async def test_a_crash_while_a_new_state_is_read_from_the_log_loses_nothing(
+async def test_a_crash_while_the_state_is_restored_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(tmp_path)
@@ -175,7 +175,7 @@ async def test_a_crash_while_a_new_state_is_read_from_the_log_loses_nothing(
     await check_filled(tmp_path)
 
 
-async def test_a_state_that_is_none_is_put_aside_and_read_from_the_log(tmp_path: Path) -> None:
+async def test_an_unusable_state_is_moved_aside_and_restored(tmp_path: Path) -> None:
     await fill(tmp_path)
     (tmp_path / "state" / "data.mdb").write_bytes(b"not an environment" * 1000)
     await check_filled(tmp_path)
@@ -184,7 +184,7 @@ async def test_a_state_that_is_none_is_put_aside_and_read_from_the_log(tmp_path:
 
 
 @pytest.mark.parametrize("value", [b"", b"?????????", None])
-async def test_a_damaged_record_comes_back_from_the_log(
+async def test_a_damaged_record_is_restored_from_the_log(
     tmp_path: Path, value: bytes | None
 ) -> None:
     await fill(tmp_path)
@@ -204,7 +204,7 @@ async def test_a_damaged_record_comes_back_from_the_log(
         await check_filled(tmp_path)
 
 
-async def test_a_record_that_is_newer_than_the_logs_copy_stays(
+async def test_a_newer_record_of_the_state_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The copy in the log may lag; only records that the state lacks are taken from it."""
@@ -219,7 +219,7 @@ async def test_a_record_that_is_newer_than_the_logs_copy_stays(
         }
 
 
-async def test_a_record_that_neither_has_degrades_and_its_messages_stay(
+async def test_a_lost_record_keeps_its_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
@@ -245,7 +245,7 @@ async def test_a_record_that_neither_has_degrades_and_its_messages_stay(
     assert not check_data_dir(tmp_path).is_sound
 
 
-async def test_a_state_read_from_a_damaged_log_is_marked_as_such_for_good(tmp_path: Path) -> None:
+async def test_a_state_from_a_damaged_log_stays_marked(tmp_path: Path) -> None:
     await fill(tmp_path)
     segment = tmp_path / "commitlog" / ("0" * 20)
     image = bytearray(segment.read_bytes())
@@ -258,7 +258,7 @@ async def test_a_state_read_from_a_damaged_log_is_marked_as_such_for_good(tmp_pa
             assert storage.retention.keep_unknown_topics
 
 
-async def test_a_new_topic_does_not_get_the_id_of_one_that_was_lost(tmp_path: Path) -> None:
+async def test_a_new_topic_does_not_get_the_id_of_a_lost_topic(tmp_path: Path) -> None:
     await fill(tmp_path)
     segment = tmp_path / "commitlog" / ("0" * 20)
     image = bytearray(segment.read_bytes())
@@ -288,7 +288,7 @@ async def fill_segments(data_dir: Path, *, count: int) -> list[Path]:
 
 
 @pytest.mark.parametrize("left", [None, 0, 100])
-async def test_a_segment_that_is_gone_is_said_and_a_pull_in_it_is_told(
+async def test_a_missing_segment_is_reported(
     tmp_path: Path, left: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     gone = (await fill_segments(tmp_path, count=4))[1]
@@ -312,7 +312,7 @@ async def test_a_segment_that_is_gone_is_said_and_a_pull_in_it_is_told(
             )
 
 
-async def test_a_hole_is_known_and_passed_in_one_step_without_the_index_too(tmp_path: Path) -> None:
+async def test_a_hole_is_known_without_the_index(tmp_path: Path) -> None:
     gone = (await fill_segments(tmp_path, count=4))[1]
     gone.unlink()
     shutil.rmtree(tmp_path / "consumequeue")
@@ -329,7 +329,7 @@ async def test_a_hole_is_known_and_passed_in_one_step_without_the_index_too(tmp_
             assert behind.message_count == 1
 
 
-async def test_a_block_without_a_header_is_known_from_its_segments_footer(tmp_path: Path) -> None:
+async def test_a_footer_reveals_a_block_without_a_header(tmp_path: Path) -> None:
     """This holds even for the last block of its queue: its offset is not assigned again.
 
     Without the index, only the footer knows that block.
@@ -358,9 +358,7 @@ async def test_a_block_without_a_header_is_known_from_its_segments_footer(tmp_pa
         assert published.base_offset == 2
 
 
-async def test_offsets_of_messages_whose_segment_is_gone_are_not_given_again(
-    tmp_path: Path,
-) -> None:
+async def test_offsets_in_a_missing_segment_are_not_reused(tmp_path: Path) -> None:
     *_, last = [path for path in await fill_segments(tmp_path, count=2) if has_blocks(path)]
     async with open_storage(small_config(tmp_path)) as storage:
         end = storage.store.reading.queue_state(storage.store.table.get("t"), 0).max_offset
@@ -457,9 +455,7 @@ def _of_a_longer_log(data_dir: Path) -> None:
     ],
     ids=lambda damage: damage.__qualname__.split(".")[0],
 )
-async def test_an_index_that_is_not_sound_is_rebuilt(
-    tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
+async def test_a_damaged_index_is_rebuilt(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     await fill(tmp_path)
     damage(tmp_path)
     await check_filled(tmp_path)
@@ -468,9 +464,7 @@ async def test_an_index_that_is_not_sound_is_rebuilt(
     assert report.index_entries >= len(WANTED)
 
 
-async def test_an_index_that_shows_damage_in_use_is_rebuilt_at_the_next_start(
-    tmp_path: Path,
-) -> None:
+async def test_an_index_found_damaged_in_use_is_rebuilt(tmp_path: Path) -> None:
     await fill(tmp_path)
     (tmp_path / "consumequeue" / "seal").unlink()
     env = lmdb.open(str(tmp_path / "consumequeue"), max_dbs=3)
@@ -490,7 +484,7 @@ async def test_an_index_that_shows_damage_in_use_is_rebuilt_at_the_next_start(
         assert found == [*WANTED, (10, b"goes on")]
 
 
-async def test_a_condemned_index_whose_deletion_was_cut_short_is_rebuilt(
+async def test_a_half_deleted_index_is_rebuilt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(tmp_path)
@@ -517,7 +511,7 @@ async def test_a_condemned_index_whose_deletion_was_cut_short_is_rebuilt(
 # -- the log -------------------------------------------------------------------------------
 
 
-async def test_a_damaged_log_degrades_and_serves_the_rest(tmp_path: Path) -> None:
+async def test_a_damaged_log_serves_its_intact_messages(tmp_path: Path) -> None:
     await fill(tmp_path)
     segment = tmp_path / "commitlog" / ("0" * 20)
     image = bytearray(segment.read_bytes())
@@ -534,7 +528,7 @@ async def test_a_damaged_log_degrades_and_serves_the_rest(tmp_path: Path) -> Non
         assert published.base_offset == 10
 
 
-async def test_a_damaged_segment_header_costs_no_message_but_is_said(tmp_path: Path) -> None:
+async def test_a_damaged_segment_header_is_reported(tmp_path: Path) -> None:
     await fill(tmp_path)
     segment = tmp_path / "commitlog" / ("0" * 20)
     image = bytearray(segment.read_bytes())
@@ -543,9 +537,7 @@ async def test_a_damaged_segment_header_costs_no_message_but_is_said(tmp_path: P
     await check_filled(tmp_path, degraded=1)
 
 
-async def test_offsets_never_come_again_when_the_log_lost_its_end_after_a_trim(
-    tmp_path: Path,
-) -> None:
+async def test_offsets_are_not_reused_after_a_trim_and_a_lost_end(tmp_path: Path) -> None:
     """A power loss removes messages that were written, read and trimmed by age, but never synced.
 
     The index is gone as well: only the stored first offset says how far the queue was.
@@ -593,7 +585,7 @@ async def test_store_timestamps_do_not_go_back_when_the_clock_does(tmp_path: Pat
     assert report.is_sound, report.findings
 
 
-async def test_a_new_state_store_is_whole_from_its_first_start(tmp_path: Path) -> None:
+async def test_a_new_state_store_is_complete_after_its_first_start(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)):
         pass
     state = StateStore(tmp_path / "state", 64 * MIB, readonly=True)

@@ -50,7 +50,7 @@ def _wait_for(storage: Storage, timeout_ms: int) -> None:
     publishing.timeout_ms = timeout_ms
 
 
-async def test_a_publish_does_not_wait_for_ever_and_its_repetition_is_stored_once(
+async def test_a_retry_after_a_timeout_is_stored_once(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, topic = storage.store, storage.store.table.get("t")
@@ -71,7 +71,7 @@ async def test_a_publish_does_not_wait_for_ever_and_its_repetition_is_stored_onc
     assert await read_queue(store, topic) == [(0, b"once")]
 
 
-async def test_one_in_written_mode_does_not_wait_for_the_sync(
+async def test_a_written_publish_waits_for_no_sync(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, topic = storage.store, storage.store.table.get("t")
@@ -88,7 +88,7 @@ async def test_one_in_written_mode_does_not_wait_for_the_sync(
     syncs.release()
 
 
-async def test_who_goes_away_is_no_longer_waited_for(
+async def test_cancelled_publishes_do_not_wait(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, topic = storage.store, storage.store.table.get("t")

@@ -1,14 +1,53 @@
-"""The number of bytes that a topic with `max_bytes` accepts."""
-
 from dataclasses import replace
 
 import pytest
 
+from holdfast.commitlog.errors import DiskFull, DiskLow, LogError, LogOverloaded
 from holdfast.consumequeue.errors import TopicFull
-from holdfast.consumequeue.publishing import TopicRoom
+from holdfast.consumequeue.publishing import PublishAdmission, TopicRoom
 from holdfast.consumequeue.topics import Topic, TopicConfig
 
 LIMIT = 1000
+
+
+@pytest.mark.parametrize(("size", "is_refused"), [(599, False), (600, False), (601, True)])
+def test_the_bytes_in_flight_are_limited(size: int, is_refused: bool) -> None:
+    admission = PublishAdmission(LIMIT, {})
+    admission.enter(400)
+    if is_refused:
+        with pytest.raises(LogOverloaded) as raised:
+            admission.enter(size)
+        assert raised.value.limit_name == "max_in_flight_bytes"
+        assert admission.in_flight_bytes == 400
+        admission.in_flight_bytes -= 400
+    admission.enter(size)
+
+
+def test_a_single_publish_of_any_size_is_admitted() -> None:
+    admission = PublishAdmission(LIMIT, {})
+    admission.enter(10 * LIMIT)
+    with pytest.raises(LogOverloaded):
+        admission.enter(1)
+
+
+def test_a_raised_alarm_refuses_publishes() -> None:
+    raised: LogError | None = DiskLow("/d", 1, 2)
+    admission = PublishAdmission(LIMIT, {"memory": lambda: None, "disk": lambda: raised})
+    with pytest.raises(DiskLow):
+        admission.enter(1)
+    assert admission.in_flight_bytes == 0
+    raised = None
+    admission.enter(1)
+
+
+def test_the_error_of_an_alarm_keeps_no_frames() -> None:
+    error = DiskFull(1)
+    admission = PublishAdmission(LIMIT, {"disk": lambda: error})
+    for _ in range(3):
+        with pytest.raises(DiskFull) as refused:
+            admission.enter(1)
+        assert str(refused.value) == str(error)
+    assert error.__traceback__ is None
 
 
 def topic(max_bytes: int | None = LIMIT, queues: int = 4) -> Topic:
@@ -30,7 +69,7 @@ class World:
 
 
 @pytest.mark.parametrize(("size", "is_let_in"), [(399, True), (400, True), (401, False)])
-def test_a_topic_takes_as_much_as_its_limit_and_not_a_byte_more(size: int, is_let_in: bool) -> None:
+def test_max_bytes_limits_a_topic(size: int, is_let_in: bool) -> None:
     world = World()
     world.stored = 600
     if is_let_in:
@@ -41,7 +80,7 @@ def test_a_topic_takes_as_much_as_its_limit_and_not_a_byte_more(size: int, is_le
     assert (raised.value.stored_bytes, raised.value.limit) == (600, LIMIT)
 
 
-def test_what_is_being_stored_counts_until_it_is() -> None:
+def test_publishes_in_progress_count() -> None:
     world = World()
     first = world.room.enter(topic(), 600)
     with pytest.raises(TopicFull):
@@ -50,7 +89,7 @@ def test_what_is_being_stored_counts_until_it_is() -> None:
     assert world.room.enter(topic(), 1000) == 1000
 
 
-def test_what_retention_deletes_makes_room() -> None:
+def test_deleted_messages_make_room() -> None:
     world = World()
     world.stored = LIMIT
     with pytest.raises(TopicFull):
@@ -67,7 +106,7 @@ def test_a_topic_without_the_limit_is_not_measured() -> None:
     assert world.room.enter(topic(), LIMIT) == LIMIT
 
 
-def test_a_topic_of_many_queues_is_measured_once_a_second_and_counts_between() -> None:
+def test_a_topic_of_many_queues_is_measured_once_a_second() -> None:
     world, large = World(), topic(queues=65)
     for _ in range(10):
         world.room.leave(large, world.room.enter(large, 100))
@@ -79,7 +118,7 @@ def test_a_topic_of_many_queues_is_measured_once_a_second_and_counts_between() -
     assert world.measured == 2
 
 
-def test_a_topic_that_is_gone_is_forgotten() -> None:
+def test_a_deleted_topic_is_forgotten() -> None:
     world = World()
     world.room.enter(topic(), LIMIT)
     world.room.forget(1)
