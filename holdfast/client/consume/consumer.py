@@ -67,10 +67,7 @@ class AsyncConsumer:
         members wait until that member leaves or expires."""
         return self._member.is_active
 
-    def __aiter__(self) -> AsyncIterator[Delivery]:
-        return self._iterate()
-
-    async def _iterate(self) -> AsyncIterator[Delivery]:
+    async def __aiter__(self) -> AsyncIterator[Delivery]:
         try:
             while (delivery := await self.next()) is not None:
                 yield delivery

@@ -23,12 +23,8 @@ class ReceivedMessage(Message, frozen=True, gc=False, eq=False):
     redelivered: bool
 
     def to_dict(self) -> dict[str, Any]:
-        delivered = {
-            "receipt": self.receipt,
-            "attempt": self.attempt,
-            "redelivered": self.redelivered,
-        }
-        return {**Message.to_dict(self), **delivered}
+        own = {name: getattr(self, name) for name in ("receipt", "attempt", "redelivered")}
+        return {**Message.to_dict(self), **own}
 
 
 class ReceiveResult(NamedTuple):

@@ -97,23 +97,17 @@ class GroupRequests:
 
     async def post(self, action: str, body: object, wait_s: float = 0.0) -> Reply:
         """POST a request with a JSON body that the broker may execute twice without harm."""
-        return await self._transport.request(
-            "POST",
-            f"{self.path}/{action}",
-            headers={"Content-Type": JSON, "Accept": JSON},
-            body=msgspec.json.encode(body),
-            wait_s=wait_s,
-            retry=self._retry,
-        )
+        return await self._send_json("POST", f"{self.path}/{action}", body, wait_s)
 
     async def put(self, settings: Mapping[str, Any]) -> None:
         """Create or change the group."""
-        await self._transport.request(
-            "PUT",
-            self.path,
-            headers={"Content-Type": JSON, "Accept": JSON},
-            body=msgspec.json.encode(settings),
-            retry=self._retry,
+        await self._send_json("PUT", self.path, settings)
+
+    async def _send_json(self, method: str, path: str, body: object, wait_s: float = 0.0) -> Reply:
+        headers = {"Content-Type": JSON, "Accept": JSON}
+        data = msgspec.json.encode(body)
+        return await self._transport.request(
+            method, path, headers=headers, body=data, wait_s=wait_s, retry=self._retry
         )
 
     async def describe(self) -> dict[str, Any]:

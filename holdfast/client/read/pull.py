@@ -265,8 +265,15 @@ def _build_fetched(
         if not isinstance(part, MessageList):
             # The broker sends whole batches, so the last batch may exceed max_messages.
             next_offsets[part.queue] = max(next_offsets[part.queue], part.end_offset)
-    topic_id, skipped = _parse_topic_id(reply), _parse_skipped(reply, topic)
-    return Fetched(parts, next_offsets, max_offsets, topic_id, skipped, min_offset)
+    topic_id = reply.header("Holdfast-Topic-Id") or ""
+    return Fetched(
+        parts,
+        next_offsets,
+        max_offsets,
+        int(topic_id) if topic_id.isdecimal() else None,
+        _parse_skipped(reply, topic),
+        min_offset,
+    )
 
 
 def _decode_batches(
@@ -342,8 +349,3 @@ def _group_by_queue(messages: Sequence[LoneMessage]) -> list[MessageList]:
     for message in messages:
         by_queue.setdefault(message.queue, []).append(message.as_message())
     return [MessageList(queue, found) for queue, found in by_queue.items()]
-
-
-def _parse_topic_id(reply: Reply) -> int | None:
-    text = reply.header("Holdfast-Topic-Id")
-    return int(text) if text is not None and text.isdecimal() else None

@@ -49,10 +49,7 @@ class AsyncReader(Generic[T]):
         self._is_closed = False
         self._failure: Exception | None = None
 
-    def __aiter__(self) -> AsyncIterator[T]:
-        return self._iterate()
-
-    async def _iterate(self) -> AsyncIterator[T]:
+    async def __aiter__(self) -> AsyncIterator[T]:
         try:
             while True:
                 for item in self._current:

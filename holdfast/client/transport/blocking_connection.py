@@ -40,13 +40,11 @@ class BlockingConnection:
                 sock = target.tls.wrap_socket(sock, server_hostname=target.host)
             else:
                 sock.settimeout(None)
-        except ssl.SSLCertVerificationError as error:
-            if sock is not None:
-                sock.close()
-            raise CertificateNotTrusted(target.url, error.verify_message) from error
         except OSError as error:
             if sock is not None:
                 sock.close()
+            if isinstance(error, ssl.SSLCertVerificationError):
+                raise CertificateNotTrusted(target.url, error.verify_message) from error
             raise ConnectionFailed(target.url, str(error), maybe_executed=False) from error
         self._sock = sock
 
