@@ -93,11 +93,8 @@ class FakeBroker:
         self.faults: list[Fault] = []
         self.token: str | None = None
         self.leases_given = 0
-        self.holds_pulls = False
-        """Whether a pull at the end of a queue waits. Otherwise the broker answers it at once, and
-        the reader pulls again immediately."""
+        #: Leases by id, each with the duration that was requested last.
         self.leases: dict[str, int] = {}
-        """Leases by id, each with the duration that was requested last."""
 
     def topic(self, name: str, queues: int = 1, **config: object) -> FakeTopic:
         """Create a topic, or replace an existing one."""
@@ -228,11 +225,6 @@ class FakeBroker:
             return _problem(416, "offset-beyond-end", max_offset=held.max_offset)
         if count > MAX_MESSAGES or size > 16 * 1024 * 1024:
             return _problem(400, "limit-exceeded")
-        if self.holds_pulls:
-            with found.arrived:
-                found.arrived.wait_for(
-                    lambda: held.max_offset > offset, int(query.get("wait_ms", "0")) / 1000
-                )
         wanted = set(query["tag"].split(",")) if "tag" in query else None
         chosen: list[Batch] = []
         rows: list[tuple[Batch, int]] = []

@@ -13,7 +13,8 @@ from holdfast.client.read.pull import PullOptions
 from holdfast.client.sync_client import Client
 from holdfast.client.transport.async_transport import AsyncConnection
 from holdfast.client.transport.http1 import ReplyParser
-from tests.support.fake_broker import running_fake_broker
+from holdfast.testing import RunningBroker
+from tests.support.dropping_proxy import dropping_proxy
 from tests.support.fake_group import GROUP, fake_group, until
 
 TIMEOUT_S = 30
@@ -22,22 +23,26 @@ TIMEOUT_S = 30
 # -- requests on the wire --------------------------------------------------------------------
 
 
-def test_following_a_topic_sends_only_pulls_and_one_per_wait() -> None:
-    # L1, L3: an idle consumer may ask 60
-    # 20 times a minute, five at the most
-    with running_fake_broker() as broker, Client(broker.url) as client:
-        broker.holds_pulls = True
-        topic = broker.topic("t")
-        messages = client.pull("t", queue=0, offset=0)
+def test_following_a_topic_sends_only_pulls_and_one_per_wait(
+    shared_broker: RunningBroker, topic: str
+) -> None:
+    # L1, L3: an idle consumer sends three requests a minute
+    with (
+        dropping_proxy(shared_broker.url, lambda _: False) as proxy,
+        Client(proxy.url) as client,
+        shared_broker.client() as publisher,
+    ):
+        publisher.create_topic(topic, queues=1)
+        messages = client.pull(topic, queue=0, offset=0)
         for body in (b"a", b"b", b"c"):
-            topic.publish(0, [body])
+            publisher.publish(topic, body)
             assert next(messages).body == body
-        asked = [each for each in broker.requests if "wait_ms=0" not in each]
-    assert {each.split("?")[0] for each in broker.requests} == {
-        "GET /v1/topics/t/queues/0/messages"
+    waits = [target for target in proxy.targets if "wait_ms=0" not in target]
+    assert {target.split("?")[0] for target in proxy.targets} == {
+        f"/v1/topics/{topic}/queues/0/messages"
     }
-    assert all("wait_ms=20000" in each for each in asked)
-    assert len(asked) <= 3
+    assert all("wait_ms=20000" in target for target in waits)
+    assert len(waits) <= 3
     assert 60_000 / PullOptions.wait_ms <= 5
 
 
