@@ -38,7 +38,7 @@ from holdfast.groups.serving.clock import GroupClock
 from holdfast.groups.serving.floor_exporter import FloorExporter
 from holdfast.groups.serving.group_changes import GroupChanges, MaySubscribe
 from holdfast.groups.serving.group_registry import GroupRegistry
-from holdfast.groups.serving.group_server import SETTLED_A_TURN, GroupServer
+from holdfast.groups.serving.group_server import SETTLED_A_TURN, GroupServer, SharedParts
 from holdfast.groups.serving.head_source import key_number
 from holdfast.groups.serving.redriving import Redriver
 from holdfast.groups.serving.scanning import Scan
@@ -95,15 +95,16 @@ class GroupService:
         in_flight = AllInFlight(
             config.max_leases, config.max_returned, config.max_returned_per_group
         )
-        self.registry = GroupRegistry(store, opened, hold, clock, in_flight)
-        self.queue_changes = self.registry.changes
+        shared = SharedParts(store, opened, hold, clock, in_flight)
+        self.registry = GroupRegistry(shared)
+        self.queue_changes = shared.changes
         """Callers report to it which queues have new messages, or lost messages."""
         self._by_name = self.registry.by_name
         self.exporter = FloorExporter(store, self._by_name.values, config.mirror_interval_ms / 1000)
         self.changes = GroupChanges(
             store, opened.table, self.registry, config, may_subscribe, self.exporter.export
         )
-        self._redriver = Redriver(store, self.registry, self.changes)
+        self._redriver = Redriver(shared, self.registry, self.changes)
         self._scan = Scan(self._by_name.values, store.reading.max_offset)
         self._is_running = False
 
@@ -323,7 +324,7 @@ class GroupService:
                         targets[topic.topic_id, queue] = offset
         # Skip new queues, which the group adds later at their first offset, and deleted topics.
         reached = await server.seek(
-            {key: at for key, at in targets.items() if server.has_queue(key)}
+            {key: at for key, at in targets.items() if server.core.lane(key) is not None}
         )
         moved: dict[str, dict[int, int]] = {}
         async for part in turn.slices(reached.items()):
@@ -363,29 +364,26 @@ class GroupService:
 
     def stats(self) -> GroupServiceStats:
         """Return the figures for metrics."""
-        counts = _Counts()
-        counts.add(self._by_name.values())
-        return self._stats(counts)
+        stats = self._new_stats()
+        add_figures(stats, self._by_name.values())
+        return stats
 
     async def stats_in_slices(self) -> GroupServiceStats:
         """Return the figures of `stats`, computed in several event loop iterations. The figures of
         one group are consistent; those of different groups may be from different times."""
-        counts = _Counts()
+        stats = self._new_stats()
         async for groups in in_slices(list(self._by_name.values())):
-            counts.add(groups)
-        return self._stats(counts)
+            add_figures(stats, groups)
+        return stats
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _stats(self, counts: "_Counts") -> GroupServiceStats:
+    def _new_stats(self) -> GroupServiceStats:
         counters = self.registry.counters
         return GroupServiceStats(
             **{each.name: copy(getattr(counters, each.name)) for each in fields(counters)},
             expired_leases_total=self.registry.expired_leases,
             groups=len(self._by_name),
-            waiting=counts.waiting,
-            in_flight=counts.in_flight,
-            at_limit=counts.at_limit,
         )
 
     def _topic_ids_of(self, group: GroupServer, names: Sequence[str]) -> frozenset[int]:
@@ -437,19 +435,12 @@ class GroupService:
         return offset
 
 
-@dataclass(slots=True)
-class _Counts:
-    """Sums over all groups, and the groups that are at a limit."""
-
-    waiting: int = 0
-    in_flight: int = 0
-    at_limit: list[str] = field(default_factory=list)
-
-    def add(self, groups: Iterable[GroupServer]) -> None:
-        for group in groups:
-            leased = group.core.lease_count
-            self.waiting += len(group.core.waiters)
-            self.in_flight += leased
-            is_full = leased >= group.record.config.max_in_flight
-            if is_full or not group.core.in_flight.may_deliver_new:
-                self.at_limit.append(group.record.name)
+def add_figures(stats: GroupServiceStats, groups: Iterable[GroupServer]) -> None:
+    """Add the present figures of these groups."""
+    for group in groups:
+        leased = group.core.lease_count
+        stats.waiting += len(group.core.waiters)
+        stats.in_flight += leased
+        is_full = leased >= group.record.config.max_in_flight
+        if is_full or not group.core.in_flight.may_deliver_new:
+            stats.at_limit.append(group.record.name)

@@ -207,4 +207,4 @@ class GroupServiceStats(GroupCounters):
     in_flight: int = 0
     #: The groups that may not lease new messages now: they have `max_in_flight` leases, or the
     #: number of returned messages has reached its limit.
-    at_limit: Sequence[str] = ()
+    at_limit: list[str] = field(default_factory=list)

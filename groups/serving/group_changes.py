@@ -178,10 +178,10 @@ class GroupChanges:
         if group is None:
             return
         _check_topics(group, checks.topic)
-        if group.has_dead_letters_waiting:
+        if group.dead_letters.has_waiting:
             record, _ = await self._match_topics(group.record.apply(settings, owner), turn)
             if (topic_ids := _topics_losing_dead_letters(group, record)) != frozenset():
-                await group.wait_for_dead_letters(topic_ids)
+                await group.dead_letters.wait_for_topics(topic_ids)
 
     async def _groups_losing_dead_letters(
         self, group: GroupServer | None, record: GroupRecord, turn: LoopBudget
@@ -211,7 +211,7 @@ class GroupChanges:
         """Wait until the dead letters of these topics are in the dead-letter topic. Then hold
         leasing and settling in the group until `until_changed` is closed, and store its floors.
         Raises StateUnavailable."""
-        await group.wait_for_dead_letters(topic_ids)
+        await group.dead_letters.wait_for_topics(topic_ids)
         until_changed.enter_context(group.settling_paused())
         until_changed.enter_context(group.deliveries_paused())
         await self._store_floors(group, turn)
@@ -435,10 +435,10 @@ class GroupChanges:
         group = self._registry.get(name)
         _check_topics(group, check_topic)
         # Wait before the lock is taken: the creation of a dead-letter topic takes the lock, too.
-        await group.wait_for_dead_letters(None)
+        await group.dead_letters.wait_for_topics(None)
         async with self._lock:
             group = self._registry.get(name)
-            await group.wait_for_dead_letters(None)
+            await group.dead_letters.wait_for_topics(None)
             # No await may come between here and the beginning of the deletion: offsets may be
             # stored until then. Offsets that are stored later, on topics that were not checked,
             # are not deleted.

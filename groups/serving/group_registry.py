@@ -8,54 +8,33 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from holdfast.consumequeue.errors import KeyedBacklog, UnknownGroup
-from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.slices import LoopBudget, in_slices
 from holdfast.consumequeue.topics import QueueKey, QueueState, Topic, check_name
-from holdfast.groups.core.members import AllInFlight
-from holdfast.groups.core.receipts import ReceiptCodec
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.cursor.rows import DeleteRange, Write, all_of, key_prefix, take_writes
-from holdfast.groups.service_types import GroupCounters
-from holdfast.groups.serving.clock import GroupClock
 from holdfast.groups.serving.commits import commit_rows
 from holdfast.groups.serving.group_server import GroupServer, SharedParts
-from holdfast.groups.serving.head_source import RecentBatches
 from holdfast.groups.serving.parsed_filters import ParsedFilters
-from holdfast.groups.serving.queue_watch import GROUP_ITEMS, QueueChanges
+from holdfast.groups.serving.queue_watch import GROUP_ITEMS
 from holdfast.groups.storage.group_records import GroupRecord
-from holdfast.groups.storage.open import OpenedGroups
 from holdfast.groups.storage.restore import QueueRange, begin_cursor
-from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 
 #: When a group loses a topic, this many queues are freed together.
 FREED_AT_ONCE = 50
 #: An error message names at most this many groups.
 MOST_NAMED = 10
-#: The size of the cache of recently read batches, which all groups share.
-RECENT_BYTES = 32 * 1024 * 1024
 
 
 class GroupRegistry:
     """All groups that are served."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        opened: OpenedGroups,
-        hold: PullRequestHoldService,
-        clock: GroupClock,
-        in_flight: AllInFlight,
-    ) -> None:
-        self._store = store
-        self._opened = opened
-        self._hold = hold
-        self._in_flight = in_flight
-        self.clock = clock
-        self.counters = GroupCounters()
+    def __init__(self, shared: SharedParts) -> None:
+        self._shared = shared
+        self._store = shared.store
+        self._opened = shared.opened
+        self.clock = shared.clock
+        self.counters = shared.counters
         self.filters = ParsedFilters()
-        self.changes = QueueChanges()
-        self._recent = RecentBatches(RECENT_BYTES)
-        self._shared: SharedParts | None = None
         #: How many leases expired in groups that have been deleted since.
         self._expired_before = 0
         self.by_name: dict[str, GroupServer] = {}
@@ -77,13 +56,6 @@ class GroupRegistry:
             check_name("group", name)
             raise UnknownGroup(name)
         return group
-
-    @property
-    def receipt_key(self) -> bytes:
-        """The broker's secret key that signs receipts. It exists if any group exists."""
-        key = self._opened.table.receipt_key
-        assert key is not None
-        return key
 
     @property
     def filter_characters(self) -> int:
@@ -123,22 +95,8 @@ class GroupRegistry:
 
     def add(self, record: GroupRecord) -> GroupServer:
         """Add a group without topics, and serve it. The receipt key must exist."""
-        if self._shared is None:
-            key = self.receipt_key
-            self._shared = SharedParts(
-                self._store,
-                self._opened.store,
-                self._opened.page,
-                self._hold,
-                self._recent,
-                ReceiptCodec(key),
-                key,
-                self.clock,
-                self.counters,
-                self._in_flight,
-                self.changes,
-            )
-        group = self.by_name[record.name] = GroupServer(record, self._shared, self._begin_queue)
+        group = GroupServer(record, self._shared, self._begin_queue)
+        self.by_name[record.name] = group
         return group
 
     async def persist_start_offsets(
@@ -224,10 +182,10 @@ class GroupRegistry:
             async for queues in turn.slices(range(topic.queue_count)):
                 if topic_id not in group.core.topics:
                     break  # deleted meanwhile
-                with group.changes():
-                    for queue in queues:
-                        if (topic_id, queue) not in group.rates:
-                            self._begin_queue(group, (topic_id, queue))
+                for queue in queues:
+                    if (topic_id, queue) not in group.rates:
+                        self._begin_queue(group, (topic_id, queue))
+                group.after_change()
         group.prepared_cursors.clear()
         await group.configure(record)
 
@@ -280,8 +238,8 @@ class GroupRegistry:
 
     def topic_deleted(self, topic_id: int) -> None:
         """Remove a deleted topic from its groups, in later event loop iterations."""
-        self._recent.forget_topic(topic_id)
-        self.changes.by_topic.pop(topic_id, None)
+        self._shared.recent.forget_topic(topic_id)
+        self._shared.changes.by_topic.pop(topic_id, None)
         groups = list(self._by_topic.pop(topic_id, {}).values())
         if groups:
             task = asyncio.create_task(self._forget_topic(topic_id, groups), name="groups-topic")
@@ -316,7 +274,7 @@ class GroupRegistry:
         groups.pop(group.record.name, None)
         if not groups:
             self._by_topic.pop(topic_id, None)
-            self.changes.by_topic.pop(topic_id, None)
+            self._shared.changes.by_topic.pop(topic_id, None)
         group.watch.remove_topic(topic_id)
         lanes = group.remove_topic(topic_id, all_of(group.core.group_id, topic_id))
         while lanes:  # freeing the lanes takes longest; `lanes` has the last references to them

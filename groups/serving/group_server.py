@@ -1,6 +1,6 @@
 """Serves one group: connects the group core with the clock, the message store and the disk.
 
-    an event -> the core is updated -> `_after_change`: answer waiting requests, send dead letters,
+    an event -> the core is updated -> `after_change`: answer waiting requests, send dead letters,
     set the timer, write the page, commit
 
 The core decides which member gets which message; this module does not. On the event loop.
@@ -9,9 +9,10 @@ The core decides which member gets which message; this module does not. On the e
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from time import monotonic
 from typing import Any
 
@@ -51,9 +52,9 @@ from holdfast.groups.serving.receive_flow import (
     ReceiveFlow,
     Waiting,
 )
-from holdfast.groups.storage.cursor_store import CursorStore, Writes
+from holdfast.groups.storage.cursor_store import Writes
 from holdfast.groups.storage.group_records import GroupRecord
-from holdfast.groups.storage.progress_page import ProgressPage
+from holdfast.groups.storage.open import OpenedGroups
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 
 _logger = logging.getLogger(__name__)
@@ -61,26 +62,37 @@ _logger = logging.getLogger(__name__)
 #: At most this many receipts are decoded or settled in one event loop iteration. Each takes about
 #: 10 microseconds.
 SETTLED_A_TURN = 500
+#: The size of the cache of recently read batches, which all groups share.
+RECENT_BYTES = 32 * 1024 * 1024
 #: After a failed read for waiting requests, wait this long before the next try.
 RETRY_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SharedParts:
     """The objects that all groups of a broker use."""
 
     store: MessageStore
-    writer: CursorStore
-    page: ProgressPage
+    opened: OpenedGroups
     hold: PullRequestHoldService
     """It limits how many requests wait, and how long."""
-    recent: RecentBatches
-    codec: ReceiptCodec
-    receipt_key: bytes
     clock: GroupClock
-    counters: GroupCounters
     in_flight: AllInFlight
-    changes: QueueChanges
+    counters: GroupCounters = field(default_factory=GroupCounters)
+    changes: QueueChanges = field(default_factory=QueueChanges)
+    recent: RecentBatches = field(default_factory=lambda: RecentBatches(RECENT_BYTES))
+
+    @property
+    def receipt_key(self) -> bytes:
+        """The broker's secret key that signs receipts. It exists if any group exists."""
+        key = self.opened.table.receipt_key
+        assert key is not None
+        return key
+
+    @cached_property
+    def codec(self) -> ReceiptCodec:
+        """Encodes and decodes receipts."""
+        return ReceiptCodec(self.receipt_key)
 
 
 class GroupServer:
@@ -97,7 +109,7 @@ class GroupServer:
         self.counters = shared.counters
         self._begin_queue = begin_queue
         self._store = store = shared.store
-        self._page = shared.page
+        self._page = shared.opened.page
         self._hold = shared.hold
         self._codec = shared.codec
         self._clock = clock = shared.clock
@@ -117,15 +129,15 @@ class GroupServer:
         )
         self.core = Group(record.group_id, record.config, self.source, shared.in_flight)
         self._flow = flow = ReceiveFlow(self.core, self.source, clock, shared.codec)
-        self.commits = Commits(self.core, shared.writer, clock.now_ms, shared.counters)
-        self._dead_letters = DeadLetters(
+        self.commits = Commits(self.core, shared.opened.store, clock.now_ms, shared.counters)
+        self.dead_letters = DeadLetters(
             record,
             self.core,
             store,
             flow,
             shared.counters,
             shared.receipt_key,
-            self._after_change,
+            self.after_change,
         )
         self._timer = DeadlineTimer(self.process_deadlines, clock.now_ms)
         self._waiting = Waiting(self.core, clock)
@@ -145,7 +157,7 @@ class GroupServer:
 
     async def configure(self, record: GroupRecord) -> None:
         """Apply the settings of another record, but not its topics."""
-        self.record = self._dead_letters.record = record
+        self.record = self.dead_letters.record = record
         self.subscriptions = Subscriptions(record.subscriptions)
         if record.config != self.core.config:
             self.source.forget()  # the mode determines whether heads contain keys
@@ -154,15 +166,11 @@ class GroupServer:
                 for lane in lanes:
                     if self.core.lane(lane.key) is lane:
                         self.core.configure_lane(lane)
-        self._after_change()
+        self.after_change()
 
     def take_filters(self, filters: Filters) -> None:
         """Keep the parsed filters of the group's subscriptions."""
         self.filters, self.filter_characters = filters, characters_of(filters)
-
-    def has_queue(self, key: QueueKey) -> bool:
-        """Return whether a queue belongs to the group."""
-        return self.core.lane(key) is not None
 
     def lanes_of(self, topic_id: int) -> list[QueueLane]:
         """Return the lanes of a topic; an empty list if the group does not have the topic."""
@@ -180,7 +188,7 @@ class GroupServer:
         lanes = self.lanes_of(topic_id)
         self.core.remove_topic(topic_id)
         self.commits.write(writes)
-        self._after_change()
+        self.after_change()
         return lanes
 
     def forget(self, keys: Iterable[QueueKey]) -> None:
@@ -210,7 +218,7 @@ class GroupServer:
             for topic_id in moving:
                 if topic_id in self.core.topics:
                     self.core.pause(topic_id, False)
-            self._after_change()
+            self.after_change()
 
     @contextmanager
     def settling_paused(self) -> Iterator[None]:
@@ -220,17 +228,6 @@ class GroupServer:
             yield
         finally:
             self._settling_allowed.set()
-
-    @property
-    def has_dead_letters_waiting(self) -> bool:
-        """Whether dead letters are waiting to be appended to their topic."""
-        return self._dead_letters.has_waiting
-
-    async def wait_for_dead_letters(self, topic_ids: Collection[int] | None) -> None:
-        """Wait until no dead letter of these topics waits to be appended; if `topic_ids` is None,
-        of any topic. This still holds at the return, because no other code runs after the last
-        check. Raises StateUnavailable after `dead_letters.DRAIN_TIMEOUT_S` seconds."""
-        await self._dead_letters.wait_for_topics(topic_ids)
 
     def lanes(self) -> Iterable[QueueLane]:
         """Return all lanes of the group."""
@@ -252,7 +249,7 @@ class GroupServer:
         reads = [*self._reads.values()]
         for task in reads:
             task.cancel()
-        await self._dead_letters.stop()
+        await self.dead_letters.stop()
         if reads:
             await asyncio.wait(reads)
         await self.source.stop()
@@ -290,12 +287,20 @@ class GroupServer:
         available = self.core.available(request) if is_active else 0
         return Received([], available, is_active, held_s=held_s)
 
-    def give_back(self, receipts: Sequence[str]) -> None:
+    def give_back(self, receipts: Sequence[str | Receipt]) -> None:
         """Release the messages of a reply that was not delivered: the first SETTLED_A_TURN at once,
-        the rest in later event loop iterations."""
-        self._release(self._decode(receipts[:SETTLED_A_TURN]))
-        if rest := receipts[SETTLED_A_TURN:]:
-            self._release_soon(self.give_back, rest)
+        the rest in later event loop iterations, or at once if the group is stopping."""
+        part, rest = receipts[:SETTLED_A_TURN], receipts[SETTLED_A_TURN:]
+        if part:
+            decoded = [self._decode(each) if isinstance(each, str) else each for each in part]
+            self.counters.undelivered_total += settling.release_undelivered(
+                self.core, decoded, self._clock.now_ms()
+            )
+            self.after_change()
+        if rest and self._is_ending:
+            self.give_back(rest)
+        elif rest:
+            asyncio.get_running_loop().call_soon(self.give_back, rest)
 
     # -- settling ----------------------------------------------------------------------------
 
@@ -317,7 +322,7 @@ class GroupServer:
         """
         decoded: list[Receipt | None] = []
         async for texts in in_slices(receipts, SETTLED_A_TURN):
-            decoded += self._decode(texts)
+            decoded += map(self._decode, texts)
         if check_topic is not allow_all:
             for topic_id in {each.topic_id for each in decoded if each is not None}:
                 topic = self._store.table.by_id(topic_id)
@@ -343,7 +348,7 @@ class GroupServer:
         while not self._settling_allowed.is_set():
             await self._settling_allowed.wait()
         settled = settling.settle(self.core, verb, receipts, self._clock.now_ms(), **terms)
-        self._after_change()
+        self.after_change()
         return settled
 
     async def _settle_below(
@@ -366,14 +371,14 @@ class GroupServer:
         because the cursor forgets them in the seek."""
         reached: dict[QueueKey, int] = {}
         async for part in in_slices(targets):
-            await self._dead_letters.wait_for_queues(part)
+            await self.dead_letters.wait_for_queues(part)
             for key in part:
                 lane = self.core.lane(key)
                 if lane is not None:  # the group may have lost the topic meanwhile
                     self.core.seek(key, targets[key])
                     self.source.forget(key)
                     reached[key] = lane.cursor.floor
-            self._after_change()
+            self.after_change()
             await self.commits.wait()
         return reached
 
@@ -383,10 +388,10 @@ class GroupServer:
         self._waiting.end(self.core.stop_waiting(member, may_end))
         async for part in in_slices(self.core.leases_of(member, may_end), ENDED_A_TURN):
             self.core.revoke(part, self._clock.now_ms())
-            self._after_change()
+            self.after_change()
         self._waiting.end(self.core.leave(member, self._clock.now_ms(), may_end))
         self.browsers.forget(member)
-        self._after_change()
+        self.after_change()
 
     # -- events ------------------------------------------------------------------------------
 
@@ -407,17 +412,17 @@ class GroupServer:
                 if state.min_offset > lane.cursor.log_start:
                     self.core.note_log_start(key, state.min_offset, self._clock.now_ms())
                 self.core.note_end(key, state.max_offset)
-        self._after_change()
+        self.after_change()
 
     def note_end(self, key: QueueKey, end: int) -> None:
         """Record that the end of a queue is `end` now."""
         self.core.note_end(key, end)
-        self._after_change()
+        self.after_change()
 
     def note_log_start(self, key: QueueKey, log_start: int) -> None:
         """Record that the first offset of a queue is `log_start` now."""
         self.core.note_log_start(key, log_start, self._clock.now_ms())
-        self._after_change()
+        self.after_change()
 
     def scan(self) -> int:
         """Serve the requests that wait although messages are available. Return how many requests
@@ -429,20 +434,13 @@ class GroupServer:
                 self.core.mark_dirty(topic_id)
         return self._serve()
 
-    @contextmanager
-    def changes(self) -> Iterator[None]:
-        """At the exit, act on the changes of the core that the caller has made. It must not await
-        anything in between."""
-        yield
-        self._after_change()
-
     # -- inside: receiving -------------------------------------------------------------------
 
     async def _first_reply(self, request: ReceiveRequest) -> Reply:
         reply = Reply()
         async for attempt in self._flow.start_reply(request):
             reply = attempt
-            self._after_change()
+            self.after_change()
         return reply
 
     async def _wait(
@@ -450,7 +448,7 @@ class GroupServer:
     ) -> Reply | None:
         """Wait for messages; return None if none come in time."""
         ticket = self._waiting.park(request, wait_s, has_looked=has_looked)
-        self._after_change()
+        self.after_change()
         try:
             return await self._waiting.answer(ticket)
         except asyncio.CancelledError:
@@ -461,7 +459,7 @@ class GroupServer:
         """Return the messages of a reply, once all changes on which it depends are durable."""
         try:
             async for _ in self._flow.fill_reply(reply, request):
-                self._after_change()
+                self.after_change()
             durable = self.commits.when_durable() if reply.commit_first else None
             deliveries, unreadable = await self._flow.deliveries(reply.messages)
             if durable is not None:
@@ -476,24 +474,7 @@ class GroupServer:
         return Received(deliveries, reply.available, reply.is_active, reply.is_notice)
 
     def _return_leases(self, messages: Sequence[SelectedMessage]) -> None:
-        self._release([message.receipt for message in messages if message.receipt is not None])
-
-    def _release(self, receipts: Sequence[Receipt | None]) -> None:
-        part, rest = receipts[:SETTLED_A_TURN], receipts[SETTLED_A_TURN:]
-        if part:
-            self.counters.undelivered_total += settling.release_undelivered(
-                self.core, part, self._clock.now_ms()
-            )
-            self._after_change()
-        if rest:
-            self._release_soon(self._release, rest)
-
-    def _release_soon(self, release: Callable[[Sequence[Any]], None], rest: Sequence[Any]) -> None:
-        """Call `release` in the next event loop iteration; at once if the group is stopping."""
-        if self._is_ending:
-            release(rest)
-        else:
-            asyncio.get_running_loop().call_soon(release, rest)
+        self.give_back([message.receipt for message in messages if message.receipt is not None])
 
     def _drop(self, messages: Sequence[SelectedMessage]) -> None:
         """Settle messages that cannot be read any more: they were damaged or removed meanwhile."""
@@ -502,7 +483,7 @@ class GroupServer:
                 "offset %s of queue %s cannot be read any more", message.offset, message.queue
             )
         settling.settle_unreadable(self.core, messages, self._clock.now_ms())
-        self._after_change()
+        self.after_change()
 
     def _count(self, deliveries: Sequence[Delivery]) -> None:
         now_ms = self._clock.now_ms()
@@ -516,14 +497,14 @@ class GroupServer:
 
     # -- inside: after a change --------------------------------------------------------------------
 
-    def _after_change(self) -> None:
+    def after_change(self) -> None:
         """Act on changes of the core: answer requests, send dead letters, set the timer, write the
         page and start a commit. Must be called after every change, before the next await."""
         if not self._is_ending:
             self._serve()
             letters = self.core.outbox.take_dead_letters()
             if letters:
-                self._dead_letters.add(letters)
+                self.dead_letters.add(letters)
             self._timer.set(self.core.next_deadline())
         self._write_page()
         self.commits.begin()
@@ -547,21 +528,18 @@ class GroupServer:
         finally:
             del self._reads[queue, offset]
         self.core.mark_dirty(queue[0])
-        self._after_change()
+        self.after_change()
 
     def process_deadlines(self) -> None:
         """Handle the deadlines that have passed, and set the timer to the next deadline."""
         self._waiting.expire(self.core.tick(self._clock.now_ms()))
-        self._after_change()
+        self.after_change()
 
-    def _decode(self, receipts: Iterable[str]) -> list[Receipt | None]:
-        decoded: list[Receipt | None] = []
-        for text in receipts:
-            try:
-                decoded.append(self._codec.decode(text))
-            except InvalidReceipt:
-                decoded.append(None)
-        return decoded
+    def _decode(self, text: str) -> Receipt | None:
+        try:
+            return self._codec.decode(text)
+        except InvalidReceipt:
+            return None
 
     def _write_page(self) -> None:
         """Write new leases to the progress page. This must be done before a member gets their

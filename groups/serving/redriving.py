@@ -38,7 +38,7 @@ from holdfast.groups.service_types import (
 )
 from holdfast.groups.serving.group_changes import GroupChanges
 from holdfast.groups.serving.group_registry import GroupRegistry
-from holdfast.groups.serving.group_server import GroupServer
+from holdfast.groups.serving.group_server import GroupServer, SharedParts
 from holdfast.groups.serving.letters import (
     NotADeadLetter,
     Origin,
@@ -71,8 +71,8 @@ READ_AT_ONCE = 1_000
 class Redriver:
     """The redrives of all groups, at most one per group at a time."""
 
-    def __init__(self, store: MessageStore, registry: GroupRegistry, changes: GroupChanges) -> None:
-        self._store = store
+    def __init__(self, shared: SharedParts, registry: GroupRegistry, changes: GroupChanges) -> None:
+        self._shared = shared
         self._registry = registry
         self._changes = changes
         self._running: set[str] = set()
@@ -94,7 +94,7 @@ class Redriver:
         name = request.dead_letter_topic or source.record.dead_letter_topic
         if name is None:
             raise NoDeadLetters(group)
-        dead = self._store.table.get(name)
+        dead = self._shared.store.table.get(name)
         if dead.topic_id in source.core.topics:
             raise InvalidGroup("dead_letter_topic", "it is one of the group's own topics")
         progress = check_name("group", f"{group}.redrive")
@@ -104,8 +104,8 @@ class Redriver:
         self._running.add(group)
         until_s = monotonic() + LONGEST_S
         run = _Redrive(
-            self._store,
-            self._registry.receipt_key,
+            self._shared.store,
+            self._shared.receipt_key,
             source,
             dead,
             request,

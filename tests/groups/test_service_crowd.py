@@ -21,7 +21,7 @@ from holdfast.groups.core.selection import OrderedSelection
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.cursor.leases import Leases
 from holdfast.groups.service import FLOORS_A_TURN
-from holdfast.groups.service_types import Status, Verb
+from holdfast.groups.service_types import GroupServiceStats, Status, Verb
 from holdfast.groups.serving import describe, group_registry, scanning
 from holdfast.groups.serving.group_changes import CHANGED_A_TURN
 from holdfast.groups.serving.group_registry import GroupRegistry
@@ -512,16 +512,16 @@ async def test_the_figures_of_many_groups_are_added_over_many_turns(
 ) -> None:
     # 10,000 groups took 40 ms in one loop iteration
     parts: list[int] = []
-    add = service._Counts.add
+    add = service.add_figures
 
-    def noted(counts: service._Counts, groups: Collection[GroupServer]) -> None:
+    def noted(stats: GroupServiceStats, groups: Collection[GroupServer]) -> None:
         parts.append(len(groups))
-        add(counts, groups)
+        add(stats, groups)
 
     async with running(tmp_path) as broker:
         await broker.topic()
         for number in range(ITEMS_A_TURN + 1):
             await broker.group(f"g{number}")
-        monkeypatch.setattr(service._Counts, "add", noted)
+        monkeypatch.setattr(service, "add_figures", noted)
         assert await broker.groups.stats_in_slices() == broker.groups.stats()
         assert parts == [ITEMS_A_TURN, 1, ITEMS_A_TURN + 1]

@@ -183,7 +183,7 @@ async def test_a_letter_of_exactly_the_largest_size_is_kept(
         await broker.group(dead_letter_topic="dead")
         await broker.publish("x")
         held = await broker.receive()
-        letters = broker.groups.registry.by_name["g"]._dead_letters
+        letters = broker.groups.registry.by_name["g"].dead_letters
         make = letters._rows
 
         def make_and_set_the_limit(*letter: Any) -> Any:
@@ -207,7 +207,7 @@ async def test_a_letter_of_the_largest_size_is_kept_beside_one_that_is_too_large
         await broker.group(dead_letter_topic="dead")
         await broker.publish(["x", "larger" * 100, "z"])
         held = await broker.receive()
-        letters = broker.groups.registry.by_name["g"]._dead_letters
+        letters = broker.groups.registry.by_name["g"].dead_letters
         make, sizes = letters._rows, list[int]()
 
         def make_and_set_the_limit(*letter: Any) -> Any:
@@ -233,7 +233,7 @@ async def test_letters_that_the_log_does_not_take_for_the_moment_are_sent_again(
         await broker.topic("dead")
         await broker.group(dead_letter_topic="dead")
         await broker.publish(["x", "y"])
-        letters = broker.groups.registry.by_name["g"]._dead_letters
+        letters = broker.groups.registry.by_name["g"].dead_letters
         publish, refused = letters._publish, list[int]()
 
         async def refuse_twice(topic: Any, some: Any) -> None:
@@ -307,14 +307,14 @@ async def test_a_letter_whose_message_is_trimmed_is_not_waited_for(tmp_path: Pat
     async with running_group(tmp_path, ["x", "y"], dead_letter_topic="dead") as broker:
         held = await broker.receive()
         served = broker.groups.registry.by_name["g"]
-        letters = served._dead_letters
+        letters = served.dead_letters
         sent: list[object] = []
         letters.add = sent.extend  # type: ignore[method-assign, assignment]
         await broker.settle(held, Verb.REJECT)
         del letters.add
         served.note_log_start((1, 0), 1)
-        with served.changes():
-            letters.add(sent)  # type: ignore[arg-type]
+        letters.add(sent)  # type: ignore[arg-type]
+        served.after_change()
         found = await _dead(broker, 1)
         assert [each["holdfast-dead-offset"] for each in found] == ["1"]
         assert NOT_KEPT not in {
@@ -507,7 +507,7 @@ async def test_letters_of_a_deleted_topic_are_given_up_with_a_log_line(
 ) -> None:
     async with running(tmp_path) as broker:
         await _group_of_two_topics(broker)
-        letters, goes_on = broker.groups.registry.by_name["g"]._dead_letters, asyncio.Event()
+        letters, goes_on = broker.groups.registry.by_name["g"].dead_letters, asyncio.Event()
         publish = letters._publish
 
         async def hesitate(*args: Any) -> None:

@@ -147,7 +147,8 @@ async def test_nobody_can_publish_first_as_the_producer_of_a_letter(tmp_path: Pa
     """If every client could compute the id, any client could make the letter disappear."""
     async with running(tmp_path) as broker:
         await letters(broker, "x")
-        key = broker.groups.registry.receipt_key
+        key = broker.storage.groups.table.receipt_key
+        assert key is not None
         ids = {keyed_producer_id(each, "redrive", "g 1") for each in (key, b"", b"another")}
         assert len(ids) == 3
         assert keyed_producer_id(key, "dead-letter", "g 1") not in ids

@@ -179,7 +179,7 @@ async def test_ages_of_a_bounded_number_of_queues_are_looked_at(
 
 
 async def test_groups_at_their_limit_are_named(api: Api) -> None:
-    stats = GroupServiceStats(groups=3, at_limit=("a", "b"))
+    stats = GroupServiceStats(groups=3, at_limit=["a", "b"])
     found = {family.name: family for family in group_metrics(stats)}
     assert [each.value for each in found["holdfast_groups_at_limit"].samples] == [2]
     named = found["holdfast_group_at_limit"].samples
