@@ -31,8 +31,7 @@ from holdfast.consumequeue.topics import QueueKey
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.holdservice.errors import HoldLimitExceeded
 
-#: The most offsets that one step scans for a filter. With a usual filter, one step takes half
-#: a millisecond.
+#: The most offsets that one step scans for a filter. With a usual filter, this takes 0.5 ms.
 SCAN_STEP = 256
 #: The ticks per second of `Deadlines`. A power of two, so that the time of a tick in seconds is an
 #: exact float. A rounded time could be a little before the deadline.
@@ -125,8 +124,8 @@ class HoldTable(Generic[T]):
         ticket: T,
         filter: object | None = None,
     ) -> HeldPull[T]:
-        """Hold a pull that waits for a message in any of the queues, at or after the queue's offset
-        in `waits`.
+        """Hold a pull until one of the queues has a message at or after the queue's offset in
+        `waits`.
 
         This wakes no pull. The caller must pass the queues' current ends to `message_arriving` in
         the same loop iteration; otherwise messages that are already there are missed. Filters must
@@ -188,7 +187,7 @@ class HoldTable(Generic[T]):
         Pull groups without a filter come first. If `scan` returns None, all pulls of the group wake
         and must read the messages themselves. If `scan` raises, the table is unchanged.
         """
-        # The group has no pulls if all were released, or were moved to another pull group.
+        # The pull group is empty if its pulls were released, or were moved to another pull group.
         group = self._reached[0]
         queue = group.queue
         is_match = True
@@ -291,14 +290,14 @@ class HoldTable(Generic[T]):
         if group.is_reached:
             return
         group.is_reached = True
-        if group.filter is None:  # this group needs no scan, so it goes before groups that do
+        if group.filter is None:  # this group needs no scan, so it is processed first
             self._reached.appendleft(group)
         else:
             self._reached.append(group)
 
     def _advance(self, group: _PullGroup[T], offset: int) -> None:
-        """Advance a pull group to `offset`. If another group with an equal filter has that offset
-        already, merge it into this group."""
+        """Advance a pull group to `offset`. If another group has this offset and an equal filter,
+        merge the other group into this group."""
         groups = group.queue.groups
         del groups[group.filter, group.offset]
         group.offset = offset

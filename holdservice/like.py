@@ -56,12 +56,12 @@ def compile_like(pattern: str, escape: str | None = None) -> Callable[[str], boo
         if item is not _ANY_ONE:
             accepting[item] = accepting.get(item, any_one) | 2 << i
     whole = 1 << len(items)
-    settled = whole & repeats  # in this state any remaining text matches
+    final = whole & repeats  # in this state any remaining text matches
 
     def is_like(text: str) -> bool:
         state = 1
         for character in text:
-            if state & settled:
+            if state & final:
                 return True
             state = (state << 1 & accepting.get(character, any_one)) | (state & repeats)
             if not state:

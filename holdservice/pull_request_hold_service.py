@@ -38,15 +38,15 @@ STEP_US = 1500
 USUAL_TEXT_BYTES = 200
 #: The most expired pulls that are answered in one loop iteration.
 EXPIRY_SLICE = 64
-#: About the time that one answer takes. If n pulls expire together, the first answer is sent
+#: One answer takes about this long. If n pulls expire together, the first answer is sent
 #: n * CROWD_LEAD_US before the deadline, so that the last answers are not late.
 CROWD_LEAD_US = 40
 #: The first answer is sent at most this long before the deadline.
 MAX_LEAD_MS = 40
 #: The most queues that the scan checks before other work of the loop can run.
 SCAN_CHUNK = 1000
-#: A message is readable a moment before `message_arriving` is called for it. If the scan finds a
-#: message without this call, the call counts as lost only if it does not come within this time.
+#: A message is readable a moment before `message_arriving` is called for it. So the scan counts
+#: this call as lost only if it is still missing after this time.
 SCAN_GRACE_S = 1.0
 #: A scan that blocks the loop for longer than this in total is logged, as in RocketMQ.
 SLOW_SCAN_S = 5.0
@@ -73,8 +73,8 @@ class HoldResult(NamedTuple):
 class HoldStats:
     """The number of pulls that are held now, and counts since the start. `held`, `held_max`,
     `refused_total` and `scan_rescues` include the requests of other kinds that wait within the same
-    limits (`PullRequestHoldService.occupied_slot`). `last_scan_s` is the time for which the last
-    scan blocked the loop."""
+    limits (`PullRequestHoldService.occupied_slot`). The last scan blocked the loop for
+    `last_scan_s`."""
 
     held: int
     held_max: int
@@ -277,7 +277,7 @@ class PullRequestHoldService:
             return self._scan(key, start, end, filter)
         except Exception:
             # Wake the pulls: each reads for itself and reports the failure to its own client.
-            log.exception("a filter could not be tried on queue %s from %d", key, start)
+            log.exception("a filter failed on queue %s from offset %d", key, start)
             return None
 
     def _answer(
@@ -340,33 +340,33 @@ class PullRequestHoldService:
         busy_s = monotonic() - started
         if rescued:
             self._scan_rescues += rescued
-            log.warning("%d requests waited for messages that were there", rescued)
-        behind = await self._scan_queues(busy_s)
-        if behind and self._config.long_polling:
+            log.warning("%d requests of groups waited without a wake-up", rescued)
+        missed = await self._scan_queues(busy_s)
+        if missed and self._config.long_polling:
             await asyncio.sleep(SCAN_GRACE_S)
-            behind = {
+            missed = {
                 key: max_offset
-                for key, max_offset in behind.items()
+                for key, max_offset in missed.items()
                 if self._table.is_behind(key, max_offset)
             }
-            if behind:
-                self._scan_rescues += len(behind)
-                log.warning("messages on %d held queues were not told of: %s", len(behind), behind)
-        if behind:
-            self._record_arrivals(behind)
+            if missed:
+                self._scan_rescues += len(missed)
+                log.warning("%d queues had messages without a wake-up: %s", len(missed), missed)
+        if missed:
+            self._record_arrivals(missed)
 
     async def _scan_queues(self, busy_s: float) -> dict[QueueKey, int]:
         """Find the queues with held pulls that have messages for which `message_arriving` was not
         called. Return the ends of these queues. `busy_s` is the time for which this scan has
         blocked the loop so far."""
-        behind = {}
+        missed = {}
         keys = self._table.queue_keys()
         for first in range(0, len(keys), SCAN_CHUNK):
             started = monotonic()
             for key in keys[first : first + SCAN_CHUNK]:
                 max_offset = self._max_offset(key)
                 if max_offset is not None and self._table.is_behind(key, max_offset):
-                    behind[key] = max_offset
+                    missed[key] = max_offset
             busy_s += monotonic() - started
             await asyncio.sleep(0)
         self._last_scan_s = busy_s
@@ -374,7 +374,7 @@ class PullRequestHoldService:
         self._observe_scan(busy_s)
         if busy_s > SLOW_SCAN_S:
             log.warning("a scan of %d held queues took %.1f s of the event loop", len(keys), busy_s)
-        return behind
+        return missed
 
 
 def _scan_step(message_filter: "MessageFilter") -> int:

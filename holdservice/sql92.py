@@ -154,14 +154,14 @@ class _Builder(Transformer[Token, _Node]):
         self, value: _Node, negate: Token | None, word: Token, pattern: Token, escape: Token | None
     ) -> _Node:
         name = _name_of(value, word)
-        if escape is not None and len(_unquoted(escape)) != 1:
+        if escape is not None and len(_unquote(escape)) != 1:
             raise InvalidFilter("syntax", "write ESCAPE with one character", escape.start_pos)
         try:
-            is_like = compile_like(_unquoted(pattern), escape and _unquoted(escape))
+            is_like = compile_like(_unquote(pattern), escape and _unquote(escape))
         except InvalidPattern:
             raise InvalidFilter(
                 "syntax",
-                "the escape character stands before something other than %, _ or itself; double it",
+                "only %, _ or itself may follow the escape character; double the escape character",
                 pattern.start_pos,
             ) from None
 
@@ -178,22 +178,22 @@ class _Builder(Transformer[Token, _Node]):
         return _join((value,), evaluate)
 
     def name(self, word: Token) -> _Node:
-        return _named(_COLUMNS.get(word, str(word)), word)
+        return _make_name(_COLUMNS.get(word, str(word)), word)
 
     def quoted_name(self, word: Token) -> _Node:
-        return _named(str(word)[1:-1], word)
+        return _make_name(str(word)[1:-1], word)
 
     def number(self, word: Token) -> _Node:
         return _constant(to_number(word), word)
 
     def text(self, word: Token) -> _Node:
-        return _constant(_unquoted(word), word)
+        return _constant(_unquote(word), word)
 
     def truth(self, word: Token) -> _Node:
         return _constant(word.type == "TRUE", word)
 
 
-def _named(name: Name, word: Token) -> _Node:
+def _make_name(name: Name, word: Token) -> _Node:
     return _Node(
         lambda row: row.get(name),
         _position(word),
@@ -235,12 +235,12 @@ def _condition(node: _Node) -> Evaluate:
         return evaluate
     if not node.names and not isinstance(evaluate({}), bool):
         raise InvalidFilter(
-            "syntax", "a value alone is no condition; compare a property with it", node.position
+            "syntax", "a value is not a condition; compare a property with it", node.position
         )
     return lambda row: to_truth(evaluate(row))
 
 
-def _unquoted(token: Token) -> str:
+def _unquote(token: Token) -> str:
     return str(token)[1:-1].replace("''", "'")
 
 
@@ -258,23 +258,23 @@ def _name_of(node: _Node, word: Token) -> Name:
 def _too_deep(token: Token) -> InvalidFilter:
     return InvalidFilter(
         "too-deep",
-        f"parentheses and NOT lie more than {MAX_FILTER_DEPTH} deep; write it flatter",
+        f"parentheses and NOT are nested more than {MAX_FILTER_DEPTH} deep; use fewer levels",
         token.start_pos,
     )
 
 
 def _unreadable(text: str, position: int) -> InvalidFilter:
     character = text[position]
-    mend = _MENDS.get(character, "leave it out, or quote it in '...' as a part of a text")
-    return InvalidFilter("syntax", f"{character!r} cannot stand here; {mend}", position)
+    fix = _FIXES.get(character, "leave it out, or quote it in '...' as a part of a text")
+    return InvalidFilter("syntax", f"{character!r} is not allowed here; {fix}", position)
 
 
 def _unexpected(text: str, token: Token, accepted: set[str]) -> InvalidFilter:
     is_end = token.type == "$END"
-    found = "the filter ends too early" if is_end else f"{str(token)[:64]!r} cannot stand here"
+    found = "the filter ends too early" if is_end else f"{str(token)[:64]!r} is not allowed here"
     wanted = [phrase for kind, phrase in _PHRASES.items() if kind in accepted]
-    mend = f"write {wanted[0]}" if len(wanted) == 1 else f"write one of: {' | '.join(wanted)}"
-    return InvalidFilter("syntax", f"{found}; {mend}", len(text) if is_end else token.start_pos)
+    fix = f"write {wanted[0]}" if len(wanted) == 1 else f"write one of: {' | '.join(wanted)}"
+    return InvalidFilter("syntax", f"{found}; {fix}", len(text) if is_end else token.start_pos)
 
 
 _SIGNS: Final = {
@@ -289,11 +289,11 @@ _SIGNS: Final = {
 _COLUMNS: Final = {column.value: column for column in Column}
 _TERMS: Final = frozenset({"NAME", "QUOTED_NAME", "TEXT", "NUMBER", "TRUE", "FALSE"})
 _DEPTH_CHANGES: Final = {"LPAR": 1, "RPAR": -1}
-_MENDS: Final = {
+_FIXES: Final = {
     "'": "close the text with another ' (and write a ' inside it as '')",
     '"': "write a text as '...' and an unusual property name as `...`",
     "`": "close the name with another `",
-    "-": "write a property name that holds it as `...`",
+    "-": "write a property name that contains it as `...`",
 }
 _PHRASES: Final = {
     "NAME": "a property name",

@@ -47,8 +47,8 @@ from holdfast.http_api.schemas.messages import SkippedRange
 from holdfast.http_api.wire.problems import Problem, problem_for
 from holdfast.http_api.wire.reply import Reply, StreamPiece
 
-#: Events are sent in pieces of about this size, including their ids. For a client that does not
-#: read, one piece stays in memory. Making a piece blocks the event loop for 1 to 2 ms.
+#: Events are sent in pieces of about this size, including their ids. If a client does not read, one
+#: piece stays in memory. Making a piece blocks the event loop for 1 to 2 ms.
 PIECE_BYTES = 64 * 1024
 #: The approximate size of an event without its id and body.
 _EVENT_BYTES = 256
@@ -66,7 +66,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def reconnect_later() -> Reply:
-    """Return a stream that ends at once, so that the client reconnects with its last event's id."""
+    """Return a stream that ends at once. The client then reconnects with its last event's id."""
     return Reply(200, EVENTS, (b"retry: %d\n\n" % RETRY_MS,), _HEADERS, closes=True)
 
 
@@ -80,14 +80,14 @@ async def start_stream(
     """Return the reply that streams queues from these offsets (queue -> offset).
 
     The first read waits for `slot`. Raises the errors of the first read, as a pull does, and
-    Problem (too-many-held) if as many streams exist as allowed.
+    Problem (too-many-held) if max_event_streams is reached.
     """
     context, limit = call.context, call.context.config.max_event_streams
     if context.stream_count >= limit:
         raise Problem(
             "too-many-held",
-            f"there are as many streams of events as max_event_streams allows ({limit}); "
-            "try again later, or raise it in the configuration",
+            f"the limit of event streams is reached: max_event_streams ({limit}); "
+            "try again later, or raise the limit in the configuration",
             limit=limit,
             limit_name="max_event_streams",
         )
@@ -154,7 +154,7 @@ class _Stream:
         self._kept_bytes = sum(map(self._memory_of, reads))
 
     def _memory_of(self, read: QueueRead) -> int:
-        """Return the memory of one queue's result in bytes, also if others share its blocks."""
+        """Return the memory of one queue's result in bytes, including shared blocks."""
         rows = 0 if self._filter is None else read.fetched.message_count
         return _KEPT_PER_READ + read.fetched.block_bytes + _KEPT_PER_MESSAGE * rows
 

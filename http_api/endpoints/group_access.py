@@ -1,4 +1,4 @@
-"""Access checks of requests about a group: may the caller use the group with its topics?
+"""Check the access of requests about a group: may the caller use the group with its topics?
 
 `Access.check` has already checked the group, whose name is in the path. The topics are in the
 request's body, or are those of the group itself. For each topic, one grant of the token must cover
@@ -49,7 +49,7 @@ def leased_group(context: ApiContext, group: str) -> GroupState:
     raise Problem(
         "group-without-leases",
         f"the group {group!r} only stores offsets; PUT /v1/groups/{group} with its topics makes "
-        "it one that leases messages, from these offsets on",
+        "it a group that leases messages, starting at these offsets",
         group=group,
     )
 

@@ -1,4 +1,4 @@
-"""Groups' stored offsets: read them, store them by compare-and-swap, or reset them.
+"""The stored offsets of groups: read them, store them by compare-and-swap, or reset them.
 
 If a group has leases on a topic, its offset in a queue is the floor: all messages below the floor
 are settled. Storing other offsets makes the group start again at these offsets.
@@ -157,7 +157,7 @@ async def _start_again(
 
 
 async def _floors(context: ApiContext, group: str, topic: Topic) -> StoredOffsets:
-    """Return the floors of a group with leases. As their version, use a checksum of the floors."""
+    """Return the floors of a group with leases. Their version is a checksum of the floors."""
     floors = await context.groups.floors(group, topic.name)
     return StoredOffsets(floors, crc32(repr(sorted(floors.items())).encode()) or 1)
 
@@ -201,7 +201,7 @@ def _if_version(headers: MultiMapping[str]) -> int | None:
     )
     if none_match is not None:
         if none_match.strip() != "*" or match is not None:
-            raise invalid(hdrs.IF_NONE_MATCH, none_match, "* alone, or If-Match in its place")
+            raise invalid(hdrs.IF_NONE_MATCH, none_match, "only *, or If-Match instead")
         return 0
     if match is None:
         return None
@@ -209,7 +209,7 @@ def _if_version(headers: MultiMapping[str]) -> int | None:
         return _ANY_VERSION
     version = whole_number(match.strip().strip('"'))
     if version is None or match.strip() != f'"{version}"':
-        raise invalid(hdrs.IF_MATCH, match, 'the ETag of the offsets as it was read, such as "3"')
+        raise invalid(hdrs.IF_MATCH, match, 'the ETag of an earlier reply, such as "3"')
     return version
 
 

@@ -30,18 +30,18 @@ from holdfast.http_api.schemas.messages import SkippedRange
 from holdfast.http_api.wire.problems import Problem, problem_for
 from holdfast.http_api.wire.reply import Reply
 
-#: A filter of up to this length is parsed on the event loop, in less than a millisecond.
+#: A filter of at most this length is parsed on the event loop, in less than a millisecond.
 SHORT_FILTER_CHARACTERS = 128
-#: The measured memory of the most expensive filter after parsing, in bytes per character. If a
-#: filter is longer than SHORT_FILTER_CHARACTERS, its request is charged this memory. The memory of
-#: a shorter filter is part of the fixed cost of a connection in docs/limits.md.
+#: The measured memory of the most expensive parsed filter, in bytes per character of its text. It
+#: is charged to the request if the filter is longer than SHORT_FILTER_CHARACTERS. The memory of a
+#: shorter filter is part of the fixed cost of a connection in docs/limits.md.
 FILTER_BYTES_PER_CHARACTER = 110
 #: A text reply that may be larger than this must wait for a slot: encoding it blocks the event
 #: loop for milliseconds, and a hundred such replies at once would block it for a second.
 LARGE_BYTES = 1024 * 1024
 #: A poll over more queues than this is wide, and needs a slot like a large reply. A poll over 1,024
-#: queues blocks the event loop for some milliseconds, so only one wide poll begins, or continues
-#: after it was held, in each loop iteration.
+#: queues blocks the event loop for some milliseconds. So each loop iteration begins only one wide
+#: poll, or continues only one that was held.
 WIDE_QUEUES = 64
 
 
@@ -106,13 +106,13 @@ async def held_read(
 ) -> Reply:
     """Read queues from these offsets (queue -> offset), and return the reply that `deliver` makes.
 
-    While no queue has anything to deliver, the request is held for up to `wait_ms`.
+    If no queue has a message to deliver, hold the request for at most `wait_ms`.
     """
     context, params = call.context, call.params
     budget = WaitBudget(params.wait_ms, call.received_at)
     skipped: dict[int, LostRanges] = {}
 
-    async def answer(reads: list[QueueRead]) -> Reply | None:
+    async def make_reply(reads: list[QueueRead]) -> Reply | None:
         if skipped:
             reads = [
                 read._replace(fetched=read.fetched._replace(skipped=skipped.get(read.queue, ())))
@@ -133,18 +133,17 @@ async def held_read(
                 skipped[read.queue] = with_lost(skipped.get(read.queue, ()), lost)
         has_found = has_found or sum(map(len, skipped.values())) >= MAX_SKIPPED_RANGES
         if has_found or budget.is_over():
-            reply = await answer(reads)
+            reply = await make_reply(reads)
             if reply is not None:
                 return reply
-            # Free the messages, so that they take no memory while this request waits for a slot.
-            # They are read again after that.
+            # Free the messages while this request waits for a slot. They are read again then.
             del read, reads
             await slot.acquire_from(context.large_replies)
             continue
         offsets = {read.queue: read.fetched.next_offset for read in reads}
         if any(read.fetched.next_offset < read.fetched.max_offset for read in reads):
-            # The filter has scanned only a part of a long queue. Other requests run before the
-            # next part.
+            # The filter has scanned only a part of a long queue. Let other requests run before
+            # the next part.
             await (context.wide_polls.begin(call.client) if is_wide else asyncio.sleep(0))
             continue
         waits = {(topic.topic_id, queue): offset for queue, offset in offsets.items()}
@@ -155,7 +154,7 @@ async def held_read(
             await context.wide_polls.begin(call.client)
         offsets = {queue: offset for (_, queue), offset in scanned.items()}
         if budget.is_over():
-            reply = await answer(
+            reply = await make_reply(
                 [
                     QueueRead(queue, _read_nothing(context, topic, queue, offset))
                     for queue, offset in offsets.items()
@@ -212,8 +211,8 @@ def _read_nothing(context: ApiContext, topic: Topic, queue: int, offset: int) ->
 async def filter_of(call: Call[Any]) -> MessageFilter | None:
     """Return the filter of a pull or poll, or None if it has no filter.
 
-    Long filters are parsed in a thread, one at a time, because the longest filter takes tens of
-    milliseconds. Raises InvalidFilter, Problem.
+    Long filters are parsed in a thread, one at a time, because parsing the longest filter takes
+    tens of milliseconds. Raises InvalidFilter, Problem.
     """
     tag, condition = call.params.tag, call.params.filter
     length = len(tag or "") + len(condition or "")
@@ -233,7 +232,7 @@ def reply_slot_for(call: Call[Any], *, is_wide: bool = False) -> LargeReplySlot:
 
 
 class WaitBudget:
-    """The time budget of one pull, and how long the pull was held."""
+    """How long one pull may still wait, and how long it was held."""
 
     __slots__ = ("_deadline", "_is_over", "held_s")
 
@@ -243,10 +242,7 @@ class WaitBudget:
         self._is_over = wait_ms == 0
 
     def is_over(self) -> bool:
-        """Return whether the time is over.
-
-        The time also runs while a long queue is scanned for a filter.
-        """
+        """Return whether the waiting time has ended. Scans of long queues count as waiting."""
         return self._is_over or monotonic() >= self._deadline
 
     async def hold(
@@ -260,8 +256,8 @@ class WaitBudget:
         """Wait until a message arrives in one of the queues, or until the deadline.
 
         `waits` has the offset of each queue. Return the offset up to which each queue was scanned.
-        After the deadline, `is_over` returns True. Raises Problem (draining) when the broker stops,
-        UnknownTopic when the topic is deleted, HoldLimitExceeded.
+        After the deadline, `is_over` returns True. Raises Problem (draining) if the broker stops,
+        UnknownTopic if the topic is deleted, or HoldLimitExceeded.
         """
         started = monotonic()
         woken = await context.hold.hold(
@@ -271,7 +267,7 @@ class WaitBudget:
         if woken.outcome is Outcome.DRAINING:
             raise Problem(
                 "draining",
-                "the broker is stopping; pull again from where you are once it is back",
+                "the broker is stopping; send the same request again when it has restarted",
             )
         if woken.outcome is Outcome.DELETED:
             raise UnknownTopic(topic.name)
@@ -279,7 +275,7 @@ class WaitBudget:
         return woken.scanned
 
     def note_wake(self, context: ApiContext, reads: Sequence[QueueRead]) -> None:
-        """If the pull was held, record the age of its first message in a metric (wake_seconds)."""
+        """If the pull was held, record the age of its first message in the metric wake_seconds."""
         if not self.held_s:
             return
         pieces = next((read.fetched.pieces for read in reads if read.fetched.pieces), None)

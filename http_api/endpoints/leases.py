@@ -96,14 +96,14 @@ _STATUS: Mapping[Status, StatusReply] = {each: StatusReply(each.value) for each 
 async def receive(call: Call[NoParams]) -> Reply:
     """Receive messages from a group, each under its own lease.
 
-    If there is nothing to deliver, the request is held for up to `wait_ms`, and answered as soon as
-    a message is available. Settle each message by its receipt before its lease expires; otherwise
-    it is delivered again. Only the `active` member receives messages.
+    If there is no message to deliver, the request is held for at most `wait_ms`, and answered as
+    soon as a message is available. Settle each message by its receipt before its lease expires;
+    otherwise it is delivered again. Only the `active` member receives messages.
     """
     context, group = call.context, call.group()
     asked = await call.body(ReceiveBody)
     state = leased_group(context, group)
-    request = _request(call, asked, state)
+    request = _make_request(call, asked, state)
     if request.filter_text is not None and len(request.filter_text) > SHORT_FILTER_CHARACTERS:
         call.count_memory(FILTER_BYTES_PER_CHARACTER * len(request.filter_text))
     if asked.topics is not None:
@@ -115,7 +115,7 @@ async def receive(call: Call[NoParams]) -> Reply:
     if request.may_consume is not None and asked.topics is None and not received.deliveries:
         # By now the group may have new topics that the token does not grant.
         check_subscribed(call, ("consume",), context.groups.group_state(group).topics)
-    # Keep only the receipts: until a small reply is sent, it must not keep large batches in memory.
+    # Keep only the receipts: a reply that waits to be sent must not keep large batches in memory.
     receipts = received.receipts()
     give_back = (
         partial(context.groups.release_undelivered, group, receipts) if receipts else nothing
@@ -132,21 +132,21 @@ async def receive(call: Call[NoParams]) -> Reply:
     return reply
 
 
-def _request(call: Call[NoParams], asked: ReceiveBody, state: GroupState) -> ReceiveRequest:
+def _make_request(call: Call[NoParams], asked: ReceiveBody, state: GroupState) -> ReceiveRequest:
     """Check the request's body and convert it for the group service. Raises Problem."""
     config = call.context.config
-    member = _member(asked, state)
+    member = _member_of(asked, state)
     if asked.attempt_id is not None:
         check_client_label("attempt_id", asked.attempt_id)
     if asked.browse and asked.settled:
-        raise invalid("browse", True, "one of them", "browse and settled are both true")
+        raise invalid("browse", True, "only one of the two", "browse and settled are both true")
     _check_bounds(asked, config, call.context.groups_config)
     may_wait = asked.wait_ms and config.max_wait_ms
     wait_s = asked.wait_ms / 1000 - (monotonic() - call.received_at) if may_wait else 0.0
     return ReceiveRequest(
         member,
-        _given(asked.max_messages, config.default_pull_messages),
-        _given(asked.max_bytes, config.default_pull_bytes),
+        _or_default(asked.max_messages, config.default_pull_messages),
+        _or_default(asked.max_bytes, config.default_pull_bytes),
         lease_ms=asked.lease_ms,
         settled=asked.settled,
         attempt_id=asked.attempt_id,
@@ -156,7 +156,7 @@ def _request(call: Call[NoParams], asked: ReceiveBody, state: GroupState) -> Rec
         browse=asked.browse,
         topic_names=asked.topics,
         filter_text=asked.filter,
-        unit_limits=_limits(asked, state),
+        unit_limits=_convert_limits(asked, state),
         may_consume=_may_consume(call, asked),
     )
 
@@ -177,13 +177,13 @@ def _may_consume(call: Call[NoParams], asked: ReceiveBody) -> MayConsume | None:
     return MayConsume(principal.name, group, principal, access if asked.settled else None)
 
 
-def _member(asked: ReceiveBody, state: GroupState) -> str:
+def _member_of(asked: ReceiveBody, state: GroupState) -> str:
     if asked.member is not None:
         return check_client_label("member", asked.member)
     if state.record.config.mode != "competing":
         raise Problem(
             "missing-parameter",
-            f"the group is {state.record.config.mode}, so it matters who asks; give a member",
+            f"the group is {state.record.config.mode}, so a request must give its member",
             parameter="member",
         )
     return ANONYMOUS_MEMBER
@@ -203,12 +203,17 @@ def _check_bounds(asked: ReceiveBody, config: HttpConfig, limits: GroupsConfig) 
     check_at_most("lease_ms", asked.lease_ms, limits.max_lease_ms, "max_lease_ms")
 
 
-def _limits(asked: ReceiveBody, state: GroupState) -> list[UnitLimit]:
+def _convert_limits(asked: ReceiveBody, state: GroupState) -> list[UnitLimit]:
     limits = []
     for index, each in enumerate(asked.limits or ()):
         parameter = f"limits[{index}]"
         if (each.queue is None) == (each.key is None):
-            raise invalid(parameter, None, "one of queue and key", f"{parameter} is of no one unit")
+            raise invalid(
+                parameter,
+                None,
+                "one of queue and key",
+                f"{parameter} must have either a queue or a key",
+            )
         if each.key is not None and state.record.config.mode != "keyed":
             detail = f"{parameter} names a key, and the group is {state.record.config.mode}"
             raise invalid(f"{parameter}.key", each.key, "a queue", detail)
@@ -218,7 +223,7 @@ def _limits(asked: ReceiveBody, state: GroupState) -> list[UnitLimit]:
     return limits
 
 
-def _given(value: int | None, default: int) -> int:
+def _or_default(value: int | None, default: int) -> int:
     return default if value is None else value
 
 
@@ -240,14 +245,14 @@ async def deliver_received(
     if received.notice:
         envelope.notice = True
     parts: Sequence[Bytes]
-    _, end = next(_portions(deliveries), (0, 0))
+    _, end = next(_split(deliveries), (0, 0))
     if end == len(deliveries) and not _is_one_large(deliveries):
         envelope.messages = leased_messages(deliveries, media)
         is_lines = media == NDJSON
         parts = [encode_lines(envelope.messages) if is_lines else encode(media, envelope)]
     else:
         found = None
-        if not slot.is_held and _cost(deliveries) <= YIELD_EVERY_MESSAGES:
+        if not slot.is_held and _encoding_cost(deliveries) <= YIELD_EVERY_MESSAGES:
             found = await _encode_portions(deliveries, media, has_slot=False)
         if found is None:
             await slot.acquire_from(context.large_replies)
@@ -256,7 +261,7 @@ async def deliver_received(
         parts = found
         if media != NDJSON:
             parts = wrap_listing(media, envelope, "messages", found, len(deliveries))
-    _count(context, deliveries, sum(map(len, parts)))
+    _count_messages(context, deliveries, sum(map(len, parts)))
     headers = [
         ("Holdfast-Available", str(received.available)),
         ("Holdfast-Active", "true" if received.active else "false"),
@@ -269,29 +274,29 @@ async def _encode_portions(
 ) -> list[Bytes] | None:
     """Return the encoded messages in parts. Without a slot, return None if they are too large."""
     await asyncio.sleep(0)  # selecting the messages has already taken milliseconds
-    made = (leased_messages(deliveries[start:end], media) for start, end in _portions(deliveries))
+    made = (leased_messages(deliveries[start:end], media) for start, end in _split(deliveries))
     return await encode_portions(media, made, has_slot=has_slot)
 
 
-def _cost(deliveries: Sequence[Delivery]) -> int:
+def _encoding_cost(deliveries: Sequence[Delivery]) -> int:
     """Return the time for encoding these messages, in messages of a single batch."""
     batches = len(list(groupby(deliveries, key=lambda each: id(each.batch))))
     return len(deliveries) + BATCH_MESSAGES * batches
 
 
 def _is_one_large(deliveries: Sequence[Delivery]) -> bool:
-    return len(deliveries) == 1 and _row_bytes(deliveries[0]) > PORTION_BYTES
+    return len(deliveries) == 1 and _stored_bytes(deliveries[0]) > PORTION_BYTES
 
 
-def _row_bytes(delivery: Delivery) -> int:
+def _stored_bytes(delivery: Delivery) -> int:
     """Return the stored bytes of a message: its body, and a share of the batch's other bytes."""
     batch, row = delivery.batch, delivery.row
     header, offsets = batch.header, batch.body_offsets
-    beside = (header.total_size - header.body_bytes) // max(len(batch), 1)
-    return int(offsets[row + 1]) - int(offsets[row]) + beside
+    overhead = (header.total_size - header.body_bytes) // max(len(batch), 1)
+    return int(offsets[row + 1]) - int(offsets[row]) + overhead
 
 
-def _portions(deliveries: Sequence[Delivery]) -> Iterator[tuple[int, int]]:
+def _split(deliveries: Sequence[Delivery]) -> Iterator[tuple[int, int]]:
     """Yield the start and end of each portion of messages that may be encoded at once.
 
     The number of messages, the number of batches and the stored bytes of a portion are limited.
@@ -299,7 +304,7 @@ def _portions(deliveries: Sequence[Delivery]) -> Iterator[tuple[int, int]]:
     start = size = cost = 0
     batch = None
     for index, each in enumerate(deliveries):
-        row_bytes = _row_bytes(each)
+        row_bytes = _stored_bytes(each)
         if index > start and (cost >= YIELD_EVERY_MESSAGES or size + row_bytes > PORTION_BYTES):
             yield start, index
             start, size, cost, batch = index, 0, 0, None
@@ -330,7 +335,7 @@ def leased_messages(
     return made
 
 
-def _count(context: ApiContext, deliveries: Sequence[Delivery], size: int) -> None:
+def _count_messages(context: ApiContext, deliveries: Sequence[Delivery], size: int) -> None:
     """Count the messages and bytes of a reply in the metrics of the topics.
 
     The bytes are divided among the topics by their numbers of messages.
@@ -403,7 +408,7 @@ def _check_topic(call: Call[NoParams]) -> CheckTopic:
 
     def check(topic: str) -> None:
         if not principal.may(("consume",), topic, group):
-            what = "the topics of all these receipts"
+            what = "the topics of all receipts in the request"
             raise missing_grant(principal, ("consume",), group=group, what=what)
 
     return check

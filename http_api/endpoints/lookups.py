@@ -57,7 +57,7 @@ class SearchParams:
 
 
 #: At most this many results of a search are decoded at once. The number is low because each result
-#: may be in a different batch, which takes longer to decode than messages of one batch.
+#: may be in another batch, and decoding many batches takes longer than decoding one batch.
 _SEARCH_PORTION = 100
 _END_PATTERN = f"^(earliest|latest)$|{PATTERN}"
 _ENDS = "`earliest`, `latest`, or queue:offset pairs such as 0:12,1:40"
@@ -134,8 +134,7 @@ async def get_message(call: Call[NoParams]) -> Reply:
             parts = await encode_portions(call.media, [made], has_slot=slot.is_held)
             if parts is not None:
                 return Reply(200, call.media, parts)
-            # Free the batch, so that it takes no memory while this request waits for its turn. It
-            # is read again after that.
+            # Free the batch while this request waits for a slot. It is read again then.
             del batch, made
             await slot.acquire_from(context.large_replies)
 
@@ -143,9 +142,8 @@ async def get_message(call: Call[NoParams]) -> Reply:
 def _check_topic_of(call: Call[NoParams]) -> None:
     """Raise Denied if the caller may not read the message's topic.
 
-    If the topic does not exist, this also raises Denied, except to a caller who may read all
-    topics. So the caller cannot find out which topics exist. Raises UnknownMessage for a malformed
-    id.
+    For a topic that does not exist, also raise Denied, unless the caller may read all topics: the
+    caller must not find out which topics exist. Raises UnknownMessage for a malformed id.
     """
     try:
         topic_id, _, _ = parse_message_id(call.path["message_id"])
@@ -276,7 +274,7 @@ async def _reply_with_plan(
 def _queues_in(topic: Topic, start: str | None) -> Collection[int]:
     """Return the queues that a plan's `start` names. Raises Problem if `start` names no queue."""
     if start is None or start in ("earliest", "latest"):
-        raise invalid("start", start, EXAMPLE, "only_named goes with a start that names queues")
+        raise invalid("start", start, EXAMPLE, "only_named needs a start that names queues")
     return parse_pairs("start", start, topic).keys()
 
 

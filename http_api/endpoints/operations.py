@@ -31,9 +31,9 @@ _WHY_NOT_READY = {
 _PROCESS = CollectorRegistry()
 ProcessCollector(registry=_PROCESS)
 
-#: After a metric family with more samples than this, `get_metrics` lets other tasks run.
+#: After a metric with more samples than this, `get_metrics` lets other tasks run.
 SAMPLES_A_TURN = 250
-_WITHHELD = "told to those whose token grants operate"
+_WITHHELD = "shown only to tokens that grant operate"
 
 
 def not_ready(phase: str, /, **members: object) -> Problem:

@@ -1,4 +1,4 @@
-"""Pull: read one queue (pull) or several queues of a topic (poll) by offset, and reply.
+"""Pull and poll: read one queue (pull) or several queues of a topic (poll) by offset.
 
 `held_read` reads the queues and holds the request. `consumequeue.reading.fetched` describes how the
 queues of a poll share its limits. In JSON and msgpack, an envelope contains the messages and the
@@ -94,9 +94,9 @@ class PollParams(PullBounds):
 async def pull(call: Call[PullParams]) -> Reply:
     """Pull messages from a queue, by offset.
 
-    If there is nothing to deliver, the pull is held for up to `wait_ms`, and answered as soon as a
-    message arrives. Continue from `next_offset`. A binary reply consists of whole batches, so it
-    may have more messages than requested: the client must apply its offset, count and filter.
+    If there is no message to deliver, the pull is held for at most `wait_ms`, and answered as soon
+    as a message arrives. Continue from `next_offset`. A binary reply consists of whole batches, so
+    it may have more messages than requested: the client must apply its offset, count and filter.
     """
     with reply_slot_for(call) as slot:
         topic = call.topic()
@@ -115,9 +115,9 @@ async def poll(call: Call[PollParams]) -> Reply:
 
     Begin with `from` or `timestamp_ms`, which need no queue numbers. Continue with `offsets`: the
     `next_offset` of each queue in the reply. Like a pull, a poll is held while none of the queues
-    has anything to deliver. If a queue cannot be read, its entry in the reply has a `problem`, and
-    the other queues are read as usual. NDJSON and batches have no such entries, so the whole reply
-    is then this problem.
+    has a message to deliver. If a queue cannot be read, its entry in the reply has a `problem`, and
+    the other queues are read as usual. NDJSON and batches have no such entries: if a queue cannot
+    be read, the whole reply is the problem.
     """
     context, topic = call.context, call.topic()
     is_wide = _is_wide(call, topic)
@@ -145,7 +145,7 @@ def _is_wide(call: Call[PollParams], topic: Topic) -> bool:
 
 
 async def _start(context: ApiContext, topic: Topic, queue: int, params: PullParams) -> int:
-    """Return the offset at which a pull starts. Raises Problem if it does not give one start."""
+    """Return the offset at which a pull starts. Raises Problem unless it has exactly one start."""
     if params.offset is not None and params.from_ is None and params.timestamp_ms is None:
         return params.offset
     _check_one_start(
@@ -162,9 +162,9 @@ async def _starts(
         {"offsets": params.offsets, "from": params.from_, "timestamp_ms": params.timestamp_ms}
     )
     if params.offsets is not None:
-        _check_count(params.offsets.count(",") + 1, "named", limit)
+        _check_count(params.offsets.count(",") + 1, "are named", limit)
         return parse_pairs("offsets", params.offsets, topic)
-    _check_count(topic.queue_count, "those of the topic", limit)
+    _check_count(topic.queue_count, "belong to the topic", limit)
     return {
         queue: await offset_at(context, topic, queue, params.from_, params.timestamp_ms)
         for queue in range(topic.queue_count)
@@ -175,7 +175,7 @@ def _check_count(count: int, how: str, limit: int) -> None:
     if count > limit:
         raise Problem(
             "limit-exceeded",
-            f"{count} queues are {how}; name {limit} at most in one poll, in offsets",
+            f"{count} queues {how}; name at most {limit} queues in `offsets` of one poll",
             parameter="offsets",
             limit=limit,
         )
@@ -189,12 +189,12 @@ def _check_one_start(starts: Mapping[str, object]) -> None:
         how = "offset=N" if first == "offset" else "offsets=QUEUE:OFFSET,QUEUE:OFFSET"
         raise Problem(
             "missing-parameter",
-            f"nothing says where to start; give {how}, from=earliest|latest or timestamp_ms=N",
+            f"the request has no start; give {how}, from=earliest|latest or timestamp_ms=N",
             parameter=first,
         )
     if len(given) > 1:
         raise invalid(
-            given[1], given[1], "one start alone", f"{' and '.join(given)} are given together"
+            given[1], given[1], "exactly one start", f"{' and '.join(given)} are given together"
         )
 
 
@@ -217,8 +217,8 @@ def _resume_offsets(
 ) -> dict[int, int] | None:
     """Return the offsets at which a stream resumes; None if it is new or not an event stream.
 
-    The header of another request has no effect, but must be well formed too. For a pull, `only` is
-    its queue; for a poll, `only` is None. Raises Problem, UnknownQueue.
+    A request for another media type must also have a valid header, but the header has no effect.
+    For a pull, `only` is its queue; for a poll, `only` is None. Raises Problem, UnknownQueue.
     """
     given = call.headers.get(LAST_EVENT_ID)
     if given is None:

@@ -1,4 +1,4 @@
-"""Extends, ends and describes read leases. A request for a plan (`get_splits`) creates them.
+"""Extend, end and describe read leases. A request for a plan (`get_splits`) creates them.
 
 A read lease protects the planned messages from retention by age and size. A caller who may consume
 a topic may take read leases on it.
@@ -52,7 +52,6 @@ async def end_read_lease(call: Call[NoParams]) -> Reply:
 
 
 def lease_reply(lease: ReadLease) -> ReadLeaseReply:
-    """Return a lease in the form of the API."""
     return ReadLeaseReply(lease.lease_id, lease.until_ms)
 
 

@@ -1,4 +1,4 @@
-"""Redrive: publishes a group's dead letters again to the topics from which they came."""
+"""Redrive: publish a group's dead letters again to the topics from which they came."""
 
 from functools import partial
 
@@ -59,7 +59,7 @@ async def redrive(call: Call[NoParams]) -> Reply:
     if done.failure is not None:
         problem = problem_for(done.failure)
         problem.detail = (
-            f"the dead letter {done.failed_id} cannot be put back, {done.total} before it were: "
+            f"the dead letter {done.failed_id} cannot be put back; {done.total} before it were: "
             f"{problem.detail}"
         )
         problem.members |= {
@@ -118,6 +118,6 @@ def _offsets(asked: RedriveRequest, most: int) -> dict[int, list[int]] | None:
     for name, given in asked.offsets.items():
         queue = whole_number(name)
         if queue is None:
-            raise invalid(f"offsets.{name[:40]}", name, "queue numbers as text")
+            raise invalid(f"offsets.{name[:40]}", name, "queue numbers as text, such as 0")
         offsets[queue] = given
     return offsets

@@ -262,10 +262,10 @@ def split_portions(
 
 
 def _row_sizes(each: BatchSlice) -> "npt.NDArray[np.int64]":
-    """Return the stored bytes of each row: its texts, and a share of the batch's other bytes."""
+    """Return the stored bytes of each row: its texts, and its share of the batch's other bytes."""
     batch = each.batch
     header = batch.header
     if len(batch) == 1:
         return np.array([header.total_size])
-    beside = (header.total_size - text_bytes(header)) // max(len(batch), 1)
-    return row_sizes(batch, each.rows) + beside
+    overhead = (header.total_size - text_bytes(header)) // max(len(batch), 1)
+    return row_sizes(batch, each.rows) + overhead

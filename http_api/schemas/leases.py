@@ -21,7 +21,7 @@ UsedMs = Annotated[
 ]
 
 AnyLeased = TypeVar("AnyLeased")
-"""The type is LeasedMessage in JSON, and PackedLeasedMessage in msgpack."""
+"""LeasedMessage in JSON, PackedLeasedMessage in msgpack."""
 
 
 # -- receiving -----------------------------------------------------------------------------
@@ -44,11 +44,11 @@ class ReceiveRequest(Request):
     """A member's request for messages.
 
     `member` may be omitted in competing groups, where all members are alike. If `max_messages` is
-    0, the reply only says how many messages are available. `topics` restricts the reply to messages
-    of these topics. With `settled`, each message is acknowledged when it is sent. With `browse`,
-    messages are only read, without leases. A second request with the same `attempt_id` gets the
-    same messages, if they are still leased. `limits` restricts the messages of single queues and
-    keys.
+    0, the reply only reports how many messages are available. `topics` restricts the reply to
+    messages of these topics. With `settled`, each message is acknowledged when it is sent. With
+    `browse`, messages are only read, without leases. A second request with the same `attempt_id`
+    gets the same messages, if they are still leased. `limits` restricts the messages of single
+    queues and keys.
     """
 
     member: Mark | None = None

@@ -26,7 +26,7 @@ ProblemObject = Annotated[
 ]
 
 AnyMessage = TypeVar("AnyMessage")
-"""The type is Message in JSON, and PackedMessage in msgpack."""
+"""Message in JSON, PackedMessage in msgpack."""
 
 
 class Request(Struct, forbid_unknown_fields=True):
@@ -389,8 +389,8 @@ class FaultReply(Struct):
 class ReadyReply(Struct):
     """The broker serves requests. `degraded` lists its faults.
 
-    `read_only` says why no message can be published until a restart; it is null if messages can be
-    published. `alarms` lists the alarms that stop publishing until their cause is gone.
+    `read_only` is the reason why no message can be published until a restart; it is null if
+    messages can be published. `alarms` lists the alarms that stop publishing for now.
     """
 
     phase: str

@@ -101,7 +101,7 @@ PATHS: Sequence[Bad] = [
 
 PULLS: Sequence[Bad] = [
     get(PULL, 400, "missing-parameter", "from=earliest|latest", parameter="offset"),
-    get(f"{PULL}?offset=2&from=latest", 400, "invalid-parameter", "one start alone"),
+    get(f"{PULL}?offset=2&from=latest", 400, "invalid-parameter", "exactly one start"),
     get(f"{PULL}?offset=2&offset=3", 400, "invalid-parameter", "more than once"),
     get(f"{PULL}?offset=", 400, "invalid-parameter", "a whole number from 0", parameter="offset"),
     get(f"{PULL}?offset=-1", 400, "invalid-parameter", "a whole number from 0", found="-1"),

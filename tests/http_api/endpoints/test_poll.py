@@ -217,8 +217,8 @@ async def test_a_poll_begins_at_a_time(api: Api) -> None:
     ("query", "problem", "mend"),
     [
         ("", "missing-parameter", "from=earliest|latest"),
-        ("?from=earliest&offsets=0:0", "invalid-parameter", "one start alone"),
-        ("?from=earliest&timestamp_ms=5", "invalid-parameter", "one start alone"),
+        ("?from=earliest&offsets=0:0", "invalid-parameter", "exactly one start"),
+        ("?from=earliest&timestamp_ms=5", "invalid-parameter", "exactly one start"),
         ("?from=middle", "invalid-parameter", "earliest or latest"),
         ("?timestamp_ms=2025-10-09", "invalid-parameter", "ISO 8601 with its zone"),
     ],
