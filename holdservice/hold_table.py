@@ -102,7 +102,8 @@ class HoldTable(Generic[T]):
         self._deadlines = Deadlines[HeldPull[T]]()
         #: The pull groups with arrivals that `wake_some` has not processed yet.
         self._reached: deque[_PullGroup[T]] = deque()
-        self._place_count = 0
+        #: Queues of all pulls together; a queue counts once for each pull that waits on it.
+        self.place_count = 0
         self._places_of: dict[str, int] = {}
         #: Requests of other kinds that wait elsewhere and count against the same limits.
         self.other_count = 0
@@ -136,7 +137,7 @@ class HoldTable(Generic[T]):
         self._last_number += 1
         pull = HeldPull(self._last_number, ticket, client, deadline)
         pull._groups = tuple(self._join(pull, key, filter, offset) for key, offset in waits.items())
-        self._place_count += len(waits)
+        self.place_count += len(waits)
         self._places_of[client] = self._places_of.get(client, 0) + len(waits)
         self._clients[client] = self._clients.get(client, 0) + 1
         self._deadlines.add(pull, deadline)
@@ -214,6 +215,11 @@ class HoldTable(Generic[T]):
         return queue is not None and queue.max_offset < max_offset
 
     @property
+    def client_count(self) -> int:
+        """The number of clients with waiting requests."""
+        return len(self._clients)
+
+    @property
     def queue_count(self) -> int:
         """The number of queues with waiting pulls."""
         return len(self._queues)
@@ -264,7 +270,7 @@ class HoldTable(Generic[T]):
             raise HoldLimitExceeded("max_held_per_client", config.max_held_per_client)
         if self._places_of.get(client, 0) + len(waits) > config.max_held_places_per_client:
             raise HoldLimitExceeded("max_held_places_per_client", config.max_held_places_per_client)
-        if self._place_count + len(waits) > config.max_held_places:
+        if self.place_count + len(waits) > config.max_held_places:
             raise HoldLimitExceeded("max_held_places", config.max_held_places)
         for key in waits:
             queue = self._queues.get(key)
@@ -325,7 +331,7 @@ class HoldTable(Generic[T]):
                 del queue.groups[group.filter, group.offset]
                 if not queue.groups:
                     del self._queues[queue.key]
-        self._place_count -= len(pull._groups)
+        self.place_count -= len(pull._groups)
         left = self._places_of[pull.client] - len(pull._groups)
         if left:
             self._places_of[pull.client] = left

@@ -111,7 +111,7 @@ class PullRequestHoldService:
         self._scan = scan
         self._observe_scan = observe_scan
         self._scan_others: Callable[[], int] = lambda: 0
-        self._table: HoldTable[asyncio.Future[HoldResult]] = HoldTable(config, _scan_step)
+        self._table: HoldTable[asyncio.Future[HoldResult]] = HoldTable(config, scan_step)
         self._is_draining = False
         self._scanning: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -329,12 +329,13 @@ class PullRequestHoldService:
         while True:
             await asyncio.sleep(interval_ms / 1000)
             try:
-                await self._scan_once()
+                await self.scan_once()
             except Exception:
                 # Held pulls keep their deadlines, and the next scan tries again.
                 log.exception("the scan of the held queues failed")
 
-    async def _scan_once(self) -> None:
+    async def scan_once(self) -> None:
+        """Scan now, as the periodic scan does: wake the pulls that missed their wake-up."""
         started = monotonic()
         rescued = self._scan_others()
         busy_s = monotonic() - started
@@ -377,7 +378,7 @@ class PullRequestHoldService:
         return missed
 
 
-def _scan_step(message_filter: "MessageFilter") -> int:
+def scan_step(message_filter: "MessageFilter") -> int:
     """Return how many messages of usual size one step scans for a filter. If the messages are
     larger, the scan returns None because it would take too long."""
     return max(1, min(SCAN_STEP, int(STEP_US / message_filter.cost_us(1, USUAL_TEXT_BYTES))))

@@ -50,7 +50,7 @@ def test_a_tag_filter_finds_the_rows_with_one_of_its_tags() -> None:
     assert TagFilter(frozenset({"x"})).matching_rows(batch, 0, 6) == []
 
 
-def test_a_tag_filter_keeps_to_the_rows_asked_for() -> None:
+def test_a_tag_filter_examines_only_the_given_rows() -> None:
     batch = batch_of(tags=["a", "b", "a", "b", "a"])
     assert TagFilter(frozenset({"a"})).matching_rows(batch, 1, 4) == [2]
     assert TagFilter(frozenset({"a"})).matching_rows(batch, 3, 3) == []
@@ -60,19 +60,19 @@ def test_no_tag_filter_matches_a_batch_without_tags() -> None:
     assert TagFilter(frozenset({"a"})).matching_rows(batch_of(), 0, 1) == []
 
 
-def test_an_equal_code_is_not_enough() -> None:
+def test_tags_with_equal_codes_are_compared_as_texts() -> None:
     """Two tags may have the same code: here "other" has the code of "a"."""
     batch = with_tag_codes(batch_of(tags=["a", "other"]), [tags_code("a"), tags_code("a")])
     assert TagFilter(frozenset({"a"})).matching_rows(batch, 0, 2) == [0]
 
 
-def test_a_code_that_does_not_fit_hides_only_its_own_message() -> None:
+def test_a_wrong_code_hides_only_its_own_message() -> None:
     batch = with_tag_codes(batch_of(tags=["a", "a", "a"]), [tags_code("a"), 1, tags_code("a")])
     assert TagFilter(frozenset({"a"})).matching_rows(batch, 0, 3) == [0, 2]
     assert TagFilter(frozenset({"a"})).matching_rows(batch, 1, 2) == []
 
 
-def test_the_summary_tells_batches_that_cannot_match() -> None:
+def test_the_summary_excludes_batches_that_cannot_match() -> None:
     tag_filter = TagFilter(frozenset({"a", "b"}))
     assert tag_filter.may_match(tag_summary([tags_code("b"), tags_code("x")]))
     assert not tag_filter.may_match(0)
@@ -142,7 +142,7 @@ properties = st.none() | st.dictionaries(
 
 
 @given(st.lists(properties, min_size=1, max_size=8), st.data())
-def test_only_what_is_named_is_read_of_a_row(
+def test_only_named_values_of_a_row_are_read(
     column: list[dict[str, str] | None], data: st.DataObject
 ) -> None:
     rows = sorted(data.draw(st.sets(st.integers(0, len(column) - 1))))
@@ -191,7 +191,7 @@ def test_a_star_is_every_message(tag: str) -> None:
     assert parse_filter(tag, "a = 1") == Sql92Filter("a = 1")
 
 
-def test_nothing_asked_is_no_filter() -> None:
+def test_without_parameters_there_is_no_filter() -> None:
     assert parse_filter(None, None) is None
 
 
@@ -211,9 +211,7 @@ def test_tag_and_condition_together_must_both_hold() -> None:
         ("a", "b =", "syntax"),
     ],
 )
-def test_what_cannot_be_used_is_refused(
-    tag: str | None, expression: str | None, reason: str
-) -> None:
+def test_invalid_tags_are_refused(tag: str | None, expression: str | None, reason: str) -> None:
     with pytest.raises(InvalidFilter) as caught:
         parse_filter(tag, expression)
     assert caught.value.reason == reason
@@ -226,7 +224,7 @@ def test_limits_of_tags_hold_to_the_last() -> None:
         assert parse_filter("a" * size, None) is not None
 
 
-def test_filters_that_state_the_same_are_equal() -> None:
+def test_equal_parameters_make_equal_filters() -> None:
     """The hold table scans once for all pulls with equal filters."""
     assert len({parse_filter("a,b", "c = 1"), parse_filter("b,a", "c = 1")}) == 1
     assert len({Sql92Filter("a = 1"), Sql92Filter("a = 1"), Sql92Filter("a = 2")}) == 2
@@ -235,7 +233,7 @@ def test_filters_that_state_the_same_are_equal() -> None:
 # -- cost ------------------------------------------------------------------------------------
 
 
-def test_the_costliest_filters_are_told_from_the_usual_ones() -> None:
+def test_costly_filters_have_a_higher_cost() -> None:
     usual = parse_filter("red", "size > 3 AND colour = 'red'")
     costly = parse_filter(None, " OR ".join(["a > 1"] * 128))
     wild = parse_filter(None, f"a LIKE '%{'x_' * 50}%'")
@@ -248,7 +246,7 @@ def test_the_costliest_filters_are_told_from_the_usual_ones() -> None:
     assert plain.cost_us(1, 32_000) < 1000 < wild.cost_us(1, 32_000)
 
 
-def test_a_text_of_a_million_digits_is_no_number() -> None:
+def test_a_million_digits_are_not_a_number() -> None:
     batch = Batch.decode(encode_batch([b""] * 2, properties=[{"a": "9" * 4301}, {"a": "9" * 4300}]))
     condition = parse_filter(None, "a > 1")
     assert condition is not None

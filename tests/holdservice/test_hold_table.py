@@ -63,13 +63,14 @@ def wake_all(table: HoldTable[str], scan: Scan | None = None) -> list[str]:
 
 
 def is_empty(table: HoldTable[str]) -> bool:
-    return (len(table), table.queue_count, table._place_count, table._clients) == (0, 0, 0, {})
+    counts = (len(table), table.queue_count, table.place_count, table.client_count)
+    return counts == (0, 0, 0, 0)
 
 
 # -- examples ----------------------------------------------------------------------------------
 
 
-def test_an_arrival_wakes_those_whose_offset_it_passes_in_the_order_they_came() -> None:
+def test_an_arrival_wakes_pulls_below_the_new_end_in_their_order() -> None:
     table = new_table()
     for number in range(5):
         suspend(table, f"p{number}", {Q0: number % 2})
@@ -81,7 +82,7 @@ def test_an_arrival_wakes_those_whose_offset_it_passes_in_the_order_they_came() 
     assert len(table) == 1
 
 
-def test_an_end_that_was_told_of_before_wakes_nobody() -> None:  # L12
+def test_a_repeated_or_lower_end_wakes_no_pull() -> None:  # L12
     """Arrival notices may be late or out of order."""
     table = new_table()
     suspend(table, "p", {Q0: 7})
@@ -91,7 +92,7 @@ def test_an_end_that_was_told_of_before_wakes_nobody() -> None:  # L12
         assert not table.is_behind(Q0, 7)
 
 
-def test_a_pull_behind_an_end_already_told_of_wakes() -> None:
+def test_a_pull_below_the_recorded_end_wakes() -> None:
     table = new_table()
     suspend(table, "at the end", {Q0: 7})
     table.message_arriving(Q0, 7)
@@ -109,7 +110,7 @@ def test_a_pull_on_several_queues_wakes_once() -> None:
     assert is_empty(table)
 
 
-def test_a_filter_keeps_a_pull_asleep_and_remembers_how_far_it_looked() -> None:  # L13, L15
+def test_a_filter_keeps_a_pull_held_and_records_the_scanned_offset() -> None:  # L13, L15
     table, messages = new_table(), Messages()
     pull = suspend(table, "p", filter="a")
     messages.queues[Q0] = "bb"
@@ -135,7 +136,7 @@ def test_equal_filters_scan_a_range_once() -> None:
     assert messages.scans == [(Q0, 0, 2, "a"), (Q0, 0, 2, "b")]
 
 
-def test_groups_that_meet_are_scanned_as_one_from_there() -> None:
+def test_pull_groups_at_one_offset_are_merged() -> None:
     table, messages = new_table(), Messages()
     first = [suspend(table, f"first{number}", {Q0: 0, Q1: 0}, filter="a") for number in range(2)]
     messages.queues[Q0] = "xx"
@@ -150,7 +151,7 @@ def test_groups_that_meet_are_scanned_as_one_from_there() -> None:
     assert is_empty(table)
 
 
-def test_groups_that_meet_on_the_way_through_new_messages_go_on_as_one(
+def test_pull_groups_are_merged_during_a_scan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hold_table, "SCAN_STEP", 2)
@@ -165,7 +166,7 @@ def test_groups_that_meet_on_the_way_through_new_messages_go_on_as_one(
     assert is_empty(table)
 
 
-def test_when_a_scan_needs_the_disk_the_pulls_read_for_themselves() -> None:
+def test_if_a_scan_needs_the_disk_the_pulls_wake() -> None:
     table = new_table()
     pull = suspend(table, "p", filter="a")
     table.message_arriving(Q0, 9)
@@ -214,7 +215,7 @@ def test_a_scan_that_raises_changes_nothing() -> None:  # L15
     assert wake_all(table, messages.scan) == ["p"]
 
 
-def test_a_pull_that_leaves_between_arrival_and_wake_frees_its_place() -> None:
+def test_a_pull_cancelled_between_arrival_and_wake_is_removed() -> None:
     table, messages = new_table(), Messages()
     gone = suspend(table, "gone", filter="a")
     suspend(table, "other", {Q1: 0}, filter="a")
@@ -251,7 +252,7 @@ def test_a_deleted_topic_releases_its_pulls_and_no_others() -> None:
     assert is_empty(table)
 
 
-def test_a_queue_is_behind_while_its_end_was_not_told() -> None:
+def test_a_queue_is_behind_until_its_end_is_recorded() -> None:
     table = new_table()
     assert not table.is_behind(Q0, 9)
     suspend(table, "p", {Q0: 4})
@@ -291,7 +292,7 @@ Held = Callable[[HoldTable[str], int], object]
         ),
     ],
 )
-def test_limits_hold_to_the_last(config: HoldServiceConfig, limit_name: str, hold: Held) -> None:
+def test_limits_are_exact(config: HoldServiceConfig, limit_name: str, hold: Held) -> None:
     table = new_table(config)
     if limit_name == "max_held_places":
         hold(table, 0)  # waits on no queue, so it takes no place
@@ -307,7 +308,7 @@ def test_limits_hold_to_the_last(config: HoldServiceConfig, limit_name: str, hol
     hold(table, 4)
 
 
-def test_a_poll_takes_a_place_in_each_queue_and_all_or_none() -> None:
+def test_a_poll_counts_once_per_queue_all_or_none() -> None:
     table = new_table(HoldServiceConfig(max_held_places=3))
     suspend(table, "two", {Q0: 0, Q1: 0})
     with pytest.raises(HoldLimitExceeded):
@@ -317,7 +318,7 @@ def test_a_poll_takes_a_place_in_each_queue_and_all_or_none() -> None:
 
 
 @pytest.mark.parametrize(("more", "fits"), [(1, True), (2, True), (3, False)])
-def test_one_client_leaves_the_others_places(more: int, fits: bool) -> None:
+def test_the_queues_of_one_client_are_limited(more: int, fits: bool) -> None:
     # M1: one client's polls over many queues took all places
     table = new_table(HoldServiceConfig(max_held_places_per_client=4))
 
@@ -352,7 +353,7 @@ def arrive(table: HoldTable[str], pull: HeldPull[str]) -> None:
         lambda table, pull: table.release_topic(1),
     ],
 )
-def test_a_place_is_free_again_however_a_pull_ends(
+def test_every_end_of_a_pull_frees_its_slot(
     end: Callable[[HoldTable[str], HeldPull[str]], object],
 ) -> None:
     table = new_table(HoldServiceConfig(max_held=1))
@@ -562,14 +563,14 @@ def test_nothing_is_due_before_its_deadline() -> None:
     assert deadlines.due(10.0) == []
 
 
-def test_what_is_due_together_comes_by_deadline_and_then_by_turn() -> None:
+def test_due_items_are_ordered_by_deadline_and_arrival() -> None:
     deadlines: Deadlines[str] = Deadlines()
     for name, deadline in [("late", 1.004), ("a", 1.001), ("b", 1.001), ("soon", 0.2)]:
         deadlines.add(name, deadline)
     assert deadlines.due(2.0) == ["soon", "a", "b", "late"]
 
 
-def test_the_next_moment_passes_over_what_was_removed() -> None:
+def test_the_next_deadline_ignores_removed_items() -> None:
     deadlines: Deadlines[str] = Deadlines()
     deadlines.add("a", 1.0)
     deadlines.add("b", 2.0)

@@ -50,7 +50,7 @@ def test_a_pattern_fits_a_whole_text(pattern: str, text: str, expected: bool) ->
         ("!!%", "!x", True),
     ],
 )
-def test_an_escape_takes_the_meaning_away(pattern: str, text: str, expected: bool) -> None:
+def test_an_escaped_character_is_literal(pattern: str, text: str, expected: bool) -> None:
     assert compile_like(pattern, "!")(text) is expected
 
 
@@ -62,7 +62,7 @@ def test_an_escape_before_anything_else_is_refused(pattern: str, index: int) -> 
 
 
 @given(st.text("ab%_", max_size=8), st.text("ab", max_size=10))
-def test_patterns_mean_what_a_regular_expression_means(pattern: str, text: str) -> None:
+def test_patterns_match_as_a_regular_expression_does(pattern: str, text: str) -> None:
     meaning = {"%": ".*", "_": "."}
     expected = re.fullmatch("".join(meaning.get(c, c) for c in pattern), text, re.DOTALL)
     assert compile_like(pattern)(text) is bool(expected)
@@ -90,14 +90,14 @@ class CountedText(str):
 @pytest.mark.parametrize(
     "pattern", ["%_%_%_%_%b", "%a%a%a%a%a%a%a%ab", "_a" * 500 + "b", "%a_" * 300]
 )
-def test_a_character_is_looked_at_once_whatever_the_pattern(pattern: str) -> None:
+def test_each_character_is_examined_once(pattern: str) -> None:
     text = CountedText("a" * 5000)
     compile_like(pattern)(text)
     assert text.looks <= len(text)
 
 
 @pytest.mark.parametrize(("pattern", "looks"), [("_b%", 3), ("%_b%", 3), ("x_%", 1)])
-def test_no_more_of_a_text_is_looked_at_than_decides(
+def test_a_decided_match_ends_the_examination(
     pattern: str, looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(like, "MAX_SEARCHED", 0)

@@ -150,7 +150,7 @@ def test_it_does_not_match(expression: str) -> None:
         "'1e' = 1",
     ],
 )
-def test_what_is_absent_or_cannot_be_compared_is_unknown(unknown: str) -> None:
+def test_absent_and_incomparable_values_are_unknown(unknown: str) -> None:
     """Neither the condition nor its negation matches; AND and OR treat it as unknown."""
     for expression, expected in [
         (unknown, False),
@@ -163,13 +163,13 @@ def test_what_is_absent_or_cannot_be_compared_is_unknown(unknown: str) -> None:
         assert parse_condition(expression).is_match(ROW) is expected, expression
 
 
-def test_a_number_of_more_digits_than_python_converts_is_none() -> None:
+def test_a_number_with_too_many_digits_is_none() -> None:
     digits = "9" * (sys.get_int_max_str_digits() + 1)
     assert not parse_condition("n > 0").is_match({"n": digits})
     assert parse_condition("n > 0").is_match({"n": digits[:400]})
 
 
-def test_the_names_that_a_row_must_hold_are_told() -> None:
+def test_a_condition_reports_the_names_that_it_reads() -> None:
     condition = parse_condition("a = 1 and (TAGS in ('x') or not `b c` like '%') and 1 = 1")
     assert condition.names == {"a", "b c", Column.TAG}
 
@@ -203,7 +203,7 @@ def test_the_names_that_a_row_must_hold_are_told() -> None:
         ("'x' like 'x'", 4, "the name of a property before LIKE"),
         ("(a = 1) is null", 8, "the name of a property before IS"),
         ("(not a) in ('x')", 8, "the name of a property before IN"),
-        ("a like 'x!y' escape '!'", 7, "double it"),
+        ("a like 'x!y' escape '!'", 7, "double the escape character"),
         ("a like 'x' escape '!!'", 18, "one character"),
         ("a like 'x' escape ''", 18, "one character"),
         ("a = 1 or 2", 9, "compare a property"),
@@ -212,7 +212,7 @@ def test_the_names_that_a_row_must_hold_are_told() -> None:
         ("a = '\ud800'", 5, "Unicode"),
     ],
 )
-def test_what_cannot_be_read_is_refused_where_it_is_wrong(
+def test_a_syntax_error_has_its_position_and_a_fix(
     expression: str, position: int, words: str
 ) -> None:
     with pytest.raises(InvalidFilter) as caught:
@@ -256,7 +256,7 @@ def terms(count: int) -> str:
         (terms, MAX_FILTER_TERMS, "too-many-terms"),
     ],
 )
-def test_limits_hold_to_the_last(make: Callable[[int], str], limit: int, reason: str) -> None:
+def test_limits_are_exact(make: Callable[[int], str], limit: int, reason: str) -> None:
     parse_condition(make(limit - 1))
     parse_condition(make(limit))
     with pytest.raises(InvalidFilter) as caught:
@@ -264,7 +264,7 @@ def test_limits_hold_to_the_last(make: Callable[[int], str], limit: int, reason:
     assert caught.value.reason == reason
 
 
-def test_parentheses_are_refused_before_they_are_read_to_the_end() -> None:
+def test_too_many_parentheses_are_refused_early() -> None:
     with pytest.raises(InvalidFilter) as caught:
         parse_condition("(" * MAX_FILTER_BYTES)
     assert (caught.value.reason, caught.value.position) == ("too-deep", MAX_FILTER_DEPTH)
@@ -287,7 +287,7 @@ def test_parentheses_are_refused_before_they_are_read_to_the_end() -> None:
         "a" * MAX_FILTER_BYTES + " = 1",
     ],
 )
-def test_no_size_reaches_pythons_stack(expression: str) -> None:
+def test_no_filter_overflows_the_stack(expression: str) -> None:
     """A limit or the grammar refuses these texts even with hardly any stack left."""
     with pytest.raises(InvalidFilter):
         with_little_stack(parse_condition, expression)
@@ -391,7 +391,7 @@ expressions = st.recursive(
 
 
 @given(expressions, st.dictionaries(names, texts))
-def test_conditions_mean_what_the_model_means(
+def test_conditions_evaluate_as_the_model_does(
     expression: tuple[str, Callable[[Row], Known]], row: dict[Name, str]
 ) -> None:
     text, model = expression

@@ -32,11 +32,11 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if each.name == LOGGER]
 
 
-def test_both_know_the_logger_by_one_name() -> None:
+def test_the_broker_and_the_log_use_one_logger_name() -> None:
     assert LOGGER == ACCESS_LOGGER
 
 
-async def test_each_request_is_a_line(common: Api, caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_request_has_one_line(common: Api, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", LOGGER)
     await common.get("/v1/topics/orders")
     await common.get("/v1/topics/unknown")
@@ -49,7 +49,7 @@ async def test_each_request_is_a_line(common: Api, caplog: pytest.LogCaptureFixt
     ]
 
 
-async def test_no_query_and_no_token_is_in_a_line(
+async def test_a_line_has_no_query_and_no_token(
     common: Api, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
@@ -60,7 +60,7 @@ async def test_no_query_and_no_token_is_in_a_line(
 
 
 @pytest.mark.parametrize("path", ["/v1/topics/{}", "/{}", "/v1/topics/orders?token={}"])
-async def test_a_token_in_a_path_is_in_no_log(
+async def test_no_log_has_a_token_of_a_path(
     common: Api, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
     caplog.set_level("DEBUG")
@@ -113,16 +113,14 @@ async def test_a_line_may_be_json(caplog: pytest.LogCaptureFixture) -> None:
     assert event["bytes"] > 0
 
 
-async def test_it_is_off_unless_asked_for(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_access_log_is_off_by_default(api: Api, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", LOGGER)
     await api.get("/v1/topics/orders")
     assert lines(caplog) == []
 
 
 # O5: --log-level debug added nothing.
-async def test_refusals_are_told_to_those_who_debug(
-    api: Api, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_refusals_are_in_the_debug_log(api: Api, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "holdfast.http_api.app")
     await api.get("/v1/topics/unknown")
     assert any(
@@ -131,7 +129,7 @@ async def test_refusals_are_told_to_those_who_debug(
     )
 
 
-def test_a_form_is_chosen() -> None:
+def test_the_format_is_a_setting() -> None:
     for form in ("common", "json"):
         assert AccessLog(form)
     assert Reply(200, "text/plain", (b"abc",)).size == 3

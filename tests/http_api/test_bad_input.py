@@ -137,7 +137,7 @@ PULLS: Sequence[Bad] = [
     get(f"{MESSAGES}?offsets=0:2,0:3", 400, "invalid-parameter", "each queue once"),
     get(f"{MESSAGES}?offsets=0:2,2:0", 404, "unknown-queue", "0 to 1"),
     get(f"{MESSAGES}?offsets={','.join(f'{i}:0' for i in range(1025))}", 400, "limit-exceeded",
-        "name 1024 at most", parameter="offsets"),
+        "name at most 1024", parameter="offsets"),
     get(f"{TOPIC}/queues/0/offset", 400, "missing-parameter", "the time to look for"),
     get(f"{TOPIC}/queues/0/offset?timestamp_ms=-5", 400, "invalid-parameter", "milliseconds"),
     get(f"{MESSAGES}/search", 400, "missing-parameter", "the key to look for"),
@@ -373,7 +373,7 @@ LONG = "x" * 20_000
     ],
 )
 @pytest.mark.asyncio(loop_scope="module")
-async def test_what_was_wrong_does_not_come_back_whole(
+async def test_a_problem_shortens_the_wrong_value(
     api: Api, method: str, path: str, body: object
 ) -> None:
     """Otherwise an error for 16 MiB of bad input would make the broker hold several times as

@@ -56,7 +56,7 @@ async def post(session: aiohttp.ClientSession, path: str, body: object) -> Any:
         return await response.json()
 
 
-async def test_a_message_travels_from_publish_to_a_held_pull(
+async def test_a_held_pull_gets_a_published_message(
     session: aiohttp.ClientSession,
 ) -> None:
     await session.put("/v1/topics/orders", json={"queues": 2})
@@ -74,7 +74,7 @@ async def test_a_message_travels_from_publish_to_a_held_pull(
     assert (message["body"], message["message_id"]) == ("hé", reply["results"][0]["message_id"])
 
 
-async def test_every_way_in_and_every_way_out_agree(session: aiohttp.ClientSession) -> None:
+async def test_all_formats_of_publish_and_pull_agree(session: aiohttp.ClientSession) -> None:
     await session.put("/v1/topics/t", json={"queues": 1})
     path = "/v1/topics/t/messages"
     bodies = [b"json", b"line", b"\x00packed\xff", b"batch", b"\xffraw"]
@@ -101,7 +101,7 @@ async def test_every_way_in_and_every_way_out_agree(session: aiohttp.ClientSessi
         assert response.headers["Holdfast-Next-Offset"] == "5"
 
 
-async def test_everything_is_there_again_after_a_restart(tmp_path: Path) -> None:
+async def test_a_restart_keeps_everything(tmp_path: Path) -> None:
     names = [f"key-{number}" for number in range(50)]
     messages = [{"body": name, "key": name, "tag": name[-1]} for name in names]
     async with serving(tmp_path / "data") as session:
@@ -129,7 +129,7 @@ async def test_everything_is_there_again_after_a_restart(tmp_path: Path) -> None
         assert [await get(session, path) for path in paths] == before
 
 
-async def test_an_idempotent_request_sent_again_is_stored_once(
+async def test_a_retry_of_an_idempotent_request_is_stored_once(
     session: aiohttp.ClientSession,
 ) -> None:
     path = "/v1/topics/t/messages"
@@ -152,7 +152,7 @@ async def test_an_idempotent_request_sent_again_is_stored_once(
 
 
 @pytest.mark.parametrize("body_bytes", [1, 100_000])  # decoded in the event loop, or in a thread
-async def test_a_request_that_is_sent_again_after_queues_were_added_is_stored_once(
+async def test_a_retry_after_queues_were_added_is_stored_once(
     tmp_path: Path, body_bytes: int
 ) -> None:
     producer = {"Holdfast-Producer-Id": "meter", "Holdfast-Producer-Epoch": "0"}

@@ -27,9 +27,7 @@ def collector_off() -> Iterator[None]:
 
 @pytest.mark.usefixtures("collector_off")
 @pytest.mark.parametrize("request_", [PUBLISH, EMPTY_PULL, FULL_PULL, HELD_PULL, REFUSED])
-async def test_an_answered_request_leaves_no_circle_of_references(
-    api: Api, request_: bytes
-) -> None:
+async def test_an_answered_request_leaves_no_reference_cycle(api: Api, request_: bytes) -> None:
     async with raw_connection(api.server.port) as one:
         for _ in range(3):
             await one.send(PUBLISH)

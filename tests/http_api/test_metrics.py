@@ -71,7 +71,7 @@ async def test_waiting_is_not_counted_as_answering(api: Api) -> None:
     assert found[("holdfast_scan_rescues_total",)] == 0
 
 
-async def test_the_wake_is_timed(api: Api) -> None:
+async def test_wake_ups_are_timed(api: Api) -> None:
     waiting = asyncio.create_task(
         api.get("/v1/topics/orders/queues/0/messages?offset=0&wait_ms=60000")
     )
@@ -166,7 +166,7 @@ async def test_ages_are_those_of_the_oldest_message(
     assert found["holdfast_group_lag_seconds", "done", "orders"] == 0
 
 
-async def test_ages_of_a_bounded_number_of_queues_are_looked_at(
+async def test_ages_are_read_for_a_limited_number_of_queues(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queues = api.store.table.get("orders").queue_count
@@ -186,7 +186,7 @@ async def test_groups_at_their_limit_are_named(api: Api) -> None:
     assert [(each.labels["group"], each.value) for each in named] == [("a", 1), ("b", 1)]
 
 
-async def test_ages_of_many_groups_are_looked_for_some_groups_a_turn_of_the_loop(api: Api) -> None:
+async def test_ages_of_many_groups_take_several_loop_iterations(api: Api) -> None:
     topic = api.store.table.get("orders")
     for number in range(600):
         await api.store.offsets.store_offsets(f"g{number}", topic, {0: 0})
@@ -196,7 +196,7 @@ async def test_ages_of_many_groups_are_looked_for_some_groups_a_turn_of_the_loop
     assert looked.most <= ITEMS_A_TURN
 
 
-async def test_long_families_are_made_in_turns_of_the_loop_of_their_own(api: Api) -> None:
+async def test_large_metrics_take_their_own_loop_iterations(api: Api) -> None:
     for number in range(MAX_SERIES):
         api.context.http.metrics.topic(f"t{number}").messages_in += 1
     with calls_a_turn(CounterMetricFamily, "add_metric") as added:

@@ -41,7 +41,7 @@ async def test_a_connection_serves_request_after_request(api: Api) -> None:
         (b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", "close", False),
     ],
 )
-async def test_a_client_says_how_long_a_connection_lasts(
+async def test_a_client_may_close_its_connection(
     api: Api, request_head: bytes, connection: str, stays: bool
 ) -> None:
     async with raw_connection(api.server.port) as one:
@@ -55,7 +55,7 @@ async def test_a_client_says_how_long_a_connection_lasts(
             assert await one.closed() == b""
 
 
-async def test_many_connections_are_accepted_in_one_turn_of_the_loop(api: Api) -> None:
+async def test_one_loop_iteration_accepts_many_connections(api: Api) -> None:
     # M1: a new client waited one loop iteration for each connection before its own
     count, turns = 8 * ACCEPTS_A_TURN, 0
     before = api.server.connection_count
@@ -72,7 +72,7 @@ async def test_many_connections_are_accepted_in_one_turn_of_the_loop(api: Api) -
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nHo"])
-async def test_a_head_that_does_not_come_closes_the_connection(sent: bytes) -> None:
+async def test_a_missing_head_closes_the_connection(sent: bytes) -> None:
     clock = LoopClock()
     async with running_api(header_timeout_ms=1000) as api, raw_connection(api.server.port) as one:
         while not api.server.connection_count:
@@ -103,9 +103,7 @@ async def test_a_second_head_has_the_same_deadline() -> None:
         (POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 1),
     ],
 )
-async def test_a_head_that_begins_behind_a_request_has_its_deadline(
-    api: Api, first: bytes, answers: int
-) -> None:
+async def test_a_pipelined_head_has_a_deadline(api: Api, first: bytes, answers: int) -> None:
     heads = api.context.http.connections.header_timeouts
     async with raw_connection(api.server.port) as one:
         for _ in range(2):
@@ -118,7 +116,7 @@ async def test_a_head_that_begins_behind_a_request_has_its_deadline(
             assert len(heads) == 0
 
 
-async def test_a_head_that_begins_behind_a_held_pull_has_its_deadline_from_the_answer_on(
+async def test_the_deadline_of_a_head_after_a_held_pull_starts_at_the_reply(
     api: Api,
 ) -> None:
     heads = api.context.http.connections.header_timeouts
@@ -165,7 +163,7 @@ async def test_an_idle_connection_is_closed() -> None:
     ],
 )
 @pytest.mark.parametrize("speaks_first", [False, True])
-async def test_a_connection_beyond_the_cap_is_told_so_and_closed(
+async def test_a_connection_above_the_limit_gets_a_problem(
     settings: dict[str, Any], status: int, slug: str, speaks_first: bool
 ) -> None:
     async with running_api(**settings) as api, raw_connection(api.server.port) as first:
@@ -187,7 +185,7 @@ async def test_a_connection_beyond_the_cap_is_told_so_and_closed(
             await asyncio.sleep(0)
 
 
-async def test_one_that_is_turned_away_while_it_sends_sees_why() -> None:
+async def test_a_refused_connection_that_sends_gets_the_problem() -> None:
     """If it were closed at once, with unread bytes, the client would see a reset instead."""
     async with running_api(max_connections=1) as api, raw_connection(api.server.port) as first:
         await first.send(HEALTH)
@@ -203,7 +201,7 @@ async def test_one_that_is_turned_away_while_it_sends_sees_why() -> None:
             assert second.recv(1000).startswith(b"HTTP/1.1 503 ")
 
 
-async def test_one_that_is_turned_away_and_stays_is_closed_all_the_same(
+async def test_a_refused_connection_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("holdfast.http_api.wire.connection_registry.REJECT_TIMEOUT_S", 0.05)
@@ -218,7 +216,7 @@ async def test_one_that_is_turned_away_and_stays_is_closed_all_the_same(
                     await asyncio.sleep(0)
 
 
-async def test_only_so_many_are_told_why_at_once(
+async def test_the_number_of_refused_connections_with_a_reply_is_limited(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("holdfast.http_api.wire.connection_registry.MAX_REJECTED", 1)
@@ -242,7 +240,7 @@ async def test_only_so_many_are_told_why_at_once(
         {"transfer_grace_ms": 100},
     ],
 )
-async def test_a_client_that_does_not_read_is_cut_off_and_harms_no_other(
+async def test_a_client_that_does_not_read_is_cut_off_without_harm_to_others(
     settings: dict[str, Any],
 ) -> None:
     async with running_api(**settings) as api:
@@ -292,7 +290,7 @@ async def test_replies_that_wait_for_their_clients_share_a_limit() -> None:
             one.close()
 
 
-async def test_the_system_holds_no_more_of_a_reply_than_it_is_told() -> None:
+async def test_the_send_buffer_of_a_connection_is_limited() -> None:
     async with running_api(send_buffer_bytes=32 * 1024) as api:
         await api.store.topics.create("orders")
         await api.publish("orders", {"body": "x" * 1_000_000, "queue": 0})
@@ -308,7 +306,7 @@ async def test_the_system_holds_no_more_of_a_reply_than_it_is_told() -> None:
             assert system.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 64 * 1024
 
 
-async def test_a_small_reply_that_is_not_taken_counts_and_is_cut_off_as_well() -> None:
+async def test_an_unread_small_reply_counts_and_is_cut_off() -> None:
     async with running_api(send_buffer_bytes=4096, transfer_grace_ms=500) as api:
         await api.fill(60_000)
         with socket.socket() as stuck:
@@ -358,7 +356,7 @@ async def test_a_client_that_reads_slowly_but_reads_gets_its_reply() -> None:
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     ],
 )
-async def test_what_is_no_http_is_refused_and_closed(api: Api, sent: bytes) -> None:
+async def test_bytes_that_are_not_http_are_refused(api: Api, sent: bytes) -> None:
     async with raw_connection(api.server.port) as connection:
         await connection.send(sent)
         answer = await connection.closed()
@@ -395,7 +393,7 @@ CLOSING = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
         (b"GET /healthz#a HTTP/1.1\r\nHost: x\r\n\r\n" + b"GET /healthz HTTP/1.1\r\n", 400),
     ],
 )
-async def test_a_client_that_still_sends_behind_the_last_request_sees_its_answer(
+async def test_a_client_that_sends_after_its_last_request_gets_the_reply(
     monkeypatch: pytest.MonkeyPatch, sent: bytes, status: int
 ) -> None:
     """If it were closed at once, with unread bytes, the client would see a reset instead."""
@@ -422,7 +420,7 @@ async def test_a_client_that_still_sends_behind_the_last_request_sees_its_answer
 @pytest.mark.parametrize(
     ("sent", "status"), [(b"nonsense\r\n\r\n", 400), (CLOSING + b"nonsense\r\n\r\n", 200)]
 )
-async def test_only_so_much_is_read_behind_the_last_request(
+async def test_few_bytes_are_read_after_the_last_request(
     monkeypatch: pytest.MonkeyPatch, sent: bytes, status: int, more: int, is_closed: bool
 ) -> None:
     monkeypatch.setattr("holdfast.http_api.wire.connection.LINGERING_S", 60)
@@ -494,7 +492,7 @@ async def test_a_stop_cuts_off_a_client_that_does_not_read() -> None:
         assert api.server.connection_count == 0
 
 
-async def test_a_port_in_use_is_told_and_leaves_nothing_running(api: Api) -> None:
+async def test_a_port_in_use_is_an_error_and_leaves_nothing_running(api: Api) -> None:
     tasks = asyncio.all_tasks()
     http = replace(api.context.http, registry=CollectorRegistry())
     with pytest.raises(OSError, match="in use"):
@@ -525,7 +523,7 @@ async def test_many_pipelined_requests_are_all_answered(api: Api) -> None:
             assert (await one.answer())[0] == 200
 
 
-async def test_a_client_that_has_said_all_counts_as_gone(api: Api) -> None:
+async def test_a_client_that_closed_its_side_counts_as_disconnected(api: Api) -> None:
     """A half-closed connection looks like a closed one: its pull is dropped."""
     async with raw_connection(api.server.port) as one:
         await one.send(PULL)
@@ -536,7 +534,7 @@ async def test_a_client_that_has_said_all_counts_as_gone(api: Api) -> None:
         assert api.hold.stats().cancelled_total == 1
 
 
-async def test_many_held_pulls_that_vanish_leave_no_task_and_no_place(api: Api) -> None:
+async def test_disconnected_held_pulls_leave_no_task_and_no_slot(api: Api) -> None:
     tasks = len(asyncio.all_tasks())
     before = api.server.connection_count
     for _ in range(2):
@@ -561,7 +559,7 @@ async def test_many_held_pulls_that_vanish_leave_no_task_and_no_place(api: Api) 
     ("body_length", "status"), [(b"Content-Length: 20000000", 413), (b"Content-Length: 5", 400)]
 )
 @pytest.mark.parametrize("expects", [b"Expect: 100-continue\r\n", b""])
-async def test_a_body_that_is_refused_early_is_not_asked_for_and_ends_the_connection(
+async def test_an_early_refusal_asks_for_no_body_and_ends_the_connection(
     api: Api, body_length: bytes, status: int, expects: bytes
 ) -> None:
     """The answer comes before the body.
@@ -589,7 +587,7 @@ async def test_a_body_that_is_refused_early_is_not_asked_for_and_ends_the_connec
         (CLOSING + b"nonsense\r\n\r\n", 200),
     ],
 )
-async def test_lingering_ends_though_the_client_never_does(
+async def test_lingering_ends_while_the_client_still_sends(
     monkeypatch: pytest.MonkeyPatch, sent: bytes, status: int
 ) -> None:
     monkeypatch.setattr("holdfast.http_api.wire.connection.LINGERING_S", 0.2)

@@ -85,7 +85,7 @@ async def publish(api: Api, *bodies: str, queue: int = 0, **fields: object) -> N
     await api.publish("orders", *({"body": body, "queue": queue, **fields} for body in bodies))
 
 
-async def test_what_is_there_and_what_comes_are_events(api: Api) -> None:
+async def test_stored_and_new_messages_are_events(api: Api) -> None:
     await publish(api, "a", "b", key="k")
     async with streaming(api, f"{PULL}?from=earliest") as stream:
         first = await stream.event()
@@ -100,7 +100,7 @@ async def test_what_is_there_and_what_comes_are_events(api: Api) -> None:
         assert stream.response.headers["Cache-Control"] == "no-cache"
 
 
-async def test_a_client_goes_on_behind_its_last_event(api: Api) -> None:
+async def test_a_client_resumes_after_its_last_event(api: Api) -> None:
     await publish(api, "a", "b", "c")
     async with streaming(api, f"{PULL}?from=earliest", Last_Event_ID="0:2") as stream:
         assert await stream.bodies(1) == ["c"]
@@ -108,7 +108,7 @@ async def test_a_client_goes_on_behind_its_last_event(api: Api) -> None:
         assert await stream.bodies(2) == ["b", "c"]
 
 
-async def test_a_stream_at_the_end_says_first_where_it_is(api: Api) -> None:
+async def test_a_stream_at_the_end_begins_with_its_offset(api: Api) -> None:
     """A client that is disconnected before the first message can then resume without a loss."""
     await publish(api, "a")
     async with streaming(api, f"{PULL}?from=latest") as stream:
@@ -130,7 +130,7 @@ async def test_a_poll_streams_all_queues_of_a_topic(api: Api) -> None:
         assert await stream.bodies(2) == ["c", "d"]
 
 
-async def test_only_what_a_filter_passes_is_sent_and_the_rest_is_passed_over(api: Api) -> None:
+async def test_a_stream_skips_messages_that_do_not_match(api: Api) -> None:
     await publish(api, "a", "b", tag="no")
     await publish(api, "c", tag="yes")
     async with streaming(api, f"{PULL}?from=earliest&tag=yes") as stream:
@@ -145,7 +145,7 @@ async def test_many_messages_come_in_order(api: Api) -> None:
         assert await stream.bodies(3000) == list(map(str, range(3000)))
 
 
-async def test_a_quiet_stream_has_heartbeats_that_say_where_it_is() -> None:
+async def test_heartbeats_have_the_offsets_of_the_stream() -> None:
     async with running_api(event_heartbeat_ms=20) as api:
         await api.store.topics.create("orders", queues=2)
         async with streaming(api, f"{PULL}?from=earliest&tag=yes") as stream:
@@ -168,7 +168,7 @@ async def test_a_stop_ends_every_stream(api: Api) -> None:
     assert api.context.stream_count == 0
 
 
-async def test_a_client_that_goes_away_frees_its_place(api: Api) -> None:
+async def test_a_disconnected_client_frees_its_slot(api: Api) -> None:
     async with streaming(api, f"{PULL}?from=earliest"):
         await api.held(1)
         assert api.context.stream_count == 1
@@ -192,7 +192,7 @@ async def test_a_client_that_goes_away_frees_its_place(api: Api) -> None:
         (POLL, "0:9", 416, "offset-beyond-end"),
     ],
 )
-async def test_what_is_wrong_from_the_beginning_is_a_problem(
+async def test_an_error_of_the_first_read_is_a_problem(
     api: Api, path: str, last: str | None, status: int, problem: str
 ) -> None:
     headers = {} if last is None else {"Last_Event_ID": last}
@@ -241,7 +241,7 @@ async def test_a_token_that_is_revoked_ends_its_streams(api: Api, tmp_path: Path
 
 
 @pytest.mark.parametrize(("limit", "is_let_in"), [(1, False), (2, True), (3, True)])
-async def test_only_so_many_streams_are_open(limit: int, is_let_in: bool) -> None:
+async def test_the_number_of_streams_is_limited(limit: int, is_let_in: bool) -> None:
     async with running_api(max_event_streams=limit) as api:
         await api.store.topics.create("orders", queues=1)
         async with streaming(api, f"{PULL}?from=earliest"):
@@ -254,7 +254,7 @@ async def test_only_so_many_streams_are_open(limit: int, is_let_in: bool) -> Non
                     )
 
 
-async def test_a_broker_that_holds_nobody_sends_what_is_there_and_ends() -> None:
+async def test_a_broker_that_holds_no_requests_ends_a_stream_at_once() -> None:
     async with running_api(max_wait_ms=0) as api:
         await api.store.topics.create("orders", queues=2)
         await publish(api, "a", "b")
@@ -299,7 +299,7 @@ async def publish_to_many(api: Api, queues: int, bodies: list[str]) -> None:
         await api.publish("many", *({"body": body, "queue": queue} for body in bodies))
 
 
-async def test_all_that_a_stream_keeps_for_a_client_that_does_not_read_is_counted() -> None:
+async def test_the_memory_of_an_unread_stream_is_counted() -> None:
     """The messages read from every queue are counted, and the piece that is being sent.
 
     The system's buffer is small, and its bytes do not count.
@@ -320,7 +320,7 @@ async def test_all_that_a_stream_keeps_for_a_client_that_does_not_read_is_counte
         assert unsent.total_bytes == 0
 
 
-async def test_streams_that_are_not_read_give_way_to_each_other() -> None:
+async def test_unread_streams_share_a_memory_limit() -> None:
     async with running_api(max_unsent_bytes=1_000_000) as api:
         await publish_to_many(api, 4, ["x" * 1000] * 100)
         connections = api.context.http.connections
@@ -340,7 +340,7 @@ async def test_streams_that_are_not_read_give_way_to_each_other() -> None:
         assert connections.unsent.total_bytes == 0
 
 
-async def test_a_stream_that_waits_keeps_nothing_of_what_it_sent(api: Api) -> None:
+async def test_a_held_stream_frees_the_sent_messages(api: Api) -> None:
     await publish(api, "a" * 100_000, "b")
     async with streaming(api, f"{PULL}?from=earliest") as stream:
         assert len(await stream.bodies(2)) == 2
@@ -350,7 +350,7 @@ async def test_a_stream_that_waits_keeps_nothing_of_what_it_sent(api: Api) -> No
         assert kept == []
 
 
-async def test_a_piece_is_bound_by_the_bytes_of_its_ids_too(monkeypatch: Any) -> None:
+async def test_the_ids_count_in_the_size_of_a_piece(monkeypatch: Any) -> None:
     sizes = []
     send = ResponseWriter.send
 
@@ -370,7 +370,7 @@ async def test_a_piece_is_bound_by_the_bytes_of_its_ids_too(monkeypatch: Any) ->
     assert max(sizes) >= PIECE_BYTES // 2
 
 
-async def test_the_first_read_of_a_large_stream_takes_a_turn() -> None:
+async def test_the_first_read_of_a_large_stream_needs_a_slot() -> None:
     async with running_api(max_replies_at_work=1) as api:
         await publish_to_many(api, 1, ["a"])
         async with api.context.large_replies:
@@ -387,7 +387,7 @@ async def test_the_first_read_of_a_large_stream_takes_a_turn() -> None:
             assert await stream.bodies(1) == ["a"]
 
 
-async def test_a_client_over_its_rate_is_read_for_again_and_loses_nothing() -> None:
+async def test_a_stream_over_its_rate_reads_again_and_loses_nothing() -> None:
     """While the client waits, no read messages are kept."""
     async with running_api(max_bytes_per_s_per_client=150_000) as api:
         await api.store.topics.create("orders", queues=1)
@@ -410,7 +410,7 @@ async def test_a_rate_limit_slows_a_stream_and_loses_nothing() -> None:
             assert [len(each) for each in await stream.bodies(3)] == [9_000] * 3
 
 
-async def test_a_long_message_comes_whole_in_pieces_also_over_the_rate() -> None:
+async def test_a_long_message_is_sent_completely_over_the_rate() -> None:
     """JSON encodes each of its bytes as six: rendering them at once would block the event loop."""
     body = "\x00" * 400_000
     async with running_api(max_bytes_per_s_per_client=1_000_000) as api:
@@ -439,7 +439,7 @@ async def test_a_long_message_comes_whole_in_pieces_also_over_the_rate() -> None
     assert most < 1_200_000
 
 
-async def test_a_head_request_gets_the_head_alone(api: Api) -> None:
+async def test_a_head_request_gets_only_headers(api: Api) -> None:
     async with api.session.head(f"{api.url}{PULL}?from=earliest", headers=ACCEPT) as response:
         assert response.status == 200
         assert response.headers["Content-Type"] == "text/event-stream"
@@ -463,13 +463,13 @@ async def test_http_1_0_gets_its_stream_without_chunks(api: Api) -> None:
     assert body.endswith(b"}\n\n")
 
 
-async def test_json_stays_what_is_sent_to_whoever_takes_anything(api: Api) -> None:
+async def test_json_is_the_default_media_type(api: Api) -> None:
     answer = await api.get(f"{PULL}?from=earliest", Accept="*/*")
     assert answer.headers["Content-Type"] == "application/json"
 
 
 @pytest.mark.parametrize("phase", ["recovering", "draining"])
-async def test_a_broker_that_is_not_ready_asks_an_event_source_to_come_back(
+async def test_a_broker_that_is_not_ready_lets_an_event_source_reconnect(
     api: Api, phase: str
 ) -> None:
     """An EventSource treats any status other than 200 as final."""

@@ -68,7 +68,7 @@ async def ask_and_go(api: Api, slow: Slow, ask: Callable[[], Awaitable[object]])
 
 
 @pytest.mark.parametrize("slow", [(publish._TEXT_FORMATS, JSON)], indirect=True)
-async def test_large_texts_of_gone_clients_have_their_turns(api: Api, slow: Slow) -> None:
+async def test_large_texts_of_disconnected_clients_keep_their_slots(api: Api, slow: Slow) -> None:
     most = HttpConfig().max_texts_at_work
     message = {"body": "x" * OFFLOAD_TEXT_BYTES}
     turns = api.context.large_texts
@@ -83,7 +83,9 @@ async def test_large_texts_of_gone_clients_have_their_turns(api: Api, slow: Slow
 
 
 @pytest.mark.parametrize("slow", [(held_read, "parse_filter")], indirect=True)
-async def test_one_long_filter_is_read_at_a_time_also_of_gone_clients(api: Api, slow: Slow) -> None:
+async def test_long_filters_of_disconnected_clients_are_parsed_one_at_a_time(
+    api: Api, slow: Slow
+) -> None:
     path = f"/v1/topics/orders/queues/0/messages?offset=0&filter={quote(LONG_FILTER)}"
     reading = api.context.filter_reading
     await ask_and_go(api, slow, lambda: api.get(path))
@@ -95,7 +97,7 @@ async def test_one_long_filter_is_read_at_a_time_also_of_gone_clients(api: Api, 
 
 
 @pytest.mark.parametrize("slow", [(parsed_filters, "filter_of")], indirect=True)
-async def test_one_filter_of_a_group_is_read_at_a_time_also_of_gone_clients(slow: Slow) -> None:
+async def test_group_filters_of_disconnected_clients_are_parsed_one_at_a_time(slow: Slow) -> None:
     filters = parsed_filters.ParsedFilters()
     first = asyncio.create_task(filters.parse([LONG_FILTER]))
     await until(lambda: slow.begun == 1)
@@ -110,7 +112,7 @@ async def test_one_filter_of_a_group_is_read_at_a_time_also_of_gone_clients(slow
 
 
 @pytest.mark.parametrize("slow", [(body_reader, "_gunzip")], indirect=True)
-async def test_a_body_counts_as_long_as_it_is_decompressed(api: Api, slow: Slow) -> None:
+async def test_a_body_counts_while_it_is_decompressed(api: Api, slow: Slow) -> None:
     size = 100_000
     packed = gzip.compress(b"x" * size)
     arriving = api.context.http.connections.arriving
@@ -122,7 +124,7 @@ async def test_a_body_counts_as_long_as_it_is_decompressed(api: Api, slow: Slow)
     await until(lambda: arriving.total_bytes == before)
 
 
-async def test_a_place_of_a_gone_client_is_free_when_its_thread_is_done() -> None:
+async def test_a_slot_is_free_when_the_thread_of_a_disconnected_client_ends() -> None:
     places = ClientPlaces(1)
     begun, may_end = threading.Event(), threading.Event()
 

@@ -74,7 +74,7 @@ async def test_one_message_wakes_one_member_of_two_thousand(tmp_path: Path, mode
 
 
 @pytest.mark.parametrize("verb", ["release", "nack"])
-async def test_what_comes_back_wakes_one_after_another(tmp_path: Path, verb: str) -> None:
+async def test_returned_messages_wake_one_member_each(tmp_path: Path, verb: str) -> None:
     # L25, Q16
     async with crowd(tmp_path, backoff_ms=[], max_attempts=0) as api:
         waiting = await all_wait(api, 200)

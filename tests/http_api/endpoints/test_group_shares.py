@@ -45,7 +45,7 @@ async def served(api: GroupApi) -> dict[str, Any]:
 
 
 @engines
-async def test_the_founding_table_holds_for_whoever_asks(api: GroupApi, engine: str) -> None:
+async def test_shares_follow_the_weights_for_any_member(api: GroupApi, engine: str) -> None:
     # F2, F3, F8, F15, F19, F21, P1
     """Members receive in random order, one message, a few or a thousand at a time.
 
@@ -72,7 +72,7 @@ async def test_the_founding_table_holds_for_whoever_asks(api: GroupApi, engine: 
     assert {topic: each["count"] for topic, each in (await served(api)).items()} == got
 
 
-async def test_what_was_served_of_each_queue_and_how_fast_is_reported(api: GroupApi) -> None:
+async def test_delivered_messages_and_rates_are_reported_per_queue(api: GroupApi) -> None:
     # F19
     await backlog(api, {"bulk": 600, "express": 600})
     await api.group(topics={"bulk": {"weight": 1}, "express": {"weight": 2}})
@@ -85,7 +85,7 @@ async def test_what_was_served_of_each_queue_and_how_fast_is_reported(api: Group
 
 
 @engines
-async def test_a_weight_of_ten_gets_ten_for_one(api: GroupApi, engine: str) -> None:  # F9
+async def test_weight_ten_gets_ten_times_the_messages(api: GroupApi, engine: str) -> None:  # F9
     await backlog(api, {"bulk": 60, "express": 600})
     topics = {"bulk": {"weight": 1}, "express": {"weight": 10}}
     await api.group(topics=topics, fairness={"engine": engine})
@@ -94,7 +94,7 @@ async def test_a_weight_of_ten_gets_ten_for_one(api: GroupApi, engine: str) -> N
 
 
 @engines
-async def test_what_one_leaves_goes_to_the_others_and_is_not_owed(
+async def test_unused_shares_go_to_other_topics_and_are_not_owed(
     api: GroupApi, engine: str
 ) -> None:  # F6, F18, P3, P4
     await backlog(api, {"a": 200, "b": 200})
@@ -112,7 +112,7 @@ async def test_what_one_leaves_goes_to_the_others_and_is_not_owed(
 
 
 @engines
-async def test_a_weight_that_is_changed_counts_from_then_on(api: GroupApi, engine: str) -> None:
+async def test_a_changed_weight_applies_to_later_messages(api: GroupApi, engine: str) -> None:
     # P10
     await backlog(api, {"a": 300, "b": 300})
     await api.group(topics={"a": {}, "b": {}}, fairness={"engine": engine})
@@ -203,7 +203,7 @@ async def test_a_share_may_be_of_working_time(api: GroupApi, engine: str, verb: 
     assert 0.47 <= workers.slow_share <= 0.53, workers.counted
 
 
-async def test_without_a_word_the_time_since_delivery_counts(api: GroupApi) -> None:
+async def test_without_used_ms_the_time_since_delivery_counts(api: GroupApi) -> None:
     await backlog(api, {"slow": 200, "quick": 1500})
     await api.group(topics={"slow": {}, "quick": {}}, fairness={"cost": "time"})
     workers = Workers(api, "ack", says_how_long=False)
@@ -211,7 +211,7 @@ async def test_without_a_word_the_time_since_delivery_counts(api: GroupApi) -> N
     assert workers.slow_share > 0.6, workers.counted
 
 
-async def test_no_more_time_counts_than_there_was(api: GroupApi) -> None:
+async def test_used_ms_is_limited_to_the_elapsed_time(api: GroupApi) -> None:
     """A member that reports ten hours, one hour after it received the message, has used one hour.
 
     Compared with that the delay of a slow machine is negligible.

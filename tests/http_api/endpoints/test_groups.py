@@ -50,7 +50,7 @@ async def test_compare_and_swap(filled: Api) -> None:
     assert (await store(filled, {"0": 3}, If_Match="*")).status == 200
 
 
-async def test_only_one_creates(filled: Api) -> None:
+async def test_of_concurrent_creations_one_succeeds(filled: Api) -> None:
     answers = await asyncio.gather(
         *(store(filled, {"0": 1}, If_None_Match="*") for _ in range(2)),
         store(filled, {"0": 1}, If_Match='"0"'),
@@ -58,7 +58,7 @@ async def test_only_one_creates(filled: Api) -> None:
     assert sorted(answer.status for answer in answers) == [200, 412, 412]
 
 
-async def test_any_offset_up_to_the_end_may_be_stored_trimmed_ones_too(filled: Api) -> None:
+async def test_trimmed_offsets_may_be_stored(filled: Api) -> None:
     filled.trim(0, 2)
     for offset in (1, 2, 3, 4):
         assert (await store(filled, {"0": offset})).json()["offsets"] == {"0": offset}
@@ -90,7 +90,7 @@ async def test_an_offset_beyond_the_end_is_refused_as_in_a_pull(filled: Api) -> 
         ({"timestamp_ms": 9_000_000_000_000}, {"0": 4, "1": 0}),
     ],
 )
-async def test_a_reset_tells_before_and_after(
+async def test_a_reset_returns_the_offsets_before_and_after(
     filled: Api, to: object, after: dict[str, int]
 ) -> None:
     filled.trim(0, 1)
@@ -122,7 +122,7 @@ async def test_groups_are_listed_page_by_page(filled: Api) -> None:
     assert ([each["group"] for each in rest["groups"]], rest["next"]) == (["c"], None)
 
 
-async def test_lag_is_told_in_messages_bytes_and_seconds(filled: Api) -> None:
+async def test_lag_is_in_messages_bytes_and_seconds(filled: Api) -> None:
     await store(filled, {"0": 1})
     await filled.publish("orders", {"body": "x", "queue": 1})
     reply = (await filled.get("/v1/groups/billing")).json()
@@ -141,20 +141,20 @@ async def test_a_group_at_the_end_has_no_lag(filled: Api) -> None:
     assert (reply["lag_messages"], reply["lag_bytes"], reply["lag_seconds"]) == (0, 0, 0)
 
 
-async def test_what_is_trimmed_is_no_lag(filled: Api) -> None:
+async def test_trimmed_messages_are_not_lag(filled: Api) -> None:
     await store(filled, {"0": 1})
     filled.trim(0, 3)
     reply = (await filled.get("/v1/groups/billing")).json()
     assert reply["lag_messages"] == 1
 
 
-async def test_a_full_disk_is_told(filled: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_a_problem(filled: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filled.store.state, "commit", raising(StateFull("no room")))
     answer = await store(filled, {"0": 1})
     assert (answer.status, answer.problem) == (507, "disk-full")
 
 
-async def test_damage_where_a_group_stands_hides_no_lag(
+async def test_damage_at_the_stored_offset_hides_no_lag(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for body in ("damaged", "whole"):
@@ -167,7 +167,7 @@ async def test_damage_where_a_group_stands_hides_no_lag(
     assert reply["lag_seconds"] >= 99
 
 
-async def test_a_group_is_described_though_one_of_its_topics_goes_meanwhile(filled: Api) -> None:
+async def test_a_group_is_described_while_one_of_its_topics_is_deleted(filled: Api) -> None:
     await filled.store.topics.create("other")
     await store(filled, {"0": 1})
     await filled.send_json("PUT", "/v1/groups/billing/topics/other/offsets", {"offsets": {"0": 0}})

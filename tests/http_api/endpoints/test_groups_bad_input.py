@@ -80,7 +80,7 @@ GROUPS: Sequence[Bad] = [
     bad(f"{G}/receive", {"member": "é"}, 400, "invalid-parameter", "visible"),
     bad(f"{G}/receive", {"attempt_id": " "}, 400, "invalid-parameter", "visible",
         parameter="attempt_id"),
-    bad("/v1/groups/k/receive", {}, 400, "missing-parameter", "give a member", parameter="member"),
+    bad("/v1/groups/k/receive", {}, 400, "missing-parameter", "its member", parameter="member"),
     bad(f"{G}/receive", {"max_messages": -1}, 400, "invalid-parameter", ">= 0"),
     bad(f"{G}/receive", {"max_bytes": 0}, 400, "invalid-parameter", ">= 1"),
     bad(f"{G}/receive", {"wait_ms": -1}, 400, "invalid-parameter", ">= 0"),
@@ -232,7 +232,7 @@ LIMITS = [
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
 @pytest.mark.parametrize(("method", "path", "body", "limit", "name"), LIMITS)
-async def test_what_is_above_a_limit_is_refused_and_never_clamped(
+async def test_values_above_a_limit_are_refused(
     method: str, path: str, body: object, limit: int, name: str | None, more: int
 ) -> None:
     assert callable(body)

@@ -56,7 +56,7 @@ async def test_messages_are_found_by_their_key_newest_first(api: Api) -> None:
     assert (await api.get(f"{path}zzz")).json() == {"messages": []}
 
 
-async def test_splits_cover_what_is_asked_for(api: Api) -> None:
+async def test_splits_cover_the_requested_range(api: Api) -> None:
     await fill(api)
     await api.publish("orders", {"body": "x", "queue": 1})
     reply = (await api.get("/v1/topics/orders/splits?max_bytes=1")).json()
@@ -80,7 +80,7 @@ async def test_the_fewest_pieces_have_a_limit(api: Api, more: int) -> None:
         assert (problem["parameter"], problem["limit"]) == ("min_splits", limit)
 
 
-async def test_the_store_is_told_how_many_pieces_there_may_be(
+async def test_the_store_gets_the_maximum_number_of_pieces(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -96,7 +96,7 @@ async def test_the_store_is_told_how_many_pieces_there_may_be(
 
 
 @pytest.mark.parametrize("media", ["application/json", "application/msgpack"])
-async def test_a_long_plan_comes_whole(api: Api, media: str) -> None:
+async def test_a_long_plan_is_complete(api: Api, media: str) -> None:
     count = 2 * ITEMS_A_TURN + 1
     topic = api.store.table.get("orders")
     block = encode_batch([b"x"], queue_id=0)
@@ -108,7 +108,7 @@ async def test_a_long_plan_comes_whole(api: Api, media: str) -> None:
     assert list(plan) == ["topic", "topic_id", "splits", "segments"]
 
 
-async def test_splits_take_every_kind_of_end(api: Api) -> None:
+async def test_splits_accept_every_kind_of_bound(api: Api) -> None:
     await fill(api)
     stored = api.store.reading.queue_state(api.store.table.get("orders"), 0).newest_timestamp_us
     assert stored is not None

@@ -19,7 +19,7 @@ async def test_health_and_readiness(api: Api) -> None:
     }
 
 
-async def test_a_degraded_broker_is_ready_and_says_what_is_wrong(api: Api) -> None:
+async def test_a_degraded_broker_is_ready_and_reports_its_faults(api: Api) -> None:
     api.status = BrokerStatus(
         "ready", (Fault("bad-magic", "a bad block"),), "a sync failed", {"disk": "too full"}
     )
@@ -33,7 +33,7 @@ async def test_a_degraded_broker_is_ready_and_says_what_is_wrong(api: Api) -> No
     }
 
 
-async def test_a_recovering_broker_tells_its_progress(api: Api) -> None:
+async def test_a_recovering_broker_reports_its_progress(api: Api) -> None:
     api.status = BrokerStatus("recovering", progress={"done_bytes": 5, "total_bytes": 10})
     answer = await api.get("/readyz")
     assert (answer.status, answer.problem) == (503, "recovering")
@@ -63,12 +63,12 @@ async def test_only_operations_are_served_in_every_phase(api: Api, phase: str) -
     api.status = BrokerStatus("ready")
 
 
-async def test_info_tells_what_the_broker_is(api: Api) -> None:
+async def test_info_describes_the_broker(api: Api) -> None:
     answer = await api.get("/v1/info")
     assert answer.json() == {"name": "holdfast", "version": "9.9.9", "data_dir": "/nowhere"}
 
 
-async def test_every_get_can_be_asked_for_its_head(api: Api) -> None:
+async def test_every_get_route_answers_head(api: Api) -> None:
     await api.publish("orders", {"body": "x", "queue": 0})
     await api.store.offsets.store_offsets("g", api.store.table.get("orders"), {0: 1})
     message_id = f"{1:08X}{0:08X}{0:016X}"
@@ -88,7 +88,7 @@ async def test_every_get_can_be_asked_for_its_head(api: Api) -> None:
             assert int(head.headers["Content-Length"]) > 0
 
 
-async def test_a_path_that_takes_other_methods_names_them(api: Api) -> None:
+async def test_a_wrong_method_gets_the_allowed_methods(api: Api) -> None:
     answer = await api.ask("POST", "/v1/topics/orders")
     assert (answer.status, answer.problem) == (405, "method-not-allowed")
     assert answer.headers["Allow"] == "DELETE, GET, HEAD, PATCH, PUT"

@@ -38,7 +38,7 @@ async def test_several_queues_are_read_at_once(api: Api) -> None:
     assert set(answer.json()) == {"messages", "queues"}
 
 
-async def test_it_waits_until_any_queue_has_a_message(api: Api) -> None:
+async def test_a_poll_waits_until_any_queue_has_a_message(api: Api) -> None:
     await publish(api, 0, "old")
     waiting = asyncio.create_task(api.get(f"{POLL}?offsets=0:1,1:0&wait_ms=60000"))
     await api.held(1)
@@ -48,21 +48,21 @@ async def test_it_waits_until_any_queue_has_a_message(api: Api) -> None:
     assert queues(answer) == [(0, 1, 0, 1), (1, 1, 0, 1)]
 
 
-async def test_it_ends_empty_when_its_time_is_over(api: Api) -> None:
+async def test_a_poll_ends_empty_at_its_deadline(api: Api) -> None:
     await publish(api, 0, "red", tag="red")
     answer = await api.get(f"{POLL}?offsets=0:0,1:0&wait_ms=30&tag=blue")
     assert found(answer) == []
     assert queues(answer) == [(0, 1, 0, 1), (1, 0, 0, 0)]
 
 
-async def test_what_it_may_deliver_is_shared_by_the_queues(api: Api) -> None:
+async def test_the_queues_of_a_poll_share_its_limits(api: Api) -> None:
     await publish(api, 0, *(f"a{i}" for i in range(10)))
     await publish(api, 1, *(f"b{i}" for i in range(10)))
     answer = await api.get(f"{POLL}?offsets=0:0,1:0&max_messages=4")
     assert found(answer) == [(0, "a0"), (0, "a1"), (1, "b0"), (1, "b1")]
 
 
-async def test_what_one_queue_leaves_over_goes_to_the_next(api: Api) -> None:
+async def test_an_unused_share_goes_to_the_next_queue(api: Api) -> None:
     await publish(api, 0, "a0")
     await publish(api, 1, *(f"b{i}" for i in range(10)))
     answer = await api.get(f"{POLL}?offsets=0:0,1:0&max_messages=4")
@@ -83,7 +83,7 @@ async def test_full_queues_take_turns_when_not_all_can_deliver(api: Api, bound: 
     assert delivered == [0, 1, 0, 1]
 
 
-async def test_one_message_comes_however_small_the_bound(api: Api) -> None:
+async def test_one_message_is_delivered_above_the_byte_limit(api: Api) -> None:
     await publish(api, 0, "x" * 100)
     await publish(api, 1, "y" * 100)
     answer = await api.get(f"{POLL}?offsets=0:0,1:0&max_bytes=1")
@@ -94,7 +94,7 @@ async def test_one_message_comes_however_small_the_bound(api: Api) -> None:
 @pytest.mark.parametrize(
     ("offset", "slug", "status"), [(0, "offset-trimmed", 410), (3, "offset-beyond-end", 416)]
 )
-async def test_a_queue_that_cannot_be_read_says_so_and_the_others_go_on(
+async def test_a_queue_that_cannot_be_read_has_a_problem_and_others_are_read(
     api: Api, offset: int, slug: str, status: int
 ) -> None:
     await publish(api, 0, "gone", "kept")
@@ -115,7 +115,7 @@ async def test_a_problem_ends_the_wait_although_nothing_was_found(api: Api) -> N
     assert api.hold.stats().held_max == 0
 
 
-async def test_without_envelope_offsets_stand_in_headers(api: Api) -> None:
+async def test_without_envelope_headers_have_the_offsets(api: Api) -> None:
     await api.ask("POST", POLL, encode_batch([b"a", b"b"], queue_id=0), Content_Type=BATCH)
     await api.ask("POST", POLL, encode_batch([b"c"], queue_id=1), Content_Type=BATCH)
     answer = await api.get(f"{POLL}?offsets=0:1,1:0", Accept=BATCH)
@@ -128,16 +128,14 @@ async def test_without_envelope_offsets_stand_in_headers(api: Api) -> None:
     assert [msgspec.json.decode(line)["body"] for line in lines.body.splitlines()] == ["b", "c"]
 
 
-async def test_without_envelope_a_queues_problem_is_the_whole_replys(api: Api) -> None:
+async def test_without_envelope_a_queues_problem_is_the_reply(api: Api) -> None:
     answer = await api.get(f"{POLL}?offsets=0:0,1:5", Accept=BATCH)
     assert (answer.status, answer.problem) == (416, "offset-beyond-end")
     assert answer.json()["queue"] == 1
 
 
 @pytest.mark.parametrize("accept", ["application/json", "application/msgpack", BATCH])
-async def test_damage_is_passed_over_when_asked_in_the_queue_that_has_it(
-    api: Api, accept: str
-) -> None:
+async def test_a_poll_skips_damage_in_one_queue_if_asked(api: Api, accept: str) -> None:
     await publish(api, 0, "a", "b")
     await publish(api, 1, "c")
     await publish(api, 1, "d")
@@ -155,7 +153,7 @@ async def test_damage_is_passed_over_when_asked_in_the_queue_that_has_it(
         assert found(told) == [(0, "a"), (0, "b")]
 
 
-async def test_without_envelope_fewer_queues_may_be_named(api: Api) -> None:
+async def test_without_envelope_a_poll_may_name_fewer_queues(api: Api) -> None:
     await api.store.topics.create("wide", queues=200)
     offsets = ",".join(f"{queue}:0" for queue in range(129))
     answer = await api.get(f"/v1/topics/wide/messages?offsets={offsets}", Accept=BATCH)
@@ -177,7 +175,7 @@ async def test_a_thousand_queues_fit_one_poll(api: Api) -> None:
 # -- H3: a whole topic without queue numbers ---------------------------------------------------
 
 
-async def test_a_poll_reads_a_topic_from_its_beginning_and_goes_on(api: Api) -> None:
+async def test_a_poll_reads_a_topic_from_its_beginning_and_continues(api: Api) -> None:
     for number in range(4):
         await api.publish("orders", {"body": str(number), "queue": number % 2})
     reply = (await api.get(f"{POLL}?from=earliest")).json()
@@ -223,7 +221,7 @@ async def test_a_poll_begins_at_a_time(api: Api) -> None:
         ("?timestamp_ms=2025-10-09", "invalid-parameter", "ISO 8601 with its zone"),
     ],
 )
-async def test_a_poll_starts_once(api: Api, query: str, problem: str, mend: str) -> None:
+async def test_a_poll_has_exactly_one_start(api: Api, query: str, problem: str, mend: str) -> None:
     answer = await api.get(POLL + query)
     assert (answer.status, answer.problem) == (400, problem)
     assert mend in answer.json()["detail"]
@@ -237,4 +235,4 @@ async def test_a_poll_over_all_queues_has_the_same_limit(queues: int, status: in
         assert answer.status == status
         if status == 400:
             assert answer.problem == "limit-exceeded"
-            assert "name 5 at most in one poll" in answer.json()["detail"]
+            assert "name at most 5 queues" in answer.json()["detail"]

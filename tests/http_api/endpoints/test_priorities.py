@@ -97,7 +97,7 @@ async def test_messages_without_a_key_take_turns_within_their_level(urgent: Api)
     assert high == low + 1
 
 
-async def test_a_request_that_is_sent_again_finds_its_queue_again(urgent: Api) -> None:
+async def test_a_retry_goes_to_the_same_queue_of_its_level(urgent: Api) -> None:
     headers = {"Holdfast_Producer_Id": "7", "Holdfast_Producer_Epoch": "0"}
     for sequence in range(4):
         answer = await urgent.send_json(

@@ -100,7 +100,7 @@ async def test_a_key_chooses_its_queue_and_an_explicit_queue_wins(api: Api) -> N
     assert answer.json()["results"][0]["queue"] == other
 
 
-async def test_messages_without_key_take_turns_by_the_request(api: Api) -> None:
+async def test_requests_without_key_alternate_between_queues(api: Api) -> None:
     queues = []
     for _ in range(4):
         answer = await api.publish("orders", {"body": "a"}, {"body": "b"})
@@ -110,7 +110,7 @@ async def test_messages_without_key_take_turns_by_the_request(api: Api) -> None:
     assert queues == [0, 1, 0, 1]
 
 
-async def test_a_raw_body_is_one_message_whatever_its_type(api: Api) -> None:
+async def test_a_raw_body_of_any_type_is_one_message(api: Api) -> None:
     path = "/v1/topics/orders/messages?queue=1&key=k%20%C3%A9&tag=t"
     for content_type in ({}, {"Content_Type": "image/png"}, {"Content_Type": "nonsense"}):
         answer = await api.ask("POST", path, b"\x00\xff{", **content_type)
@@ -125,7 +125,7 @@ async def test_an_empty_body_is_an_empty_message(api: Api) -> None:
     assert stored(api)[0].body(0) == b""
 
 
-async def test_ndjson_is_a_message_a_line(api: Api) -> None:
+async def test_ndjson_has_one_message_per_line(api: Api) -> None:
     body = b'{"body":"a","queue":0}\r\n\n  \n{"body":"b","queue":0}\n'
     answer = await api.ask(
         "POST", "/v1/topics/orders/messages", body, Content_Type="application/x-ndjson"
@@ -134,7 +134,7 @@ async def test_ndjson_is_a_message_a_line(api: Api) -> None:
     assert [stored(api)[0].body(row) for row in (0, 1)] == [b"a", b"b"]
 
 
-async def test_msgpack_takes_bin_and_str_and_answers_in_kind(api: Api) -> None:
+async def test_msgpack_accepts_bin_and_str(api: Api) -> None:
     body = msgpack.packb(
         {"messages": [{"body": b"\x00\xff", "queue": 0}, {"body": "é", "queue": 0}]}
     )
@@ -150,7 +150,7 @@ async def test_msgpack_takes_bin_and_str_and_answers_in_kind(api: Api) -> None:
     assert [stored(api)[0].body(row) for row in (0, 1)] == [b"\x00\xff", "é".encode()]
 
 
-async def test_a_gzipped_body_counts_as_what_it_holds(api: Api) -> None:
+async def test_a_gzipped_body_counts_with_its_decompressed_size(api: Api) -> None:
     body = gzip.compress(b'{"messages":[{"body":"zipped"}]}')
     answer = await api.ask(
         "POST", "/v1/topics/orders/messages", body, Content_Encoding="gzip", **JSON
@@ -166,7 +166,7 @@ async def test_durability_can_be_asked_for(api: Api, durability: str, durable: b
     assert api.publishes[-1][2] == durability
 
 
-async def test_a_large_request_is_worked_on_apart_and_keeps_its_order(api: Api) -> None:
+async def test_a_large_request_keeps_its_order(api: Api) -> None:
     bodies = [f"{number:0200}" for number in range(2000)]
     answer = await api.publish("orders", *({"body": body, "queue": 0} for body in bodies))
     assert [each["offset"] for each in answer.json()["results"]] == list(range(2000))
@@ -215,7 +215,7 @@ async def test_request_limits_to_the_byte_and_the_message(extra: int, status: in
 
 
 @pytest.mark.parametrize(("extra", "status"), [(-1, 200), (0, 200), (1, 413)])
-async def test_batches_and_queues_have_a_limit_apart_from_messages(extra: int, status: int) -> None:
+async def test_the_number_of_batches_and_queues_is_limited(extra: int, status: int) -> None:
     # S4: a request of 100,000 batches delayed all publishes for seconds
     async with running_api(max_batches_per_request=3) as api:
         await api.store.topics.create("t", queues=8)
@@ -264,7 +264,7 @@ async def test_a_bad_request_creates_no_topic(api: Api) -> None:
     assert [topic.name for topic in api.store.table.all()] == ["orders"]
 
 
-async def test_no_topic_is_created_where_that_is_off() -> None:
+async def test_no_topic_is_created_if_auto_create_is_off() -> None:
     async with running_api(topics=TopicsConfig(auto_create_topics=False)) as api:
         answer = await api.publish("fresh", {"body": "x"})
         assert (answer.status, answer.problem) == (404, "unknown-topic")
@@ -286,13 +286,13 @@ async def test_the_producer_headers_reach_every_batch(api: Api) -> None:
     assert len(ids) == 1
 
 
-async def test_a_number_is_a_producer_id_as_it_stands(api: Api) -> None:
+async def test_a_number_is_used_as_producer_id(api: Api) -> None:
     producer = {**PRODUCER, "Holdfast_Producer_Id": "77"}
     await api.ask("POST", "/v1/topics/orders/messages", b"x", **producer)
     assert stored(api)[0].header.producer_id == 77
 
 
-async def test_a_request_sent_again_finds_its_queue_again(api: Api) -> None:
+async def test_a_retry_goes_to_the_same_queue(api: Api) -> None:
     queues = set()
     for _ in range(3):
         answer = await api.ask("POST", "/v1/topics/orders/messages", b"x", **PRODUCER)
@@ -330,7 +330,7 @@ async def test_the_reply_reports_each_duplicate_of_a_binary_request(api: Api) ->
         (RuntimeError("a bug"), 500, "internal-error", False),
     ],
 )
-async def test_the_stores_refusals_are_told(
+async def test_errors_of_the_store_are_problems(
     api: Api,
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
@@ -348,7 +348,7 @@ async def test_the_stores_refusals_are_told(
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/vnd.holdfast.batch", "text/x"])
-async def test_an_alarm_refuses_a_publish_before_its_body_is_taken(
+async def test_an_alarm_refuses_a_publish_before_its_body_is_read(
     api: Api, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setitem(api.storage.alarms.by_name, MEMORY, lambda: MemoryLow(2, 1))
@@ -362,7 +362,7 @@ async def test_an_alarm_refuses_a_publish_before_its_body_is_taken(
     assert api.publishes == []
 
 
-async def test_a_client_that_goes_away_does_not_undo_its_publish(api: Api) -> None:
+async def test_a_disconnect_does_not_undo_a_publish(api: Api) -> None:
     api.publish_gate = asyncio.Event()
     task = asyncio.create_task(api.publish("fresh", {"body": "x", "queue": 0}))
     async with asyncio.timeout(10):
@@ -413,7 +413,7 @@ async def test_the_properties_of_dead_letters_are_refused_in_msgpack_and_in_batc
     assert not api.publishes
 
 
-async def test_names_that_only_look_like_those_of_dead_letters_are_taken(api: Api) -> None:
+async def test_similar_names_are_not_reserved(api: Api) -> None:
     names = {"x-holdfast-dead-topic": "1", "holdfast-": "2", "dead-a": "3", "holdfast-dead": "4"}
     assert (await api.publish("orders", {"body": "x", "properties": names})).status == 200
     batch = encode_batch([b"x"], properties=[names], queue_id=1)
@@ -423,7 +423,7 @@ async def test_names_that_only_look_like_those_of_dead_letters_are_taken(api: Ap
 # -- a single message, and unsupported forms ---------------------------------------------------
 
 
-async def test_one_message_alone_is_taken(api: Api) -> None:
+async def test_a_request_may_be_a_single_message(api: Api) -> None:
     """H2: `curl --json '{"body": "x"}'`."""
     path = "/v1/topics/orders/messages"
     one = {"body": "x", "key": "k", "tag": "t", "properties": {"n": "1"}, "queue": 1}
@@ -451,14 +451,14 @@ async def test_one_message_alone_is_taken(api: Api) -> None:
         b'x{"messages":[',
     ],
 )
-async def test_any_other_form_is_one_raw_message(api: Api, body: bytes) -> None:
+async def test_any_other_form_body_is_one_raw_message(api: Api, body: bytes) -> None:
     form = "application/x-www-form-urlencoded"
     answer = await api.ask("POST", "/v1/topics/orders/messages", body, Content_Type=form)
     assert answer.status == 200
     assert stored(api)[0].body(0) == body
 
 
-async def test_what_looks_like_a_request_is_a_raw_message_under_any_other_type(api: Api) -> None:
+async def test_a_request_with_another_type_is_a_raw_message(api: Api) -> None:
     body = b'{"messages": [{"role": "user"}]}'
     for kind in ("application/octet-stream", "text/plain"):
         answer = await api.ask("POST", "/v1/topics/orders/messages", body, Content_Type=kind)
@@ -470,7 +470,7 @@ async def test_what_looks_like_a_request_is_a_raw_message_under_any_other_type(a
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/x-ndjson"])
-async def test_a_large_text_is_worked_on_apart_from_the_event_loop(
+async def test_a_large_text_is_processed_in_threads(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Each of the steps that process all messages blocked the event loop for a tenth of a
@@ -510,13 +510,13 @@ async def test_a_large_text_is_worked_on_apart_from_the_event_loop(
 
 
 @pytest.mark.parametrize(("more", "is_apart"), [(-1, False), (0, False), (1, True)])
-def test_many_small_batches_are_decoded_apart(more: int, is_apart: bool) -> None:
+def test_many_small_batches_are_decoded_in_a_thread(more: int, is_apart: bool) -> None:
     one = encode_batch([b"x"], queue_id=0)
     assert is_slow_to_decode(one * (OFFLOAD_BATCHES + more)) is is_apart
     assert is_slow_to_decode(memoryview(one * (OFFLOAD_BATCHES + more))) is is_apart
 
 
-def test_headers_that_lie_end_the_look_at_batches() -> None:
+def test_wrong_sizes_in_headers_end_the_count_of_batches() -> None:
     assert not is_slow_to_decode(b"\0" * 127)
     assert is_slow_to_decode(
         b"\0" * 1000

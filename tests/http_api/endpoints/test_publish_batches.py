@@ -33,7 +33,7 @@ async def send(api: Api, body: bytes, path: str = PATH) -> Answer:
     return await api.ask("POST", path, body, Content_Type=BATCH)
 
 
-async def test_batches_are_stored_as_they_come(api: Api) -> None:
+async def test_batches_are_stored_unchanged(api: Api) -> None:
     plain = encode_batch([b"x"] * 5, queue_id=1)
     answer = await send(api, GOOD + plain)
     assert answer.json() == {
@@ -53,7 +53,7 @@ async def test_batches_are_stored_as_they_come(api: Api) -> None:
     assert read.headers["Holdfast-Next-Offset"] == "8"
 
 
-async def test_batches_that_name_no_queue_take_turns(api: Api) -> None:
+async def test_batches_without_queue_alternate_between_queues(api: Api) -> None:
     anywhere = encode_batch([b"x"], queue_id=ANY_QUEUE)
     answer = await send(api, anywhere * 3)
     assert [each["queue"] for each in answer.json()["results"]] == [0, 1, 0]
@@ -70,7 +70,7 @@ async def test_every_truncation_is_refused(api: Api) -> None:
     assert api.publishes == []
 
 
-async def test_one_flipped_bit_is_refused_wherever_it_is(api: Api) -> None:
+async def test_any_flipped_bit_is_refused(api: Api) -> None:
     for at in range(len(GOOD)):
         damaged = bytearray(GOOD)
         damaged[at] ^= 1 << (at % 8)
@@ -110,7 +110,7 @@ async def test_one_flipped_bit_is_refused_wherever_it_is(api: Api) -> None:
         ({"producer_id": 1, "flags": 0b101111}, "request-sequence"),
     ],
 )
-async def test_each_field_wrong_in_turn_is_named(
+async def test_the_problem_names_the_wrong_field(
     api: Api, fields: dict[str, object], reason: str
 ) -> None:
     good_first = encode_batch([b"x"], queue_id=0)
@@ -122,7 +122,7 @@ async def test_each_field_wrong_in_turn_is_named(
     assert api.publishes == []
 
 
-async def test_a_newer_format_is_named(api: Api) -> None:
+async def test_a_newer_format_is_refused(api: Api) -> None:
     newer = bytearray(GOOD)
     newer[4] = 2
     newer[12:16] = bytes(4)
@@ -131,7 +131,7 @@ async def test_a_newer_format_is_named(api: Api) -> None:
     assert answer.json()["reason"] == "format-version"
 
 
-async def test_no_batch_at_all_is_refused(api: Api) -> None:
+async def test_an_empty_binary_body_is_refused(api: Api) -> None:
     answer = await send(api, b"")
     assert (answer.problem, answer.json()["reason"]) == ("malformed-batch", "empty")
 
@@ -149,7 +149,7 @@ async def test_a_batch_for_no_queue_of_the_topic_is_refused(api: Api) -> None:
     assert (answer.status, answer.problem) == (404, "unknown-queue")
 
 
-async def test_the_message_over_its_limit_is_counted_over_the_request() -> None:
+async def test_the_index_of_a_too_large_message_counts_over_the_request() -> None:
     async with running_api() as api:
         body = encode_batch([b"x", b"y"], queue_id=0) + encode_batch(
             [b"x", b"y"], keys=[None, "k" * 4097], queue_id=0

@@ -18,7 +18,7 @@ VALUES = st.recursive(
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=3), VALUES, max_size=3), max_size=6))
-def test_messages_are_counted_whatever_is_in_them(messages: list[dict[str, Any]]) -> None:
+def test_messages_with_any_content_are_counted(messages: list[dict[str, Any]]) -> None:
     body = json.dumps({"messages": messages}).encode()
     for limit in range(len(messages) + 2):
         assert has_more_messages(limit, body) == (len(messages) > limit)
@@ -27,12 +27,12 @@ def test_messages_are_counted_whatever_is_in_them(messages: list[dict[str, Any]]
 @pytest.mark.parametrize(
     "body", [b"", b"{", b'{"messages":[{"', b'"' * 1001, b"]" * 100, b'{"a":"' + b"\\" * 1001]
 )
-def test_what_is_no_json_is_left_to_its_decoder(body: bytes) -> None:
+def test_the_decoder_reports_invalid_json(body: bytes) -> None:
     assert not has_more_messages(3, body)
 
 
 @pytest.mark.parametrize("escape", [b"\\\\", b"\\u0022", b"\\n{"])
-def test_a_long_text_is_looked_at_once(escape: bytes) -> None:
+def test_a_long_text_is_scanned_once(escape: bytes) -> None:
     text = escape * 200_000
     assert not has_more_messages(1, b'{"messages":[{"body":"' + text + b'"}]}' + b" " * 9)
     assert has_more_messages(1, b'{"messages":[{"body":"' + text + b'"},{},{}]}')

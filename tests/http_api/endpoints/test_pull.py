@@ -38,7 +38,7 @@ def offsets(answer: Answer) -> tuple[int, int, int]:
 # -- found messages ------------------------------------------------------------------------
 
 
-async def test_a_message_is_delivered_with_all_it_has(api: Api) -> None:
+async def test_a_message_is_delivered_with_all_its_fields(api: Api) -> None:
     await publish(api, "hé", key="k", tag="t", properties={"a": "b"})
 
     answer = await api.get(f"{PULL}?offset=0")
@@ -102,7 +102,7 @@ async def test_messages_of_one_batch_keep_their_columns_apart(api: Api) -> None:
         ("offset=1&max_bytes=2", ["1", "2"], 3),
     ],
 )
-async def test_where_to_start_and_how_much(
+async def test_a_pull_has_a_start_and_limits(
     api: Api, query: str, found: list[str], next_offset: int
 ) -> None:
     await publish(api, "0", "1", "2", "3")
@@ -111,7 +111,7 @@ async def test_where_to_start_and_how_much(
     assert offsets(answer) == (next_offset, 0, 4)
 
 
-async def test_the_bounds_of_a_pull_are_allowed(api: Api) -> None:
+async def test_a_pull_may_have_the_maximum_limits(api: Api) -> None:
     await publish(api, "x")
     answer = await api.get(f"{PULL}?offset=0&max_messages=10000&max_bytes=16777216&wait_ms=60000")
     assert bodies(answer) == ["x"]
@@ -123,7 +123,7 @@ async def test_thousands_of_messages_are_delivered_in_order(api: Api) -> None:
     assert bodies(answer) == [str(i) for i in range(3000)]
 
 
-async def test_a_damaged_message_is_told_and_what_follows_can_be_read(api: Api) -> None:
+async def test_damage_is_a_problem_and_later_messages_can_be_read(api: Api) -> None:
     await publish(api, "0", "1", "2")
     api.damage(0, 1)
     assert bodies(await api.get(f"{PULL}?offset=0")) == ["0"]
@@ -133,7 +133,7 @@ async def test_a_damaged_message_is_told_and_what_follows_can_be_read(api: Api) 
     assert bodies(await api.get(f"{PULL}?offset=2")) == ["2"]
 
 
-async def test_damage_is_passed_over_when_asked_and_the_reply_says_what(api: Api) -> None:
+async def test_a_pull_skips_damage_if_asked_and_lists_it(api: Api) -> None:
     await publish(api, "0", "1", "2", "3", "4")
     for offset in (1, 2, 4):
         api.damage(0, offset)
@@ -160,7 +160,7 @@ async def test_damage_is_passed_over_when_asked_and_the_reply_says_what(api: Api
     assert "Holdfast-Skipped" not in answer.headers
 
 
-async def test_a_held_pull_that_passed_over_damage_says_so_in_the_end(api: Api) -> None:
+async def test_a_held_pull_lists_skipped_damage_at_its_deadline(api: Api) -> None:
     await publish(api, "0")
     api.damage(0, 0)
     answer = await api.get(f"{PULL}?offset=0&skip_corrupt=true&wait_ms=30")
@@ -178,7 +178,7 @@ async def test_a_flag_is_true_or_false(api: Api, value: str) -> None:
 # -- media types ---------------------------------------------------------------------------
 
 
-async def test_ndjson_is_a_message_a_line(api: Api) -> None:
+async def test_ndjson_has_one_message_per_line(api: Api) -> None:
     await publish(api, "a\nb", "c")
     answer = await api.get(f"{PULL}?offset=0", Accept="application/x-ndjson")
     lines = answer.body.split(b"\n")
@@ -196,7 +196,7 @@ async def test_msgpack_has_bodies_as_bin(api: Api) -> None:
     assert reply["next_offset"] == 1
 
 
-async def test_binary_is_whole_batches_as_stored(api: Api) -> None:
+async def test_a_binary_reply_has_whole_stored_batches(api: Api) -> None:
     for _ in range(2):
         block = encode_batch([b"a", b"b", b"c"], queue_id=0)
         await api.ask("POST", "/v1/topics/orders/messages", block, Content_Type=BATCH)
@@ -207,7 +207,7 @@ async def test_binary_is_whole_batches_as_stored(api: Api) -> None:
     assert answer.headers["Holdfast-Topic-Id"] == "1"
 
 
-async def test_nothing_in_binary_is_an_empty_body(api: Api) -> None:
+async def test_a_binary_reply_without_messages_is_empty(api: Api) -> None:
     answer = await api.get(f"{PULL}?offset=0", Accept=BATCH)
     assert (answer.status, answer.body) == (200, b"")
     assert answer.headers["Holdfast-Next-Offset"] == "0"
@@ -216,7 +216,7 @@ async def test_nothing_in_binary_is_an_empty_body(api: Api) -> None:
 # -- filters -------------------------------------------------------------------------------
 
 
-async def test_what_a_filter_passes_over_is_told_by_the_next_offset(api: Api) -> None:
+async def test_next_offset_is_after_messages_that_do_not_match(api: Api) -> None:
     await publish(api, "0", "1", tag="red")
     await publish(api, "2", tag="blue")
     assert bodies(await api.get(f"{PULL}?offset=0&tag=blue,green")) == ["2"]
@@ -258,13 +258,13 @@ async def test_a_pull_at_the_end_is_held_and_one_outside_the_queue_is_not(api: A
     assert bodies(await waiting) == ["3"]
 
 
-async def test_a_pull_for_what_is_there_is_not_held(api: Api) -> None:
+async def test_a_pull_with_messages_to_read_is_not_held(api: Api) -> None:
     await publish(api, "x")
     assert bodies(await api.get(f"{PULL}?offset=0&wait_ms=60000")) == ["x"]
     assert api.hold.stats().held_max == 0
 
 
-async def test_a_pull_ends_empty_when_its_time_is_over(api: Api) -> None:
+async def test_a_pull_ends_empty_at_its_deadline(api: Api) -> None:
     await publish(api, "x")
     answer = await api.get(f"{PULL}?offset=1&wait_ms=30")
     assert (bodies(answer), offsets(answer)) == ([], (1, 0, 1))
@@ -291,7 +291,7 @@ async def test_a_message_that_does_not_match_does_not_wake(api: Api) -> None:  #
     assert api.hold.stats().woken_total == 1
 
 
-async def test_a_pull_that_ends_tells_how_far_it_was_scanned(api: Api) -> None:  # L14
+async def test_an_expired_pull_returns_the_scanned_offset(api: Api) -> None:  # L14
     waiting = asyncio.create_task(api.get(f"{PULL}?offset=0&wait_ms=2000&tag=blue"))
     await api.held(1)
     await publish(api, "0", "1", tag="red")
@@ -299,7 +299,7 @@ async def test_a_pull_that_ends_tells_how_far_it_was_scanned(api: Api) -> None: 
     assert (bodies(answer), offsets(answer)) == ([], (2, 0, 2))
 
 
-async def test_a_client_that_goes_away_frees_its_place(api: Api) -> None:
+async def test_a_disconnected_client_frees_its_slot(api: Api) -> None:
     waiting = asyncio.create_task(api.get(f"{PULL}?offset=0&wait_ms=60000"))
     await api.held(1)
     waiting.cancel()
@@ -343,7 +343,7 @@ async def test_a_stop_answers_every_held_pull(api: Api) -> None:
         assert answer.headers["Connection"] == "close"
 
 
-async def test_a_held_pull_survives_what_comes_while_it_waits(
+async def test_other_requests_do_not_affect_a_held_pull(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other requests, including bad ones, do not affect it."""
@@ -358,7 +358,7 @@ async def test_a_held_pull_survives_what_comes_while_it_waits(
 
 
 @pytest.mark.parametrize("phase", ["recovering", "draining"])
-async def test_no_pull_is_served_before_or_after(api: Api, phase: str) -> None:
+async def test_no_pull_is_served_unless_the_broker_is_ready(api: Api, phase: str) -> None:
     api.status = BrokerStatus(phase)
     answer = await api.get(f"{PULL}?offset=0&wait_ms=1000")
     assert (answer.status, answer.problem) == (503, phase)
@@ -366,7 +366,7 @@ async def test_no_pull_is_served_before_or_after(api: Api, phase: str) -> None:
     api.status = BrokerStatus("ready")
 
 
-async def test_a_broker_that_holds_nobody_answers_at_once() -> None:
+async def test_a_broker_that_holds_no_requests_answers_at_once() -> None:
     # L5: a pull is held if its client asks for it and the broker allows it
     async with running_api(max_wait_ms=0) as api:
         await api.store.topics.create("orders", queues=2)

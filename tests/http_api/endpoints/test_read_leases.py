@@ -37,7 +37,7 @@ async def pinned(api: Api) -> dict[str, Any] | None:
     return found
 
 
-async def test_a_plan_is_leased_when_it_asks_for_it(api: Api) -> None:
+async def test_a_plan_has_a_lease_if_asked(api: Api) -> None:
     stop_the_clocks(api)
     await fill(api)
     assert "lease" not in (await api.get(SPLITS)).json()
@@ -52,7 +52,7 @@ async def test_a_plan_is_leased_when_it_asks_for_it(api: Api) -> None:
     }
 
 
-async def test_a_plan_that_fails_or_is_given_up_pins_nothing(
+async def test_a_failed_or_cancelled_plan_pins_nothing(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(api)
@@ -76,7 +76,7 @@ async def test_a_plan_that_fails_or_is_given_up_pins_nothing(
     assert await pinned(api) is None
 
 
-async def test_only_what_is_planned_is_pinned(api: Api) -> None:
+async def test_only_planned_queues_are_pinned(api: Api) -> None:
     await fill(api)
     await take(api, "&start=0:1&only_named=true")
     found = await pinned(api)
@@ -86,7 +86,7 @@ async def test_only_what_is_planned_is_pinned(api: Api) -> None:
     assert [split["queue"] for split in reply["splits"]] == [1]
 
 
-async def test_a_plan_of_nothing_takes_no_lease(api: Api) -> None:
+async def test_an_empty_plan_has_no_lease(api: Api) -> None:
     await fill(api)
     assert "lease" not in (await api.get(f"{SPLITS}?start=latest&lease_ms=1000")).json()
     assert await pinned(api) is None
@@ -107,7 +107,7 @@ async def test_a_trimmed_start_is_not_leased(api: Api) -> None:
     assert await pinned(api) is None
 
 
-async def test_a_lease_is_extended_and_let_go(api: Api) -> None:
+async def test_a_lease_is_extended_and_ended(api: Api) -> None:
     await fill(api)
     lease = await take(api)
     path = f"/v1/topics/orders/read-leases/{lease['id']}"
@@ -123,7 +123,7 @@ async def test_a_lease_is_extended_and_let_go(api: Api) -> None:
     assert (gone.status, gone.problem) == (404, "unknown-read-lease")
 
 
-async def test_a_lease_is_of_one_topic(api: Api) -> None:
+async def test_a_lease_belongs_to_one_topic(api: Api) -> None:
     await fill(api)
     await api.publish("other", {"body": "x"})
     lease = await take(api)
@@ -133,7 +133,7 @@ async def test_a_lease_is_of_one_topic(api: Api) -> None:
     assert await pinned(api) is not None
 
 
-async def test_a_lease_is_no_longer_than_allowed(api: Api) -> None:
+async def test_the_duration_of_a_lease_is_limited(api: Api) -> None:
     await fill(api)
     path = f"/v1/topics/orders/read-leases/{(await take(api))['id']}"
     for length_ms, status in ((LONGEST_MS - 1, 200), (LONGEST_MS, 200), (LONGEST_MS + 1, 400)):
@@ -167,7 +167,7 @@ async def test_too_many_leases_are_refused_and_counted(api: Api) -> None:
         assert line in metrics
 
 
-async def test_only_named_goes_with_names(api: Api) -> None:
+async def test_only_named_needs_named_queues(api: Api) -> None:
     await fill(api)
     for query in ("", "&start=earliest"):
         answer = await api.get(f"{SPLITS}?only_named=true{query}")

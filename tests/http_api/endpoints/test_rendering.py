@@ -59,7 +59,7 @@ def body_of(message: dict[str, Any]) -> bytes:
 
 @pytest.mark.parametrize("media", [JSON, NDJSON, MSGPACK])
 @pytest.mark.parametrize("name", BODIES)
-async def test_a_long_message_says_the_same_in_pieces(name: str, media: str) -> None:
+async def test_the_pieces_of_a_long_message_are_equal_to_the_whole(name: str, media: str) -> None:
     bodies = [b"before", BODIES[name], b"behind"]
     held = batch(*bodies, properties=[{"body": ""}] * 3)
     parts = await made(media, [BatchSlice(held, range(3))])
@@ -77,7 +77,7 @@ async def test_a_long_message_says_the_same_in_pieces(name: str, media: str) -> 
 
 @pytest.mark.parametrize("media", [JSON, NDJSON])
 @pytest.mark.parametrize("name", BODIES)
-async def test_no_part_has_more_than_a_turns_text(name: str, media: str) -> None:
+async def test_no_part_is_longer_than_the_limit(name: str, media: str) -> None:
     body = BODIES[name]
     small = batch(*[body[:1000]] * 2000)
     for slices in (
@@ -90,7 +90,7 @@ async def test_no_part_has_more_than_a_turns_text(name: str, media: str) -> None
         assert max(map(len, parts)) <= YIELD_EVERY_BYTES + beside
 
 
-async def test_a_part_is_made_in_a_turn_of_the_loop() -> None:
+async def test_one_part_is_encoded_per_loop_iteration() -> None:
     slices = [BatchSlice(batch(b"\x00" * 1_000_000, b"x"), range(2))]
     turns = 0
     is_done = False
@@ -110,7 +110,7 @@ async def test_a_part_is_made_in_a_turn_of_the_loop() -> None:
 
 
 @pytest.mark.parametrize(("more", "is_made"), [(-1, True), (0, True), (1, False)])
-async def test_without_a_turn_no_more_is_made_than_at_once(more: int, is_made: bool) -> None:
+async def test_without_a_slot_a_large_reply_is_not_encoded(more: int, is_made: bool) -> None:
     one = batch(b"x" * 1000)
     (beside,) = await made(JSON, [BatchSlice(one, range(1))])
     beside_bytes = len(beside) - 1000
@@ -133,11 +133,11 @@ async def test_without_a_turn_no_more_is_made_than_at_once(more: int, is_made: b
         (MSGPACK, 1, YIELD_EVERY_BYTES + 1, False),
     ],
 )
-def test_what_is_little_work_in_any_case(media: str, count: int, size: int, expected: bool) -> None:
+def test_small_replies_fit_one_call(media: str, count: int, size: int, expected: bool) -> None:
     assert fits_one_call(media, count, size) == expected
 
 
-def test_a_large_row_among_small_ones_is_a_portion_of_its_own() -> None:
+def test_a_large_row_is_its_own_portion() -> None:
     held = batch(*[b"x"] * 10, b"y" * 100_000, *[b"z"] * 10)
     found = [
         [row for each in portion for row in each.rows]
@@ -157,7 +157,7 @@ def test_rows_have_the_sizes_of_their_texts(rows: range | list[int]) -> None:
 
 
 @pytest.mark.parametrize("accept", [JSON, MSGPACK])
-async def test_a_large_message_takes_a_turn_however_it_is_asked_for(api: Api, accept: str) -> None:
+async def test_every_request_for_a_large_message_waits_for_a_slot(api: Api, accept: str) -> None:
     """A thousand such replies in progress would fill the memory."""
     topic = api.store.table.get("orders")
     size = (
@@ -216,7 +216,9 @@ def numbered(count: int, base: int) -> Batch:
         ([1, 9], 5, [5, 5]),
     ],
 )
-def test_a_portion_is_full_but_the_last(sizes: list[int], most: int, expected: list[int]) -> None:
+def test_every_portion_except_the_last_is_full(
+    sizes: list[int], most: int, expected: list[int]
+) -> None:
     slices = [BatchSlice(numbered(size, 0), range(size)) for size in sizes]
     found = [sum(len(each.rows) for each in portion) for portion in split_portions(slices, most)]
     assert found == expected
@@ -237,7 +239,7 @@ def test_portions_hold_the_same_rows_in_the_same_order() -> None:
         ] == whole
 
 
-def test_portions_are_bounded_by_bytes_and_hold_one_row_at_least() -> None:
+def test_portions_are_limited_by_bytes_and_have_at_least_one_row() -> None:
     made = numbered(10, 0)
     row_bytes = made.header.total_size // 10
     slices = [BatchSlice(made, range(10))]
@@ -248,7 +250,7 @@ def test_portions_are_bounded_by_bytes_and_hold_one_row_at_least() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 70_000])
 @pytest.mark.parametrize("media", [JSON, MSGPACK])
-def test_a_list_in_portions_is_the_list_at_once(media: str, count: int) -> None:
+def test_a_list_encoded_in_portions_is_complete(media: str, count: int) -> None:
     values = [{"offset": number} for number in range(count)]
     whole = {"messages": values, "next_offset": 7}
     portion = 40_000

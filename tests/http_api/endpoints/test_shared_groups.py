@@ -603,7 +603,7 @@ async def test_a_letter_that_cannot_go_back_is_a_problem_that_counts_those_befor
     assert problem.items() >= {
         "redriven": 2, "topics": {"orders": 2}, "message_id": "0A", "dead_letter_topic": "dead",
     }.items()  # fmt: skip
-    assert problem["detail"].startswith("the dead letter 0A cannot be put back, 2 before it were")
+    assert problem["detail"].startswith("the dead letter 0A cannot be put back; 2 before it were")
 
 
 _LETTERS = (*BOTH, "consume:=dead:=g", "publish:=orders", "publish:=refunds")

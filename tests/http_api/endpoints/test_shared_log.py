@@ -59,7 +59,7 @@ async def test_a_woken_pull_finds_its_message(tmp_path: Path) -> None:
         assert await api.metric("holdfast_scan_rescues_total") == 0
 
 
-async def test_a_receive_takes_as_many_as_it_asks_for(tmp_path: Path) -> None:
+async def test_a_receive_gets_at_most_max_messages(tmp_path: Path) -> None:
     # A2, A4
     async with serving_groups(tmp_path / "data") as api:
         await api.topic()
@@ -70,7 +70,7 @@ async def test_a_receive_takes_as_many_as_it_asks_for(tmp_path: Path) -> None:
         assert got == [["10"], ["11"], ["12"]]
 
 
-async def test_what_is_settled_brings_nothing_that_was_not_asked_for(tmp_path: Path) -> None:
+async def test_settling_delivers_no_other_messages(tmp_path: Path) -> None:
     # A19
     async with serving_groups(tmp_path / "data") as api:
         await api.topic()
@@ -82,7 +82,7 @@ async def test_what_is_settled_brings_nothing_that_was_not_asked_for(tmp_path: P
         assert (described["in_flight"], described["available"]) == (0, 1)
 
 
-async def test_every_reply_says_how_many_more_there_are(tmp_path: Path) -> None:
+async def test_every_reply_has_the_number_of_available_messages(tmp_path: Path) -> None:
     # A39, A35
     async with serving_groups(tmp_path / "data") as api:
         await api.topic()
@@ -94,7 +94,7 @@ async def test_every_reply_says_how_many_more_there_are(tmp_path: Path) -> None:
         assert (await api.receive(max_messages=2))["available"] == 0
 
 
-async def test_a_message_waits_for_a_reader_that_comes_later(tmp_path: Path) -> None:
+async def test_a_later_group_reads_earlier_messages(tmp_path: Path) -> None:
     # Q8
     async with serving_groups(tmp_path / "data") as api:
         await api.topic()

@@ -73,7 +73,7 @@ def _binary(sequence: int, *bodies: str) -> tuple[bytes, dict[str, str]]:
 
 
 @pytest.mark.parametrize("encode", [_json, _large_json, _binary])
-async def test_what_was_stored_is_answered_to_a_retry_when_its_topic_is_full(
+async def test_a_retry_to_a_full_topic_succeeds_if_it_was_stored(
     tmp_path: Path, encode: Callable[..., tuple[bytes, dict[str, str]]]
 ) -> None:
     async with serving_groups(tmp_path / "data") as api:
@@ -104,7 +104,7 @@ async def test_what_was_stored_is_answered_to_a_retry_when_its_topic_is_full(
         assert not reply.get("duplicate")
 
 
-async def test_many_producers_at_once_do_not_get_past_the_limit(tmp_path: Path) -> None:
+async def test_concurrent_producers_do_not_exceed_the_limit(tmp_path: Path) -> None:
     async with serving_groups(tmp_path / "data") as api:
         await api.ask("PUT", TOPIC, {"queues": 1, "max_bytes": 20_000})
         answers = await asyncio.gather(*(publish(api, 1000) for _ in range(60)))
@@ -162,7 +162,7 @@ async def _letters(api: GroupApi, count: int) -> None:
     await until(have_gone)
 
 
-async def test_a_redrive_into_a_full_topic_says_what_was_put_back_before(tmp_path: Path) -> None:
+async def test_a_redrive_into_a_full_topic_reports_the_earlier_letters(tmp_path: Path) -> None:
     async with serving_groups(tmp_path / "data") as api:
         await _letters(api, 4)
         holds = sum(each["bytes"] for each in (await api.ask("GET", "/v1/topics/orders"))["queues"])
@@ -179,7 +179,7 @@ async def test_a_redrive_into_a_full_topic_says_what_was_put_back_before(tmp_pat
         assert (await api.ask("POST", "/v1/groups/g/redrive"))["redriven"] == 3
 
 
-async def test_a_redrive_counts_towards_the_rate_that_its_client_may_publish(
+async def test_a_redrive_counts_in_the_publish_rate_of_its_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[int] = []

@@ -32,7 +32,7 @@ async def test_put_creates_with_the_defaults(api: Api) -> None:
     assert (await api.get(TOPIC)).json() == answer.json()
 
 
-async def test_put_takes_every_setting_and_null_is_no_limit(api: Api) -> None:
+async def test_put_accepts_every_setting_and_null_is_no_limit(api: Api) -> None:
     config = {
         "durability": "written",
         "retention_ms": None,
@@ -45,7 +45,7 @@ async def test_put_takes_every_setting_and_null_is_no_limit(api: Api) -> None:
     assert answer.json()["queue_count"] == 1
 
 
-async def test_put_again_ensures_and_does_not_compare_what_is_not_given(api: Api) -> None:
+async def test_a_second_put_compares_only_given_settings(api: Api) -> None:
     await api.send_json("PUT", TOPIC, {"queues": 2, "durability": "written"})
     for body in ({"queues": 2}, {"durability": "written"}, {}):
         assert (await api.send_json("PUT", TOPIC, body)).status == 200
@@ -53,7 +53,7 @@ async def test_put_again_ensures_and_does_not_compare_what_is_not_given(api: Api
     assert (answer.status, answer.problem) == (409, "topic-conflict")
 
 
-async def test_put_speaks_msgpack(api: Api) -> None:
+async def test_put_accepts_msgpack(api: Api) -> None:
     answer = await api.ask(
         "PUT",
         TOPIC,
@@ -64,7 +64,7 @@ async def test_put_speaks_msgpack(api: Api) -> None:
     assert msgpack.unpackb(answer.body)["queue_count"] == 3
 
 
-async def test_patch_changes_only_what_is_given(api: Api) -> None:
+async def test_patch_changes_only_given_settings(api: Api) -> None:
     answer = await api.send_json("PATCH", "/v1/topics/orders", {"queues": 3, "retention_ms": None})
     assert answer.status == 200
     described = answer.json()
@@ -72,7 +72,7 @@ async def test_patch_changes_only_what_is_given(api: Api) -> None:
     assert described["config"]["durability"] == "fsync"
 
 
-async def test_describe_tells_where_the_queues_are(api: Api) -> None:
+async def test_a_description_has_the_bounds_of_the_queues(api: Api) -> None:
     await api.publish("orders", {"body": "x", "queue": 1})
     first, second = (await api.get("/v1/topics/orders")).json()["queues"]
     assert first == {"queue": 0, **EMPTY_QUEUE}
@@ -80,7 +80,7 @@ async def test_describe_tells_where_the_queues_are(api: Api) -> None:
     assert second["newest_timestamp_ms"] > 0
 
 
-async def test_delete_needs_the_name_and_a_topic_made_again_is_another(api: Api) -> None:
+async def test_delete_needs_the_name_and_a_new_topic_has_a_new_id(api: Api) -> None:
     await api.publish("orders", {"body": "x", "queue": 0})
     answer = await api.ask("DELETE", "/v1/topics/orders?confirm=orders")
     assert (answer.status, answer.json()) == (200, {"topic": "orders", "topic_id": 1})
@@ -115,7 +115,9 @@ async def test_the_last_page_may_be_empty(api: Api) -> None:
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])
-async def test_a_full_disk_is_told(api: Api, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+async def test_a_full_disk_is_a_problem(
+    api: Api, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
     path = {"PUT": TOPIC, "PATCH": ORDERS, "DELETE": f"{ORDERS}?confirm=orders"}
     body = b'{"queues": 3}' if method == "PATCH" else None
     monkeypatch.setattr(api.store.state, "commit", raising(StateFull("no room")))
@@ -124,7 +126,7 @@ async def test_a_full_disk_is_told(api: Api, monkeypatch: pytest.MonkeyPatch, me
     assert answer.headers["Retry-After"]
 
 
-async def test_a_creation_whose_client_went_away_comes_to_its_end(
+async def test_a_creation_continues_after_a_disconnect(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, begun = asyncio.Event(), asyncio.Event()
