@@ -2,6 +2,7 @@
 # requirements.lock; `make help` lists them.
 
 PYTEST_ARGS ?=
+JOBS ?= 2
 BENCH ?=
 SECONDS ?= 60
 TARGETS ?= batches filters recovery requests records
@@ -27,8 +28,8 @@ venv: $(READY)  ## make the environment and nothing else
 demo: $(READY)  ## real input from publisher to consumer to Spark; FILE=... publishes a file's lines
 	@$(BIN)/holdfast demo $(if $(FILE),--file "$(FILE)")
 
-test: $(READY)  ## every test; PYTEST_ARGS="tests/cli -k pull" picks some
-	$(BIN)/pytest $(PYTEST_ARGS)
+test: $(READY)  ## every test; PYTEST_ARGS="tests/cli -k pull" picks some, JOBS=1 shows them in order
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
 
 # The second tier: what is slow, or needs root, loop devices, strace. What a test lacks, it names
 # and skips; `.ci/install-fault-tools` installs it all on Debian.
