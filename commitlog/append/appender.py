@@ -155,14 +155,16 @@ class Appender:
         self._on_roll = on_roll
         self._on_failure = on_failure
         self._waiting: deque[AppendRequest] = deque()
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0
+        """Bytes of the requests that are queued and not yet taken by the thread."""
         self._lock = threading.Lock()
         #: The thread sleeps by acquiring this lock; `wake` releases it once for each sleep.
         self._wakeup = threading.Lock()
         self._wakeup.acquire()
         self._is_asleep = False
         self._closing = False
-        self._poisoned: str | None = None
+        self.poisoned: str | None = None
+        """Why the log is read-only; None if it is writable."""
         self._thread = threading.Thread(target=self._run, name="holdfast-appender", daemon=True)
 
     # -- any thread ------------------------------------------------------------------------
@@ -188,17 +190,17 @@ class Appender:
             self._log.check_size(batch.total_size)
         size = request.size
         with self._lock:
-            if self._poisoned is not None:
-                raise LogPoisoned(self._poisoned)
+            if self.poisoned is not None:
+                raise LogPoisoned(self.poisoned)
             if self._closing:
                 raise LogClosed
             if urgent:
                 self._waiting.appendleft(request)
-            elif self._waiting_bytes and self._waiting_bytes + size > self._max_waiting_bytes:
-                raise LogOverloaded(self._waiting_bytes, self._max_waiting_bytes)
+            elif self.waiting_bytes and self.waiting_bytes + size > self._max_waiting_bytes:
+                raise LogOverloaded(self.waiting_bytes, self._max_waiting_bytes)
             else:
                 self._waiting.append(request)
-            self._waiting_bytes += size
+            self.waiting_bytes += size
         if wake:
             self.wake()
 
@@ -212,23 +214,13 @@ class Appender:
     def poison(self, cause: str) -> None:
         """Make the log read-only: fail the waiting requests and refuse new ones. Any thread."""
         with self._lock:
-            if self._poisoned is None:
-                self._poisoned = cause
+            if self.poisoned is None:
+                self.poisoned = cause
             waiting = list(self._waiting)
             self._waiting.clear()
-            self._waiting_bytes = 0
+            self.waiting_bytes = 0
         self._fail(waiting, LogPoisoned(cause))
         self._inbox.flush()
-
-    @property
-    def poisoned(self) -> str | None:
-        """Why the log is read-only; None if it is writable."""
-        return self._poisoned
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of the requests that are queued and not yet taken by the thread."""
-        return self._waiting_bytes
 
     # -- the appender thread ---------------------------------------------------------------
 
@@ -266,7 +258,7 @@ class Appender:
             group.append(request)
             size += request.size
             batches += len(request.batches)
-        self._waiting_bytes -= size
+        self.waiting_bytes -= size
         return group
 
     def _append_group(self, group: list[AppendRequest]) -> None:

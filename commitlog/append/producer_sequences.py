@@ -124,17 +124,13 @@ class ProducerSequences:
         self._reserved: dict[tuple[ProducerKey, int], str] = {}
         """The clients for which room is reserved and no batch is recorded yet, by producer key and
         queue."""
-        self._total = 0
+        self.weight = 0
+        """How much of the limit `max_producers` is used, with reservations."""
         self._of_topic: Counter[int] = Counter()
         self._of_client: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._producers) + len(self._of_broker)
-
-    @property
-    def weight(self) -> int:
-        """How much of the limit `max_producers` is used, with reservations."""
-        return self._total
 
     def reserve(
         self, publish: ProducerFields, topic_id: int, queue_id: int, client: str, now_us: int
@@ -153,7 +149,7 @@ class ProducerSequences:
         for name, taken, limit in (
             ("max_producers_per_client", self._of_client[client], limits.max_producers_per_client),
             ("max_producers_per_topic", self._of_topic[topic_id], limits.max_producers_per_topic),
-            ("max_producers", self._total, limits.max_producers),
+            ("max_producers", self.weight, limits.max_producers),
         ):
             if taken >= limit and (client or name != "max_producers_per_client"):
                 raise TooManyProducers(name, limit)
@@ -167,7 +163,7 @@ class ProducerSequences:
         self._reserved.clear()
 
     def _count(self, key: ProducerKey, client: str, change: int) -> None:
-        self._total += change
+        self.weight += change
         topic_id = key[1]
         self._of_topic[topic_id] += change
         if not self._of_topic[topic_id]:
@@ -308,7 +304,7 @@ class ProducerSequences:
         state = self._current(key, now_us)
         before = 0 if state is None else state.weight
         if state is None:
-            if only_known or self._total >= self._limits.max_producers:
+            if only_known or self.weight >= self._limits.max_producers:
                 return
             state = ProducerState(
                 publish.producer_epoch, last_timestamp_us=now_us, owner=client or ""

@@ -38,7 +38,8 @@ class Syncer:
         monotonic: Callable[[], float],
     ) -> None:
         self._log = log
-        self._durable_offset = durable_offset
+        self.durable_offset = durable_offset
+        """Physical offset below which every byte is on the disk. It never decreases."""
         self._flush_interval_s = flush_interval_s
         self._inbox = inbox
         self._on_failure = on_failure
@@ -62,11 +63,6 @@ class Syncer:
             self._changed.notify()
         if self._thread.is_alive():
             self._thread.join()
-
-    @property
-    def durable_offset(self) -> int:
-        """Physical offset below which every byte is on the disk. It never decreases."""
-        return self._durable_offset
 
     def put_written(self, requests: list[AppendRequest]) -> None:
         """Notify the sync thread of new writes. After the sync that covers these writes, it
@@ -113,7 +109,7 @@ class Syncer:
                 _logger.critical("a sync of the log failed, the log is read-only now: %s", error)
                 self._poison(error, str(error), waiting)
                 return
-            self._durable_offset = mark
+            self.durable_offset = mark
             self._inbox.put_durable_offset(mark)
             if waiting:
                 self._inbox.put_finished(waiting)
@@ -122,7 +118,7 @@ class Syncer:
     def _sync(self, mark: int) -> None:
         """Sync every segment that overlaps the range from the durable offset to `mark`."""
         for segment in self._log.segments:
-            if segment.end_offset > self._durable_offset and segment.start_offset < mark:
+            if segment.end_offset > self.durable_offset and segment.start_offset < mark:
                 segment.sync()
 
     def _poison(self, error: Exception, cause: str, waiting: list[AppendRequest]) -> None:

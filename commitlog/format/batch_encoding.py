@@ -161,8 +161,7 @@ def encode_columns(
     request_sequence: bool = False,
     requests: Requests | None = None,
 ) -> tuple[BatchHeader, bytes]:
-    """Do what `encode_batch` does, but return the header and the payload separately. `requests`
-    has one value per message; only the broker may pass it."""
+    """Do what `encode_batch` does, but return header and payload. `requests` is for the broker."""
     _check_lengths(bodies, keys, tags, properties, born_timestamps_us, expires_timestamps_us)
     header = BatchHeader(
         flags=REQUEST_SEQUENCE if request_sequence else 0,

@@ -8,11 +8,11 @@ in place, so readers need no lock. Threads that replace the tuple hold `_row_loc
 
 import bisect
 import errno
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 
 from holdfast.commitlog.config import CommitLogConfig
@@ -44,7 +44,7 @@ from holdfast.commitlog.format.segment_format import (
 )
 from holdfast.commitlog.segments.segment import Segment, create_segment, largest_batch
 
-_logger = logging.getLogger(__name__)
+_start_offset = attrgetter("start_offset")
 
 #: If the disk was full, the log waits for this time before it tries again to create a segment.
 DISK_FULL_RETRY_S = 1.0
@@ -80,9 +80,10 @@ class CommitLog:
         self._disk_full = disk_full
         self._has_reserve = has_reserve
         self._free_bytes = free_bytes
-        self._segments: tuple[Segment, ...] = ()
+        self.segments: tuple[Segment, ...] = ()
+        """The segments, oldest first. Appends go to the last segment."""
         self._prepared: Segment | None = None
-        #: Held while `_segments` or `_prepared` is read and replaced. Without the lock, two
+        #: Held while `segments` or `_prepared` is read and replaced. Without the lock, two
         #: threads could create the same segment, or one could overwrite the other's change.
         self._row_lock = threading.Lock()
         self._no_room_until = 0.0
@@ -119,7 +120,7 @@ class CommitLog:
             segment = self._open_segment(path, start, following)
             if segment is not None:
                 segments.append(segment)
-        self._segments = tuple(segments)
+        self.segments = tuple(segments)
 
     def _may_be_segment(self, start: int) -> bool:
         file = self._disk.open(self.directory / segment_name(start))
@@ -158,9 +159,9 @@ class CommitLog:
         The segment directly after it becomes the prepared segment, if its file has the size that
         a new segment would have. The other segments are deleted, the last one first, so that a
         power failure leaves no hole in the log."""
-        index = self._segments.index(active)
-        following = self._segments[index + 1 :]
-        self._segments = self._segments[: index + 1]
+        index = self.segments.index(active)
+        following = self.segments[index + 1 :]
+        self.segments = self.segments[: index + 1]
         for position, segment in reversed(list(enumerate(following))):
             is_next = position == 0 and segment.start_offset == active.end_offset
             if is_next and segment.file.size() == segment.size == self._next_size():
@@ -172,45 +173,40 @@ class CommitLog:
     def leave_out(self, first: Segment) -> list[Path]:
         """Remove this segment and all later segments from the log. Close their files and return
         the paths; the files stay unchanged on the disk."""
-        index = self._segments.index(first)
-        left_out = self._segments[index:]
-        self._segments = self._segments[:index]
+        index = self.segments.index(first)
+        left_out = self.segments[index:]
+        self.segments = self.segments[:index]
         for segment in left_out:
             segment.file.close()
         return [segment.path for segment in left_out]
 
     def close(self) -> None:
         """Close every file; may be called twice."""
-        for segment in (*self._segments, *([self._prepared] if self._prepared else [])):
+        for segment in (*self.segments, *([self._prepared] if self._prepared else [])):
             segment.file.close()
         self._prepared = None
-        self._segments = ()
+        self.segments = ()
 
     # -- segments and offsets --------------------------------------------------------------
 
     @property
-    def segments(self) -> tuple[Segment, ...]:
-        """The segments, oldest first. Appends go to the last segment."""
-        return self._segments
-
-    @property
     def min_offset(self) -> int:
         """Physical offset of the first byte that the log still has; 0 without segments."""
-        return self._segments[0].start_offset if self._segments else 0
+        return self.segments[0].start_offset if self.segments else 0
 
     @property
     def written_offset(self) -> int:
         """Physical offset of the next block to be written; 0 without segments."""
-        return self._segments[-1].written if self._segments else 0
+        return self.segments[-1].written if self.segments else 0
 
     @property
     def size_bytes(self) -> int:
         """Total size of the segments."""
-        return sum(segment.size for segment in self._segments)
+        return sum(segment.size for segment in self.segments)
 
     def segment_at(self, physical_offset: int) -> Segment | None:
         """Return the segment that contains this physical offset, None if there is none."""
-        segments = self._segments
+        segments = self.segments
         index = bisect.bisect_right(segments, physical_offset, key=_start_offset) - 1
         if index < 0 or physical_offset >= segments[index].end_offset:
             return None
@@ -225,7 +221,7 @@ class CommitLog:
     def segment_after(self, physical_offset: int) -> Segment | None:
         """Return the first segment that starts after this physical offset, None if there is
         none."""
-        segments = self._segments
+        segments = self.segments
         index = bisect.bisect_right(segments, physical_offset, key=_start_offset)
         return segments[index] if index < len(segments) else None
 
@@ -239,7 +235,7 @@ class CommitLog:
     def has_room(self, size: int, keys: int, blocks: int) -> bool:
         """Return whether `blocks` blocks of `size` bytes in total, with `keys` keyed messages, fit
         the active segment."""
-        return bool(self._segments) and self._segments[-1].has_room(size, keys, blocks)
+        return bool(self.segments) and self.segments[-1].has_room(size, keys, blocks)
 
     def fits_segment(self, size: int, keys: int, blocks: int) -> bool:
         """Return whether `blocks` blocks of `size` bytes in total, with `keys` keyed messages, fit
@@ -264,12 +260,12 @@ class CommitLog:
                 self.refusal = error
                 raise
             self._prepared = None
-            ended = self._segments[-1] if self._segments else None
+            ended = self.segments[-1] if self.segments else None
             if ended is not None and not ended.ended:
                 position = ended.written - ended.start_offset
                 ended.file.write([encode_end_mark(ended.written)], position)
                 ended.ended = True
-            self._segments = (*self._segments, following)
+            self.segments = (*self.segments, following)
         return ended
 
     def append(self, buffers: Sequence[Buffer], headers: Sequence[BatchHeader]) -> None:
@@ -277,7 +273,7 @@ class CommitLog:
         them.
 
         OSError propagates; it is then unknown which bytes were written."""
-        active = self._segments[-1]
+        active = self.segments[-1]
         active.file.write(buffers, active.written - active.start_offset)
         for header in headers:
             active.count(header)
@@ -287,8 +283,8 @@ class CommitLog:
         the last segment if that is larger. It is doubled until it is at least `least`. It is never
         more than segment_bytes."""
         size = self._config.first_segment_bytes
-        if self._segments:
-            size = max(size, 2 * self._segments[-1].size)
+        if self.segments:
+            size = max(size, 2 * self.segments[-1].size)
         while size < least:
             size *= 2
         return min(size, self._config.segment_bytes)
@@ -297,7 +293,7 @@ class CommitLog:
         size = self._next_size(least)
         if time.monotonic() < self._no_room_until:
             raise DiskFull(size)
-        start = self._segments[-1].end_offset if self._segments else 0
+        start = self.segments[-1].end_offset if self.segments else 0
         try:
             if not self._has_reserve():
                 raise DiskFull(size)
@@ -328,7 +324,7 @@ class CommitLog:
         Do nothing if a segment is prepared already, or if the log has no segment and the creation
         of the first one has not failed."""
         with self._row_lock:
-            if self._prepared is None and (self._segments or self.refusal is not None):
+            if self._prepared is None and (self.segments or self.refusal is not None):
                 self._prepared = self._create_next()
 
     def retry_refused(self) -> None:
@@ -348,15 +344,15 @@ class CommitLog:
         propagates; the segment whose deletion failed and all later segments then stay in the log,
         so that the log has no hole."""
         with self._row_lock:
-            row = self._segments
+            row = self.segments
             gone = [segment for segment in row[:-1] if segment.end_offset <= physical_offset]
-            self._segments = row[len(gone) :]
+            self.segments = row[len(gone) :]
         for index, segment in enumerate(gone):
             try:
                 self._disk.remove(segment.path)
             except OSError:
                 with self._row_lock:
-                    self._segments = (*gone[index:], *self._segments)
+                    self.segments = (*gone[index:], *self.segments)
                 raise
         return gone
 
@@ -419,10 +415,6 @@ def _room(size: int, keys: int, blocks: int) -> int:
     """Return the size of a segment for `blocks` blocks of `size` bytes in total, with `keys` keyed
     messages."""
     return SEGMENT_HEADER_SIZE + size + END_MARK_SIZE + footer_size(blocks, keys)
-
-
-def _start_offset(segment: Segment) -> int:
-    return segment.start_offset
 
 
 def _checked(block: bytes, physical_offset: int) -> Batch:

@@ -121,9 +121,9 @@ def _pass_over_a_failed_removal(patch: pytest.MonkeyPatch) -> None:
     """Remove a segment from the list although its file could not be deleted."""
 
     def delete_before(self: CommitLog, physical_offset: int) -> list[Segment]:
-        row = self._segments
+        row = self.segments
         gone = [segment for segment in row[:-1] if segment.end_offset <= physical_offset]
-        self._segments = row[len(gone) :]
+        self.segments = row[len(gone) :]
         for segment in gone:
             self._disk.remove(segment.path)
         return gone
