@@ -7,7 +7,7 @@ LogError
   BatchTooLarge          the caller's batch does not fit a segment
   LogClosed              append after close
   LogOverloaded          too many bytes wait for the appender: retry
-  DiskFull               no room for the next segment: publishing stops, reading goes on
+  DiskFull               no room for the next segment: publishing stops, reading continues
   DiskLow                little room left: publishing stops before the disk is full
   MemoryLow, IndexBehind too much is in memory: publishing stops until memory use falls
   NoSegment              the next segment cannot be created now: retry

@@ -93,7 +93,7 @@ class AppendRequest:
 
 
 class ReputInbox(Protocol):
-    """Takes the reports of the appender and the sync thread. A report is only queued; a thread
+    """Receives the reports of the appender and the sync thread. A report is only queued; a thread
     calls `flush` after its last report."""
 
     def put_headers(self, headers: list[BatchHeader]) -> None:
@@ -466,7 +466,7 @@ class Appender:
             # A second roll is needed if the prepared segment is too small for this batch.
             while not self._log.has_room(header.total_size, keys, 1):
                 self._roll(header.total_size, keys, 1)
-        stamped = header.stamped(
+        stamped = header.stamp(
             physical_offset=self._log.written_offset + staged.size,
             durable_offset=self._sync_queue.durable_offset,
             base_offset=self._next_offsets.get(key, 0),

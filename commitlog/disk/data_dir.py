@@ -42,7 +42,7 @@ _BEFORE_VERSION = {"lock", "VERSION.new", "lost+found", "access"}
 @dataclass(eq=False, repr=False)
 class DataDirInUse(LogError):
     """Another process has locked the directory. `holder` is the id of that process, or "" if it is
-    unknown. `remedy` tells the user what to do."""
+    unknown. `remedy` is the advice for the user."""
 
     path: Path
     holder: str

@@ -101,7 +101,7 @@ class Folder:
 
     Every access stays below this folder, even if other users rename or link files at the same
     time: no link is followed, and each folder below must belong to this process's user or to the
-    owner of this folder. Call `close` after use; `opened_folder` does that."""
+    owner of this folder. Call `close` after use; `open_folder` does that."""
 
     path: Path
     descriptor: int
@@ -172,7 +172,7 @@ class Folder:
         """Create a folder in this folder and yield the new folder open. Raise FileExistsError if
         the name exists, or UnsafeFile; other OSErrors propagate."""
         path = self.path / name
-        with _named(path):
+        with _with_full_path(path):
             os.mkdir(name, DIRECTORY_MODE, dir_fd=self.descriptor)
         folder = Folder(path, self._open_folder(self.descriptor, path), self._owners)
         try:
@@ -191,12 +191,12 @@ class Folder:
             for each in folders:
                 path /= each
                 if make:
-                    with contextlib.suppress(FileExistsError), _named(path):
+                    with contextlib.suppress(FileExistsError), _with_full_path(path):
                         os.mkdir(each, DIRECTORY_MODE, dir_fd=descriptor)
                 child = self._open_folder(descriptor, path) if each != "." else os.dup(descriptor)
                 os.close(descriptor)
                 descriptor = child
-            with _named(path / last):
+            with _with_full_path(path / last):
                 yield descriptor, path / last
         finally:
             os.close(descriptor)
@@ -218,7 +218,7 @@ class Folder:
 
 
 @contextmanager
-def opened_folder(path: Path) -> Iterator[Folder]:
+def open_folder(path: Path) -> Iterator[Folder]:
     """Open a folder by a path without links (`Path.resolve`). Root refuses a folder of another
     user, because that user could make root write or remove files there. Raise UnsafeFile; OSError
     propagates."""
@@ -238,7 +238,7 @@ def opened_folder(path: Path) -> Iterator[Folder]:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _with_full_path(path: Path) -> Iterator[None]:
     """Put the full path into the OSError of a call that used a descriptor and a name."""
     try:
         yield

@@ -28,7 +28,7 @@ from holdfast.commitlog.format.batch_header import (
     TAGS,
     BatchHeader,
     Buffer,
-    aligned,
+    align,
 )
 from holdfast.commitlog.format.checksum import crc32c, crc32c_each
 
@@ -301,18 +301,18 @@ def _column(run: Sequence[Rows], parts: Sequence[Sequence[T] | None], absent: T)
 
 def _total_size(rows: Rows) -> int:
     count = len(rows.bodies)
-    offsets, hashes = aligned(4 * (count + 1)), aligned(4 * count)
-    size = HEADER_SIZE + offsets + aligned(sum(map(len, rows.bodies)))
+    offsets, hashes = align(4 * (count + 1)), align(4 * count)
+    size = HEADER_SIZE + offsets + align(sum(map(len, rows.bodies)))
     for texts in (rows.keys, rows.tags):
         if texts is not None and any(text is not None for text in texts):
             size += hashes + offsets
-            size += aligned(sum(len(text.encode()) for text in texts if text))
+            size += align(sum(len(text.encode()) for text in texts if text))
     if rows.properties is not None and any(rows.properties):
         maps = [each for each in rows.properties if each]
-        entries = aligned(4 * (sum(map(len, maps)) + 1))
+        entries = align(4 * (sum(map(len, maps)) + 1))
         names = sum(len(name.encode()) for each in maps for name in each)
         values = sum(len(value.encode()) for each in maps for value in each.values())
-        size += offsets + 2 * entries + aligned(names) + aligned(values)
+        size += offsets + 2 * entries + align(names) + align(values)
     if rows.expires_timestamps_us is not None and any(rows.expires_timestamps_us):
         size += 8 * count
     return size
@@ -320,7 +320,7 @@ def _total_size(rows: Rows) -> int:
 
 def _check_lengths(bodies: Sequence[bytes], *columns: Sequence[object] | None) -> None:
     if not bodies:
-        raise ValueError("a batch holds at least one message")
+        raise ValueError("a batch has at least one message")
     for column in columns:
         if column is not None and len(column) != len(bodies):
             raise ValueError(f"{len(bodies)} bodies, but a column of {len(column)}")

@@ -118,7 +118,7 @@ KNOWN_FLAGS = _COLUMNS | REQUEST_SEQUENCE
 class BatchHeader:
     """The decoded header of one batch. Sizes are in bytes, timestamps in microseconds.
 
-    Treat as immutable: `stamped` and `dataclasses.replace` return a new header. Not
+    Treat as immutable: `stamp` and `dataclasses.replace` return a new header. Not
     `frozen=True`: that makes construction three times slower, and a message that is published
     alone needs three headers.
     """
@@ -217,7 +217,7 @@ class BatchHeader:
         header.producer_epoch = epoch
         return header
 
-    def stamped(
+    def stamp(
         self,
         *,
         physical_offset: int,
@@ -303,9 +303,9 @@ def layout_of(header: BatchHeader) -> Layout:
     offsets = 4 * (n + 1)
     end = HEADER_SIZE + offsets
     body_offsets = Section(HEADER_SIZE, end)
-    at = aligned(end)
+    at = align(end)
     end = at + header.body_bytes
-    layout = Layout(aligned(end), body_offsets, Section(at, end))
+    layout = Layout(align(end), body_offsets, Section(at, end))
     if not flags & _COLUMNS:
         return layout  # Bodies only: the usual case for messages that are published one by one.
     at = layout.total_size
@@ -313,7 +313,7 @@ def layout_of(header: BatchHeader) -> Layout:
     def section(size: int) -> Section:
         nonlocal at
         start, end = at, at + size
-        at = aligned(end)
+        at = align(end)
         return Section(start, end)
 
     if flags & KEYS:
@@ -343,7 +343,7 @@ def layout_of(header: BatchHeader) -> Layout:
     return layout
 
 
-def aligned(size: Size) -> Size:
+def align(size: Size) -> Size:
     """Return a size, or an array of sizes, rounded up to a multiple of 8: the next section's
     start."""
     return (size + (ALIGNMENT - 1)) & -ALIGNMENT

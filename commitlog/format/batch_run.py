@@ -13,14 +13,14 @@ import numpy as np
 
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch import Batch
-from holdfast.commitlog.format.batch_header import ALIGNMENT, HEADER_SIZE, MAGIC, Buffer, aligned
+from holdfast.commitlog.format.batch_header import ALIGNMENT, HEADER_SIZE, MAGIC, Buffer, align
 from holdfast.commitlog.format.checksum import crc32c_of_ranges
 from holdfast.commitlog.format.header_table import (
     Bools,
     Int64s,
     UInt32s,
     are_well_formed,
-    gathered,
+    gather_headers,
     has_flag,
     header_crcs,
     section_sizes,
@@ -56,7 +56,7 @@ class BatchRun:
         else:
             self.buffer = self.bodies = blocks
             self.positions = _positions(blocks)
-        self._headers = gathered(self.buffer, self.positions)
+        self._headers = gather_headers(self.buffer, self.positions)
         self._check()
 
     def __len__(self) -> int:
@@ -104,10 +104,10 @@ class BatchRun:
         at = self.positions + HEADER_SIZE
         for name, size in self.sizes.items():
             starts[name] = at
-            at = at + aligned(size)
+            at = at + align(size)
             if name == "bodies" and self._apart is not None:
                 starts[name] = self._apart.body_starts
-                at = aligned(self._apart.rest_starts)
+                at = align(self._apart.rest_starts)
         return starts
 
     def text_ranges(self, offsets: str, texts: str) -> tuple[Int64s, Int64s]:

@@ -1,7 +1,7 @@
 """Batch headers as rows of a numpy table, to verify thousands of blocks at once. Pure.
 
-`intact_run` verifies for a part of the log what `Batch.decode` verifies for one block, in one or
-two microseconds per block. It does not report what is wrong: a run ends before the first block
+`find_intact_run` verifies for a part of the log what `Batch.decode` verifies for one block, in one
+or two microseconds per block. It does not report what is wrong: a run ends before the first block
 that is not certainly intact, and `Batch.decode` on that block reports the reason.
 """
 
@@ -30,7 +30,7 @@ from holdfast.commitlog.format.batch_header import (
     TAGS,
     BatchHeader,
     Buffer,
-    aligned,
+    align,
 )
 from holdfast.commitlog.format.checksum import crc32c_each, crc32c_of_ranges
 
@@ -67,41 +67,41 @@ class Run:
 NO_RUN = Run(NO_HEADERS, NO_HEADERS)
 
 
-def intact_run(data: bytes, position: int, physical_offset: int, most: int) -> Run:
+def find_intact_run(data: bytes, position: int, physical_offset: int, most: int) -> Run:
     """Return the adjacent intact blocks in `data`, at most `most`. The first block starts at
     `position`, which is the log's `physical_offset`.
 
     The run ends before the first block that is damaged, truncated by the end of `data`, of a newer
     format, or has another physical offset than its place. The run may be empty.
     """
-    starts = _chained(data, position, most)
-    table = gathered(data, starts)
+    starts = _find_starts(data, position, most)
+    table = gather_headers(data, starts)
     places = np.array(starts, np.int64) + (physical_offset - position)
     table = _intact(table, places)  # the next step trusts the sizes in the headers
     table = table[: _count_of_payloads(data, starts[: len(table)], table)]
     return Run(table, _publishes(data, starts, table))
 
 
-def intact_headers(data: bytes, position: int, physical_offset: int) -> Headers:
+def find_intact_headers(data: bytes, position: int, physical_offset: int) -> Headers:
     """Return the headers of adjacent blocks in `data`. The first block starts at `position`, which
     is the log's `physical_offset`.
 
-    The result ends where `intact_run` would end, but payloads are not verified, and the last block
-    may extend beyond `data`.
+    The result ends where `find_intact_run` would end, but payloads are not verified, and the last
+    block may extend beyond `data`.
     """
-    starts = _chained(data, position, len(data), is_whole=False)
+    starts = _find_starts(data, position, len(data), is_whole=False)
     places = np.array(starts, np.int64) + (physical_offset - position)
-    return _intact(gathered(data, starts), places)
+    return _intact(gather_headers(data, starts), places)
 
 
-def intact_split_headers(
+def find_split_headers(
     read: Callable[[int, int], bytes], start: int, end: int, most: int
 ) -> Headers:
     """Return the headers of adjacent blocks that start at physical offsets from `start` to before
     `end`, at most `most`.
 
     `read(physical_offset, size)` is called once for each header, which is cheaper than reading
-    large payloads too. The headers end where those of `intact_headers` would end.
+    large payloads too. The headers end where those of `find_intact_headers` would end.
     """
     found: list[bytes] = []
     places: list[int] = []
@@ -128,7 +128,7 @@ def _intact(table: Headers, places: Int64s) -> Headers:
     return table[: _count_before_first(header_crcs(table) == table["header_crc"])]
 
 
-def _chained(data: bytes, position: int, most: int, *, is_whole: bool = True) -> list[int]:
+def _find_starts(data: bytes, position: int, most: int, *, is_whole: bool = True) -> list[int]:
     """Return the positions of at most `most` blocks in `data`, where each block starts at the end
     of the block before it. Only magic and size are checked.
 
@@ -170,7 +170,7 @@ def _publishes(data: bytes, starts: Sequence[int], headers: Headers) -> Headers:
     ends = np.array(starts, np.int64)[shared] + headers["total_size"][shared]
     columns = []
     for count, end in zip(counts.tolist(), ends.tolist(), strict=True):
-        epochs_at = end - aligned(4 * count)
+        epochs_at = end - align(4 * count)
         columns.append(
             (
                 np.frombuffer(data, "<u8", count, epochs_at - 16 * count),
@@ -202,7 +202,7 @@ def _count_before_first(is_good: Bools) -> int:
     return len(is_good) if bool(is_good.all()) else int(is_good.argmin())
 
 
-def gathered(data: Buffer, starts: Sequence[int] | Int64s) -> Headers:
+def gather_headers(data: Buffer, starts: Sequence[int] | Int64s) -> Headers:
     """Return the headers at these positions of `data`, unverified. Each must be completely in
     `data`."""
     if not len(starts):
@@ -232,7 +232,7 @@ def _column_ends(headers: Headers) -> Int64s:
     """Return the end of each batch's columns, as `layout_of` computes it for one batch."""
     end = np.full(len(headers), HEADER_SIZE, np.int64)
     for size in section_sizes(headers).values():
-        end += aligned(size)
+        end += align(size)
     return end
 
 

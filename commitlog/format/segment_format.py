@@ -3,7 +3,7 @@ draws the same bytes.
 
     0                    header page, 4096 bytes
     4096                 blocks (batches), one after another
-    ...                  end mark, 32 bytes: the log goes on in the next segment
+    ...                  end mark, 32 bytes: the log continues in the next segment
     ...                  zeros
     size - footer size   footer: block table, key table
     size - 64            footer trailer

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.commitlog.errors import CorruptBatch
-from holdfast.commitlog.format.batch_header import ALIGNMENT, HEADER_SIZE, aligned
+from holdfast.commitlog.format.batch_header import ALIGNMENT, HEADER_SIZE, align
 from holdfast.commitlog.format.checksum import crc32c_extended, crc32c_of_buffer
 from holdfast.commitlog.format.header_table import Int64s, UInt32s
 
@@ -42,12 +42,12 @@ class SplitBodies:
         """Return uninitialized room for blocks of these sizes. `bodies` may be a buffer that
         contains the bodies already. Raise CorruptBatch if a block's bodies are larger than the
         block."""
-        heads = HEADER_SIZE + aligned(4 * (message_counts + 1))
+        heads = HEADER_SIZE + align(4 * (message_counts + 1))
         rests = total_sizes - heads - body_bytes
         if len(rests) and int(rests.min()) < 0:
             raise CorruptBatch("bad-size", "a block whose bodies are larger than it")
-        gaps_before_sections = aligned(body_bytes) - body_bytes
-        spans = heads + ALIGNMENT + aligned(rests)
+        gaps_before_sections = align(body_bytes) - body_bytes
+        spans = heads + ALIGNMENT + align(rests)
         positions = np.cumsum(spans) - spans
         rest_starts = positions + heads + (-gaps_before_sections) % ALIGNMENT
         body_ends = np.cumsum(body_bytes)
@@ -58,8 +58,8 @@ class SplitBodies:
             body_ends,
             rest_starts,
             rest_starts + rests,
-            unwritten(int(spans.sum())),
-            unwritten(int(body_bytes.sum())) if bodies is None else bodies,
+            allocate(int(spans.sum())),
+            allocate(int(body_bytes.sum())) if bodies is None else bodies,
         )
 
     def places(self) -> Iterator[tuple[memoryview, memoryview, memoryview]]:
@@ -86,6 +86,6 @@ class SplitBodies:
         return np.array(crcs, np.uint32)
 
 
-def unwritten(size: int) -> memoryview:
+def allocate(size: int) -> memoryview:
     """Return uninitialized memory of this size."""
     return np.empty(size, np.uint8).data

@@ -141,7 +141,7 @@ class CommitLog:
             _refuse_newer_block(head[SEGMENT_HEADER_SIZE:], start + SEGMENT_HEADER_SIZE)
             header = SegmentHeader.decode(head[:SEGMENT_HEADER_SIZE])
             if header.start_offset != start:
-                raise CorruptBatch("segment-header", f"it says it starts at {header.start_offset}")
+                raise CorruptBatch("segment-header", f"its start offset is {header.start_offset}")
             if header.size != size:
                 self.damaged_headers.append((path, f"{size} bytes of {header.size}"))
             size = header.size
@@ -361,14 +361,14 @@ class CommitLog:
     def read_batch(self, physical_offset: int, size: int) -> Batch:
         """Return the intact batch at this physical offset. Raise CorruptRecord if it is damaged,
         its segment was deleted, or the disk fails to read it."""
-        return _checked(self.read_bytes(physical_offset, size), physical_offset)
+        return _decode_checked(self.read_bytes(physical_offset, size), physical_offset)
 
     def read_bytes(self, physical_offset: int, size: int) -> bytes:
         """Return `size` bytes of one segment, unverified; fewer only at the segment's end. Raise
         CorruptRecord if the segment was deleted, or the disk fails to read it."""
         segment = self.segment_at(physical_offset)
         if segment is None:
-            raise CorruptRecord(physical_offset, MISSING_SEGMENT, "no segment holds it")
+            raise CorruptRecord(physical_offset, MISSING_SEGMENT, "no segment contains it")
         try:
             return segment.read(physical_offset, size)
         except OSError as error:
@@ -379,12 +379,12 @@ class CommitLog:
         the disk fails to read."""
         segment = self.segment_at(physical_offset)
         if segment is None:
-            raise CorruptRecord(physical_offset, MISSING_SEGMENT, "no segment holds it")
+            raise CorruptRecord(physical_offset, MISSING_SEGMENT, "no segment contains it")
         try:
             block = segment.read_nowait(physical_offset, size)
         except OSError:
             return None  # the blocking read that follows reports the error
-        return None if block is None else _checked(block, physical_offset)
+        return None if block is None else _decode_checked(block, physical_offset)
 
 
 @contextmanager
@@ -417,7 +417,7 @@ def _room(size: int, keys: int, blocks: int) -> int:
     return SEGMENT_HEADER_SIZE + size + END_MARK_SIZE + footer_size(blocks, keys)
 
 
-def _checked(block: bytes, physical_offset: int) -> Batch:
+def _decode_checked(block: bytes, physical_offset: int) -> Batch:
     """Decode a block read from the log. Raise CorruptRecord for every kind of failure."""
     try:
         batch = Batch.decode(block)
@@ -428,6 +428,8 @@ def _checked(block: bytes, physical_offset: int) -> Batch:
         raise CorruptRecord(physical_offset, UNKNOWN_VERSION, str(error)) from error
     if batch.header.physical_offset != physical_offset:
         raise CorruptRecord(
-            physical_offset, "misplaced", f"it belongs at {batch.header.physical_offset}"
+            physical_offset,
+            "misplaced",
+            f"its header has offset {batch.header.physical_offset}",
         )
     return batch

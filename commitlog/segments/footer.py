@@ -92,9 +92,9 @@ def _tables_of(
             else:
                 hashes.append(_hashes_of_keys(found))
         if len(rows) == _ROWS_AT_ONCE:
-            parts.append(_packed(rows, hashes))
+            parts.append(_pack(rows, hashes))
             rows, hashes = [], []
-    parts.append(_packed(rows, hashes))
+    parts.append(_pack(rows, hashes))
     blocks = np.concatenate([part[0] for part in parts])
     key_counts = np.concatenate([part[1] for part in parts])
     key_hashes = np.concatenate([part[2] for part in parts])
@@ -108,7 +108,7 @@ def _tables_of(
     return blocks[order], keys[np.lexsort((keys["block"], keys["key_hash"]))]
 
 
-def _packed(rows: list[tuple[int, ...]], hashes: list[UInt32s]) -> tuple[Blocks, UInt32s, UInt32s]:
+def _pack(rows: list[tuple[int, ...]], hashes: list[UInt32s]) -> tuple[Blocks, UInt32s, UInt32s]:
     """Return rows of a block table, the number of keys of each row, and the hashes of all keys."""
     counts = np.array([len(each) for each in hashes], "<u4")
     return np.array(rows, BLOCK_DTYPE), counts, np.concatenate([_NO_HASHES, *hashes])

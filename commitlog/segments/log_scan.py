@@ -27,7 +27,7 @@ from holdfast.commitlog.format.batch_header import (
     BatchHeader,
     Buffer,
 )
-from holdfast.commitlog.format.header_table import NO_RUN, Run, block_ends, intact_run, run_of
+from holdfast.commitlog.format.header_table import NO_RUN, Run, block_ends, find_intact_run, run_of
 from holdfast.commitlog.format.segment_format import (
     END_MARK_MAGIC,
     END_MARK_SIZE,
@@ -109,7 +109,7 @@ def scan_segment(
     """Yield one segment's blocks and damage, as scan_log does."""
     window = _Window(segment)
     at = max(start_offset, segment.first_offset)
-    while (found := _found_at(window, at, verify_payload=verify_payload)) is not None:
+    while (found := _read_at(window, at, verify_payload=verify_payload)) is not None:
         yield found
         at = _end(found)
 
@@ -126,7 +126,7 @@ def scan_headers(
         if isinstance(header, BatchHeader) and (
             is_wanted(header) or header.end_physical_offset > segment.end_offset
         ):
-            found = _decoded(window, header, verify_payload=True)
+            found = _decode(window, header, verify_payload=True)
         yield found
         at = _end(found)
 
@@ -144,7 +144,7 @@ def scan_segment_runs(segment: Segment, start_offset: int = 0) -> Iterator[Run |
             most = min(2 * most, _LONG_RUN)
             continue
         # There is damage at `at`, a block across the window's end, or the end of the blocks.
-        found = _found_at(window, at, verify_payload=True)
+        found = _read_at(window, at, verify_payload=True)
         if found is None:
             return
         if isinstance(found, Damage):
@@ -162,13 +162,13 @@ def _end(found: Batch | BatchHeader | Damage) -> int:
     return header.end_physical_offset
 
 
-def _found_at(window: "_Window", at: int, *, verify_payload: bool) -> Batch | Damage | None:
+def _read_at(window: "_Window", at: int, *, verify_payload: bool) -> Batch | Damage | None:
     """Return the block at physical offset `at`, or the damage that starts there. Return None at
     the end of the segment's blocks."""
     header = _header_or_damage(window, at)
     if header is None or isinstance(header, Damage):
         return header
-    return _decoded(window, header, verify_payload=verify_payload)
+    return _decode(window, header, verify_payload=verify_payload)
 
 
 def _header_or_damage(window: "_Window", at: int) -> BatchHeader | Damage | None:
@@ -190,7 +190,7 @@ def _header_or_damage(window: "_Window", at: int) -> BatchHeader | Damage | None
         return Damage(at, segment.end_offset, "unwritten" if is_unwritten else error.reason)
 
 
-def _decoded(window: "_Window", header: BatchHeader, *, verify_payload: bool) -> Batch | Damage:
+def _decode(window: "_Window", header: BatchHeader, *, verify_payload: bool) -> Batch | Damage:
     """Return the block of an intact header, or a Damage if its payload is damaged."""
     at = header.physical_offset
     try:
@@ -224,7 +224,7 @@ class _Window:
         as they are in the window. Does not read."""
         if not self._start <= at < self._start + len(self._data):
             return NO_RUN
-        return intact_run(self._data, at - self._start, at, most)
+        return find_intact_run(self._data, at - self._start, at, most)
 
 
 def _header_at(raw: Buffer, at: int) -> BatchHeader:
@@ -234,11 +234,11 @@ def _header_at(raw: Buffer, at: int) -> BatchHeader:
     try:
         header = BatchHeader.decode(raw)
     except UnknownFormatVersion as error:
-        if _claims(raw, at) == [at]:
+        if _find_claims(raw, at) == [at]:
             raise
-        raise CorruptBatch("misplaced", f"of another place, and {error}") from error
+        raise CorruptBatch("misplaced", f"it has another offset, and {error}") from error
     if header.physical_offset != at:
-        raise CorruptBatch("misplaced", f"it says that it belongs at {header.physical_offset}")
+        raise CorruptBatch("misplaced", f"its header has offset {header.physical_offset}")
     return header
 
 
@@ -252,15 +252,15 @@ def _next_block(window: _Window, start: int, end: int) -> tuple[int | None, bool
         # This test alone skips a segment's unused room, which may be up to a gigabyte.
         if np.frombuffer(chunk, np.uint8).any():
             is_zero = False
-            for place in _claims(chunk, at):
-                if _begins(window.segment, place):
+            for place in _find_claims(chunk, at):
+                if _is_block_or_mark(window.segment, place):
                     return place, False
         # Chunks overlap, so the second chunk contains a whole header at the border.
         at += max(len(chunk) - HEADER_SIZE, ALIGNMENT) & -ALIGNMENT
     return None, is_zero
 
 
-def _claims(chunk: Buffer, at: int) -> list[int]:
+def _find_claims(chunk: Buffer, at: int) -> list[int]:
     """Return the physical offsets in `chunk` where a block or an end mark seems to start: the bytes
     have its magic and record this physical offset. `chunk` starts at `at`. This test is fast on
     random bytes."""
@@ -275,7 +275,7 @@ def _claims(chunk: Buffer, at: int) -> list[int]:
     return [int(place) for place in places[found]]
 
 
-def _begins(segment: Segment, at: int) -> bool:
+def _is_block_or_mark(segment: Segment, at: int) -> bool:
     """Return whether an end mark or an intact header is at `at`; payloads are not verified."""
     if is_end_mark(segment.read(at, END_MARK_SIZE), at):
         return True

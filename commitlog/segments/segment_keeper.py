@@ -42,7 +42,7 @@ class SegmentKeeper:
             self._thread.join()
 
     def submit(self, task: Task) -> None:
-        """Run `task` in the thread. An exception from it is logged; the thread goes on."""
+        """Run `task` in the thread. An exception from it is logged; the thread continues."""
         self._tasks.put(task)
 
     def seal_ended(self, ended: Segment) -> None:

@@ -19,7 +19,7 @@ from holdfast.backup.files import (
     chunks,
     clone_file,
     fill_file,
-    opened_chunks,
+    read_chunks,
     sha256_of,
     sum_progress,
     sync_tree,
@@ -47,7 +47,7 @@ from holdfast.commitlog.disk.data_dir import (
     require_data_dir,
 )
 from holdfast.commitlog.disk.disk import make_directory
-from holdfast.commitlog.disk.owned_files import Folder, opened_folder, read_file, refuse_planted
+from holdfast.commitlog.disk.owned_files import Folder, open_folder, read_file, refuse_planted
 from holdfast.commitlog.errors import LogError, UnknownFormatVersion
 from holdfast.commitlog.segments.log_scan import Damage, scan_segment
 from holdfast.commitlog.segments.segment import Segment
@@ -288,7 +288,7 @@ class _Backup:
         return fill_file(self._target.create(stored_as), data, progress=progress)
 
     def _sha256_of(self, stored_as: str, progress: Progress = lambda count: None) -> str:
-        return sha256_of(opened_chunks(self._target.open(stored_as, may_have_names=True)), progress)
+        return sha256_of(read_chunks(self._target.open(stored_as, may_have_names=True)), progress)
 
     def _note_damage(self, damage: Damage) -> None:
         self._damage.append(
@@ -340,7 +340,7 @@ class _Backup:
         """Add a file that LMDB has written to the manifest."""
         descriptor = self._target.open(stored_as)
         size = os.fstat(descriptor).st_size
-        checksum = sha256_of(opened_chunks(descriptor))
+        checksum = sha256_of(read_chunks(descriptor))
         self._files.append(BackupFile(role, name, stored_as, size, size, checksum))
         self._copied += size
 
@@ -417,7 +417,7 @@ def _locked_target(target: Path) -> Iterator[tuple[Folder, Manifest | None]]:
     """Create the folder and lock it against other backups. Yield the folder, and the manifest of
     the earlier backup in it (None if there is none)."""
     make_directory(target)
-    with opened_folder(target) as folder:
+    with open_folder(target) as folder:
         try:
             fcntl.flock(folder.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -431,7 +431,7 @@ def _read_earlier_manifest(target: Folder) -> Manifest | None:
     found = set(target.names()) - {"lost+found"}
     if MANIFEST_NAME in found:
         try:
-            raw = b"".join(opened_chunks(target.open(MANIFEST_NAME, may_have_names=True)))
+            raw = b"".join(read_chunks(target.open(MANIFEST_NAME, may_have_names=True)))
             return decode_manifest(raw, target.path)
         except NotABackup as error:
             raise BackupRefused(target.path, f"{error.reason}; use an empty folder") from error

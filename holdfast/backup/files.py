@@ -125,10 +125,10 @@ def _write_all(descriptor: int, chunk: bytes, at: int) -> None:
 
 
 def file_chunks(path: Path) -> Iterator[bytes]:
-    yield from opened_chunks(open_file(path, may_have_names=True))
+    yield from read_chunks(open_file(path, may_have_names=True))
 
 
-def opened_chunks(descriptor: int) -> Iterator[bytes]:
+def read_chunks(descriptor: int) -> Iterator[bytes]:
     """Yield the bytes of an open file in chunks, then close the descriptor. If the iteration never
     begins, the descriptor stays open."""
     with os.fdopen(descriptor, "rb") as file:

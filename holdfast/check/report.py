@@ -1,4 +1,4 @@
-"""The findings of a check and what they cost. Pure: no file, no clock."""
+"""The findings of a check and the lost messages. Pure: no file, no clock."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any

@@ -11,7 +11,7 @@ import numpy as np
 
 from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
 from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader, Buffer, layout_of
-from holdfast.commitlog.format.split_bodies import SplitBodies, unwritten
+from holdfast.commitlog.format.split_bodies import SplitBodies, allocate
 
 #: Fills a buffer with the next bytes of the reply; raises the connection's errors.
 Fill = Callable[[memoryview], None]
@@ -28,7 +28,7 @@ class BlockGatherer:
         """Set the limits for the total of all replies. The first reply may be larger."""
         self._max_bytes = max_bytes
         self._max_messages = max_messages
-        self._buffer = unwritten(0)
+        self._buffer = allocate(0)
         self._bodies_end = 0
         self._pieces: list[memoryview] = []  # four per block: header, offsets, bodies, rest
         self._headers: list[BatchHeader] = []
@@ -60,7 +60,7 @@ class BlockGatherer:
         an error of `fill`, the rest of the body is unread and nothing of this reply is gathered.
         """
         if not self._headers:
-            self._buffer = unwritten(max(size, self._max_bytes))
+            self._buffer = allocate(max(size, self._max_bytes))
         elif self._bytes + size > len(self._buffer):
             return _receive_whole((), fill, size)
         pieces: list[memoryview] = []
@@ -127,7 +127,7 @@ def _decode_header(start: memoryview, left: int) -> BatchHeader | None:
 
 def _receive_whole(pieces: Sequence[memoryview], fill: Fill, size: int) -> Buffer:
     """Return the whole body: the pieces received so far and the rest."""
-    whole = unwritten(size)
+    whole = allocate(size)
     received = 0
     for piece in pieces:
         whole[received : received + len(piece)] = piece

@@ -26,7 +26,7 @@ from holdfast.commitlog.format.segment_format import (
     end_offsets,
     rows_from,
 )
-from holdfast.commitlog.format.split_bodies import SplitBodies, unwritten
+from holdfast.commitlog.format.split_bodies import SplitBodies, allocate
 from holdfast.spark.arrow.decoder import (
     MAX_ROWS,
     TARGET_BYTES,
@@ -213,7 +213,7 @@ def _read_whole_blocks(file: SegmentFile, rows: Blocks) -> BatchRun:
     places, sizes = rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)
     if int(sizes.min()) < HEADER_SIZE:
         raise CorruptBatch("bad-size", f"a block of {int(sizes.min())} bytes")
-    buffer = unwritten(int(sizes.sum()))
+    buffer = allocate(int(sizes.sum()))
     ends = np.cumsum(sizes)
     gaps = places[1:] - (places + sizes)[:-1]
     scratch = memoryview(bytearray(NEAR_BYTES))

@@ -20,8 +20,8 @@ from holdfast.commitlog.format.header_table import (
     HEADER_DTYPE,
     Headers,
     block_ends,
-    intact_headers,
-    intact_split_headers,
+    find_intact_headers,
+    find_split_headers,
 )
 from holdfast.commitlog.format.segment_format import (
     BLOCK_DTYPE,
@@ -86,10 +86,10 @@ class WalkedBlocks:
     def _headers_at(self, at: int, border: int) -> Headers:
         """Return headers of consecutive blocks from `at` on; none if no block begins there."""
         if self._are_large:
-            headers = intact_split_headers(self._file.read, at, border, _AT_ONCE)
+            headers = find_split_headers(self._file.read, at, border, _AT_ONCE)
         else:
             window = min(self._window, self._file.end_offset - at)
-            headers = intact_headers(self._file.read(at, window), 0, at)
+            headers = find_intact_headers(self._file.read(at, window), 0, at)
             if len(headers) > _DENSE:
                 self._window = min(4 * self._window, _MOST_BYTES)
             elif self._window > _LEAST_BYTES:

@@ -1,6 +1,10 @@
 import pytest
 
-from holdfast.commitlog.ageing_clock import JUMP_STANDS_S, START_STANDS_S, AgeingClock
+from holdfast.commitlog.ageing_clock import (
+    JUMP_ACCEPTED_AFTER_S,
+    START_ACCEPTED_AFTER_S,
+    AgeingClock,
+)
 
 HOUR_S = 3600
 YEAR_S = 365 * 24 * HOUR_S
@@ -56,8 +60,8 @@ def test_small_steps_are_followed_at_once(clocks: Clocks) -> None:
 def test_a_jump_that_lasts_is_accepted(clocks: Clocks, more_s: float, expected: bool) -> None:
     clocks.wall_s += HOUR_S
     assert clocks.now_s == 0
-    clocks.let_pass(JUMP_STANDS_S + more_s)
-    assert clocks.now_s == JUMP_STANDS_S + more_s + (HOUR_S if expected else 0)
+    clocks.let_pass(JUMP_ACCEPTED_AFTER_S + more_s)
+    assert clocks.now_s == JUMP_ACCEPTED_AFTER_S + more_s + (HOUR_S if expected else 0)
 
 
 def test_it_goes_back_with_the_wall_clock_at_once(clocks: Clocks) -> None:
@@ -76,11 +80,11 @@ def test_a_clock_ahead_of_the_log_at_the_start_is_accepted_after_minutes(
     newest_s = START_S - 100 * HOUR_S
     clocks.ageing.start(newest_s * 1_000_000)
     assert clocks.now_s == -100 * HOUR_S
-    clocks.let_pass(START_STANDS_S + more_s)
-    assert (clocks.now_s == START_STANDS_S + more_s) is expected
+    clocks.let_pass(START_ACCEPTED_AFTER_S + more_s)
+    assert (clocks.now_s == START_ACCEPTED_AFTER_S + more_s) is expected
 
 
-@pytest.mark.parametrize("first_s", [1.0, START_STANDS_S])
+@pytest.mark.parametrize("first_s", [1.0, START_ACCEPTED_AFTER_S])
 def test_a_jump_after_the_start_must_last_for_its_own_time(clocks: Clocks, first_s: float) -> None:
     clocks.ageing.start((START_S - 100 * HOUR_S) * 1_000_000)
     clocks.ageing.now_us()
@@ -88,7 +92,7 @@ def test_a_jump_after_the_start_must_last_for_its_own_time(clocks: Clocks, first
     clocks.ageing.now_us()
     clocks.wall_s += YEAR_S
     clocks.ageing.now_us()
-    clocks.let_pass(START_STANDS_S)
+    clocks.let_pass(START_ACCEPTED_AFTER_S)
     assert clocks.now_s < YEAR_S
 
 
@@ -97,8 +101,8 @@ def test_after_the_clocks_agreed_a_jump_must_last_for_long(clocks: Clocks) -> No
     assert clocks.now_s == 0
     clocks.wall_s += HOUR_S
     assert clocks.now_s == 0
-    clocks.let_pass(START_STANDS_S)
-    assert clocks.now_s == START_STANDS_S
+    clocks.let_pass(START_ACCEPTED_AFTER_S)
+    assert clocks.now_s == START_ACCEPTED_AFTER_S
 
 
 def test_an_empty_log_starts_from_the_wall_clock(clocks: Clocks) -> None:

@@ -25,7 +25,7 @@ def segment(tmp_path: Path) -> Segment:
 
 
 def _append(segment: Segment, encoded: bytes, base_offset: int) -> None:
-    header = Batch.decode(encoded).header.stamped(
+    header = Batch.decode(encoded).header.stamp(
         physical_offset=segment.written,
         durable_offset=0,
         base_offset=base_offset,

@@ -55,7 +55,7 @@ def store(
     stored = []
     for each in batches:
         raw = encode_batch(**vars(each))
-        header = Batch.decode(raw).header.stamped(
+        header = Batch.decode(raw).header.stamp(
             physical_offset=0,
             durable_offset=0,
             base_offset=base_offset,

@@ -75,7 +75,7 @@ def stamped(
 ) -> Batch:
     """Return an encoded batch as the broker stores it at this place."""
     header = Batch.decode(raw).header
-    placed = header.stamped(
+    placed = header.stamp(
         physical_offset=physical_offset,
         durable_offset=durable_offset,
         base_offset=base_offset,

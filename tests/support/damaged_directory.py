@@ -57,7 +57,7 @@ async def make_directory(data_dir: Path) -> Truth:
 
     The storage is closed in order.
     """
-    storage = await _opened(data_dir)
+    storage = await _open_storage(data_dir)
     try:
         topics = [(await storage.store.topics.create(name, queues=_QUEUES))[0] for name in _TOPICS]
         for number in range(60):
@@ -108,7 +108,7 @@ async def examine(data_dir: Path, truth: Truth) -> str:
     An exception for which the command line has no message is a defect too.
     """
     try:
-        storage = await _opened(data_dir)
+        storage = await _open_storage(data_dir)
     except (LogError, OSError) as error:
         return f"refused: {error}"
     try:
@@ -124,7 +124,7 @@ async def examine(data_dir: Path, truth: Truth) -> str:
     return "declared" if is_damaged else "right"
 
 
-async def _opened(data_dir: Path) -> Storage:
+async def _open_storage(data_dir: Path) -> Storage:
     failures: list[Exception] = []
     storage = Storage(config_of(data_dir), StorageEvents(failures.append))
     try:

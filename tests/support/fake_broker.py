@@ -56,7 +56,7 @@ class FakeTopic:
         """Store one block."""
         held = self.queues[queue]
         batch = Batch.decode(encode_batch(bodies, **columns))  # type: ignore[arg-type]
-        header = batch.header.stamped(
+        header = batch.header.stamp(
             physical_offset=0,
             durable_offset=0,
             base_offset=held.max_offset,

@@ -91,7 +91,7 @@ def test_a_block_is_a_stamped_header_and_the_bytes_of_the_client(publishing: Pub
     stored = publishing.log.read_batch(FIRST, header.total_size)
     assert stored.header == header
     assert stored.block[HEADER_SIZE:] == sent.block[HEADER_SIZE:]
-    assert header == sent.header.stamped(
+    assert header == sent.header.stamp(
         physical_offset=FIRST,
         durable_offset=5,
         base_offset=0,

@@ -30,7 +30,7 @@ def request_of(kind: str, sizes: Sequence[int], sequence: int) -> list[Batch | R
     ]
 
 
-def answered(publishing: Publishing, *batches: Batch | Rows) -> AppendRequest:
+def publish(publishing: Publishing, *batches: Batch | Rows) -> AppendRequest:
     """Publish, and wait for the answer."""
     request = publishing.submit(*batches)
     assert publishing.events.next_completed() is request
@@ -51,7 +51,7 @@ def test_a_publish_without_a_segment_is_stored_in_no_queue(
     publishing.appender.start()
     # The room that is left fits exactly the parts before the failing one.
     for size in (400_000, 290_000, 290_000 - 110_000 * failing_part):
-        answered(publishing, batch(size, queue=3))
+        publish(publishing, batch(size, queue=3))
     before = len(publishing.dispatched())
     if fault == "full":
         publishing.disk.full = True
@@ -59,41 +59,41 @@ def test_a_publish_without_a_segment_is_stored_in_no_queue(
         publishing.disk.fail("create", errno.EMFILE)
     sent = request_of(kind, [100_000] * 3, 0)
     following = request_of(kind, [10] * 3, 1)
-    assert type(answered(publishing, *sent).error) is (DiskFull if fault == "full" else NoSegment)
+    assert type(publish(publishing, *sent).error) is (DiskFull if fault == "full" else NoSegment)
     assert len(publishing.dispatched()) == before
     publishing.disk.full = False
     publishing.disk.spare("create")
-    assert outcome(answered(publishing, *sent)) == [(0, False)] * 3
-    assert outcome(answered(publishing, *following)) == [(1, False)] * 3
-    assert outcome(answered(publishing, *sent)) == [(0, True)] * 3
+    assert outcome(publish(publishing, *sent)) == [(0, False)] * 3
+    assert outcome(publish(publishing, *following)) == [(1, False)] * 3
+    assert outcome(publish(publishing, *sent)) == [(0, True)] * 3
 
 
 def test_a_stored_publish_needs_no_room_for_its_retry(publishing: Publishing) -> None:
     publishing.appender.start()
     sent = request_of("rows", [200_000] * 3, 0)
-    answered(publishing, *sent)
+    publish(publishing, *sent)
     publishing.disk.full = True
-    assert isinstance(answered(publishing, *request_of("rows", [200_000] * 3, 1)).error, DiskFull)
-    assert outcome(answered(publishing, *sent)) == [(0, True)] * 3
+    assert isinstance(publish(publishing, *request_of("rows", [200_000] * 3, 1)).error, DiskFull)
+    assert outcome(publish(publishing, *sent)) == [(0, True)] * 3
 
 
 @pytest.mark.parametrize("stored", [1, 2])
 def test_no_later_publish_follows_a_split_one(publishing: Publishing, stored: int) -> None:
     """Otherwise its retry would be too old in the queues that have a later publish."""
     publishing.appender.start()
-    answered(publishing, *request_of("rows", [10] * 3, 0))
-    answered(publishing, batch(200_000 if stored == 1 else 10, queue=3))
+    publish(publishing, *request_of("rows", [10] * 3, 0))
+    publish(publishing, batch(200_000 if stored == 1 else 10, queue=3))
     sent = request_of("rows", [450_000, 450_000, 450_000], 1)
     following = request_of("rows", [10] * 3, 2)
     publishing.disk.full = True
-    assert isinstance(answered(publishing, *sent).error, DiskFull)
+    assert isinstance(publish(publishing, *sent).error, DiskFull)
     assert len(publishing.dispatched()) == 4 + stored
     for _ in range(2):
-        assert repr(answered(publishing, *following).error) == repr(SequenceGap(1, 2))
-        assert isinstance(answered(publishing, *sent).error, DiskFull)
+        assert repr(publish(publishing, *following).error) == repr(SequenceGap(1, 2))
+        assert isinstance(publish(publishing, *sent).error, DiskFull)
     publishing.disk.full = False
-    assert outcome(answered(publishing, *sent)) == [(1, queue < stored) for queue in range(3)]
-    assert outcome(answered(publishing, *following)) == [(2, False)] * 3
+    assert outcome(publish(publishing, *sent)) == [(1, queue < stored) for queue in range(3)]
+    assert outcome(publish(publishing, *following)) == [(2, False)] * 3
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 2])
@@ -101,12 +101,12 @@ def test_a_wrong_sequence_in_one_queue_refuses_the_whole_publish(
     publishing: Publishing, wrong: int
 ) -> None:
     publishing.appender.start()
-    answered(publishing, *request_of("batches", [10] * 3, 0))
+    publish(publishing, *request_of("batches", [10] * 3, 0))
     sent = request_of("batches", [10] * 3, 1)
     sent[wrong] = batch(10, queue=wrong, producer_id=1, sequence=7)
-    assert repr(answered(publishing, *sent).error) == repr(SequenceGap(1, 7))
+    assert repr(publish(publishing, *sent).error) == repr(SequenceGap(1, 7))
     assert len(publishing.dispatched()) == 3
-    assert outcome(answered(publishing, *request_of("batches", [10] * 3, 1))) == [(1, False)] * 3
+    assert outcome(publish(publishing, *request_of("batches", [10] * 3, 1))) == [(1, False)] * 3
 
 
 def test_several_batches_of_a_producer_to_one_queue_follow_each_other(
@@ -114,8 +114,18 @@ def test_several_batches_of_a_producer_to_one_queue_follow_each_other(
 ) -> None:
     publishing.appender.start()
     sent = [batch(producer_id=1, sequence=sequence) for sequence in (0, 1, 1, 2)]
-    assert outcome(answered(publishing, *sent)) == [(0, False), (1, False), (1, True), (2, False)]
-    assert outcome(answered(publishing, *sent)) == [(0, True), (1, True), (1, True), (2, True)]
+    assert outcome(publish(publishing, *sent)) == [
+        (0, False),
+        (1, False),
+        (1, True),
+        (2, False),
+    ]
+    assert outcome(publish(publishing, *sent)) == [
+        (0, True),
+        (1, True),
+        (1, True),
+        (2, True),
+    ]
 
 
 def test_waiting_publishes_of_a_producer_keep_their_order(publishing: Publishing) -> None:
@@ -138,11 +148,11 @@ def test_a_small_publish_does_not_overtake_a_failed_larger_one(
     one."""
     publishing.appender.start()
     for queue in (3, 4):
-        answered(publishing, batch(400_000, queue=queue))
+        publish(publishing, batch(400_000, queue=queue))
     publishing.disk.full = True
     large, small = request_of(kind, [500_000], 0), request_of(kind, [10], 1)
-    assert isinstance(answered(publishing, *large).error, DiskFull)
-    assert repr(answered(publishing, *small).error) == repr(SequenceGap(0, 1))
+    assert isinstance(publish(publishing, *large).error, DiskFull)
+    assert repr(publish(publishing, *small).error) == repr(SequenceGap(0, 1))
     publishing.disk.full = False
-    assert outcome(answered(publishing, *large)) == [(0, False)]
-    assert outcome(answered(publishing, *small)) == [(1, False)]
+    assert outcome(publish(publishing, *large)) == [(0, False)]
+    assert outcome(publish(publishing, *small)) == [(1, False)]

@@ -70,7 +70,7 @@ def find(known: ProducerSequences, batch: BatchHeader) -> StoredSequence | LogEr
         return error
 
 
-def recorded(*batches: BatchHeader) -> ProducerSequences:
+def record(*batches: BatchHeader) -> ProducerSequences:
     known = sequences()
     for batch in batches:
         known.record(batch)
@@ -79,14 +79,14 @@ def recorded(*batches: BatchHeader) -> ProducerSequences:
 
 def _stored(*numbers: int) -> ProducerSequences:
     """Return the state after these sequences, each at the offset of ten times its number."""
-    return recorded(*(header(number, epoch=1, offset=10 * number) for number in numbers))
+    return record(*(header(number, epoch=1, offset=10 * number) for number in numbers))
 
 
 # -- the rules, as a table -------------------------------------------------------------------
 
 
 def test_a_batch_without_a_producer_is_always_new() -> None:
-    known = recorded(header(0, producer=0))
+    known = record(header(0, producer=0))
     assert len(known) == 0
     assert find(known, header(0, producer=0)) is None
 
@@ -126,7 +126,7 @@ def test_results_after_the_eighth_batch(
 
 def test_find_returns_where_a_batch_is_stored() -> None:
     original = header(4, offset=40, at=123)
-    assert find(recorded(original), header(4)) == StoredSequence(
+    assert find(record(original), header(4)) == StoredSequence(
         sequence=4,
         base_offset=40,
         message_count=2,
@@ -144,14 +144,14 @@ def test_the_last_five_are_remembered() -> None:
 
 
 def test_each_queue_has_its_own_sequence() -> None:
-    known = recorded(header(0), header(1), header(0, queue=1))
+    known = record(header(0), header(1), header(0, queue=1))
     assert find(known, header(2)) is None
     assert find(known, header(1, queue=1)) is None
     assert repr(find(known, header(2, queue=1))) == repr(SequenceGap(1, 2))
 
 
 def test_a_higher_epoch_forgets_the_lower_one() -> None:
-    known = recorded(header(0), header(1), header(0, epoch=1, offset=50))
+    known = record(header(0), header(1), header(0, epoch=1, offset=50))
     found = find(known, header(0, epoch=1))
     assert isinstance(found, StoredSequence)
     assert found.base_offset == 50
@@ -163,7 +163,7 @@ def test_a_higher_epoch_forgets_the_lower_one() -> None:
 
 
 def test_a_request_is_completed_by_its_retry() -> None:
-    known = recorded(
+    known = record(
         header(6, queue=0, flags=REQUEST, offset=60),
         header(6, queue=1, flags=REQUEST, offset=61),
         header(7, queue=0, flags=REQUEST, offset=70),  # the crash came before queue 1
@@ -189,7 +189,7 @@ def test_a_request_is_completed_by_its_retry() -> None:
 def test_requests_count_over_the_topic(
     sequence: int, queue: int, expected: LogError | None
 ) -> None:
-    known = recorded(
+    known = record(
         header(4, queue=1, flags=REQUEST),
         header(5, queue=0, flags=REQUEST),
         header(6, queue=1, flags=REQUEST),
@@ -200,7 +200,7 @@ def test_requests_count_over_the_topic(
 
 
 def test_later_requests_are_gaps_until_a_reopened_one_is_stored() -> None:
-    known = recorded(
+    known = record(
         header(6, queue=0, flags=REQUEST),
         header(6, queue=1, flags=REQUEST),
         header(7, queue=0, flags=REQUEST, offset=70),
@@ -225,14 +225,14 @@ def test_later_requests_are_gaps_until_a_reopened_one_is_stored() -> None:
     ],
 )
 def test_only_the_last_request_of_a_producer_is_reopened(other: BatchHeader) -> None:
-    known = recorded(header(6, flags=REQUEST), header(7, flags=REQUEST))
+    known = record(header(6, flags=REQUEST), header(7, flags=REQUEST))
     known.reopen(other, 1, 0, 0)
     assert find(known, header(8, flags=REQUEST)) is None
 
 
 @pytest.mark.parametrize("flags", [REQUEST, 0])
 def test_later_sequences_are_gaps_after_a_refused_first_one(flags: int) -> None:
-    known = recorded()
+    known = record()
     known.reopen(header(4, flags=flags), 1, 0, 0)
     known.reopen(header(5, flags=flags), 1, 0, 0)
     assert repr(find(known, header(5, flags=flags))) == repr(SequenceGap(4, 5))
@@ -246,7 +246,7 @@ def test_later_sequences_are_gaps_after_a_refused_first_one(flags: int) -> None:
 
 
 def test_an_inactive_producer_is_forgotten_at_its_expiry() -> None:
-    known = recorded(header(0, at=100), header(1, at=200))
+    known = record(header(0, at=100), header(1, at=200))
     assert isinstance(find(known, header(1, at=199 + EXPIRY_US)), StoredSequence)
     assert find(known, header(1, at=200 + EXPIRY_US)) is None
 
@@ -269,7 +269,7 @@ def test_expire_returns_the_forgotten_producers() -> None:
 WIDE = ProducerLimits(100, 100, 100)
 
 
-def budgeted(**limits: int) -> ProducerSequences:
+def sequences_with_limits(**limits: int) -> ProducerSequences:
     return ProducerSequences(expiry_us=EXPIRY_US, limits=replace(WIDE, **limits))
 
 
@@ -300,7 +300,7 @@ def test_new_producers_above_each_limit_are_refused(
     name: str, topics: int, client: str, count: int
 ) -> None:
     # S4: they made the broker forget other producers, whose retries were stored twice
-    known = budgeted(**{name: 5})
+    known = sequences_with_limits(**{name: 5})
     refused = [
         publish(known, header(0, producer=number, topic=1 + number % topics), client)
         for number in range(1, count + 1)
@@ -313,7 +313,7 @@ def test_new_producers_above_each_limit_are_refused(
 
 
 def test_the_limit_of_a_topic_or_client_does_not_affect_others() -> None:
-    known = budgeted(max_producers_per_topic=3, max_producers_per_client=5)
+    known = sequences_with_limits(max_producers_per_topic=3, max_producers_per_client=5)
     for number in range(1, 4):
         assert publish(known, header(0, producer=number, topic=1), "greedy") is None
     assert publish(known, header(0, producer=9, topic=1), "modest") == "max_producers_per_topic"
@@ -325,7 +325,7 @@ def test_the_limit_of_a_topic_or_client_does_not_affect_others() -> None:
 
 
 def test_a_producer_counts_once_for_each_of_its_queues() -> None:
-    known = budgeted(max_producers=3)
+    known = sequences_with_limits(max_producers=3)
     for queue in range(3):
         assert publish(known, header(0, queue=queue)) is None
     assert known.weight == 3
@@ -334,7 +334,7 @@ def test_a_producer_counts_once_for_each_of_its_queues() -> None:
 
 
 def test_expiry_and_a_new_epoch_free_room() -> None:
-    known = budgeted(max_producers=2)
+    known = sequences_with_limits(max_producers=2)
     assert publish(known, header(0, queue=0, at=1)) is None
     assert publish(known, header(0, queue=1, at=1)) is None
     assert publish(known, header(0, producer=2, at=2)) == "max_producers"
@@ -346,7 +346,7 @@ def test_expiry_and_a_new_epoch_free_room() -> None:
 
 
 def test_a_reservation_that_is_not_recorded_is_released() -> None:
-    known = budgeted(max_producers=1)
+    known = sequences_with_limits(max_producers=1)
     known.reserve(header(0, producer=1), 1, 0, "a", 0)
     known.reserve(header(0, producer=1), 1, 0, "a", 0)  # the same queue again: no further room
     with pytest.raises(TooManyProducers):
@@ -358,7 +358,7 @@ def test_a_reservation_that_is_not_recorded_is_released() -> None:
 
 @pytest.mark.parametrize("flags", [0, REQUEST])
 def test_a_producer_refused_by_a_limit_takes_no_room(flags: int) -> None:
-    known = budgeted(max_producers=1)
+    known = sequences_with_limits(max_producers=1)
     refused = header(0, producer=1, flags=flags)
     known.reopen(refused, 1, 0, 0, only_known=True)
     assert (len(known), known.weight) == (0, 0)
@@ -370,7 +370,7 @@ def test_a_producer_refused_by_a_limit_takes_no_room(flags: int) -> None:
 
 def test_producers_of_the_broker_have_their_own_limit() -> None:
     # S4: a hundred thousand dead letters made the broker forget every producer
-    known = budgeted(max_producers=1, max_broker_producers=3)
+    known = sequences_with_limits(max_producers=1, max_broker_producers=3)
     assert publish(known, header(0, producer=1)) is None
     for number in range(10, 15):
         letter = header(0, producer=number, epoch=BROKER_EPOCH)
@@ -382,10 +382,10 @@ def test_producers_of_the_broker_have_their_own_limit() -> None:
 
 
 def test_restored_producers_count_and_have_no_client() -> None:
-    known = budgeted(max_producers=2, max_producers_per_client=1)
+    known = sequences_with_limits(max_producers=2, max_producers_per_client=1)
     publish(known, header(0, producer=1), "a")
     publish(known, header(0, producer=2, epoch=BROKER_EPOCH), "a")
-    restored = budgeted(max_producers=2, max_producers_per_client=1)
+    restored = sequences_with_limits(max_producers=2, max_producers_per_client=1)
     for key in ((1, 1), (2, 1)):
         state = known.state(key)
         assert state is not None
@@ -410,7 +410,7 @@ def test_restored_producers_count_and_have_no_client() -> None:
 def test_the_counts_match_the_remembered_producers(
     steps: list[tuple[int, int, int, int, str]],
 ) -> None:
-    known, now = budgeted(), 0
+    known, now = sequences_with_limits(), 0
     for producer, queue, epoch, later, what in steps:
         now += later
         batch = header(0, producer=producer, queue=queue, epoch=epoch, at=now)
@@ -444,20 +444,18 @@ def test_a_restored_state_has_the_same_results() -> None:
 
 def test_recording_a_batch_twice_changes_nothing() -> None:
     batches = [header(n, offset=n) for n in range(3)]
-    assert recorded(*batches, *batches).state((PRODUCER, 1)) == recorded(*batches).state(
-        (PRODUCER, 1)
-    )
+    assert record(*batches, *batches).state((PRODUCER, 1)) == record(*batches).state((PRODUCER, 1))
 
 
 def test_recording_a_group_again_changes_nothing() -> None:
     # The index records a group of batches again if LMDB could not commit it at first.
     group = [header(5), header(0, epoch=1), header(1, epoch=1)]
-    assert recorded(*group, *group).state((PRODUCER, 1)) == recorded(*group).state((PRODUCER, 1))
+    assert record(*group, *group).state((PRODUCER, 1)) == record(*group).state((PRODUCER, 1))
 
 
 def test_a_restart_after_the_expiry_is_rebuilt() -> None:
     # A job that publishes two batches a day under one name, at intervals longer than the expiry.
-    known = recorded(
+    known = record(
         header(0, offset=0, at=0), header(1, offset=2, at=0), header(0, offset=4, at=EXPIRY_US)
     )
     assert find(known, header(1, at=EXPIRY_US)) is None
@@ -467,7 +465,7 @@ def test_a_restart_after_the_expiry_is_rebuilt() -> None:
 
 
 def test_a_lower_epoch_accepted_after_the_expiry_is_kept() -> None:
-    known = recorded(header(0, epoch=9, at=0), header(0, epoch=1, at=EXPIRY_US))
+    known = record(header(0, epoch=9, at=0), header(0, epoch=1, at=EXPIRY_US))
     assert isinstance(find(known, header(0, epoch=1, at=EXPIRY_US)), StoredSequence)
     assert find(known, header(1, epoch=1, at=EXPIRY_US)) is None
 
@@ -542,7 +540,7 @@ def test_live_rebuilt_and_restored_agree_with_the_model(
             producer=producer,
             flags=REQUEST if counts_requests else 0,
         )
-        rebuilt = recorded(*model.stored)
+        rebuilt = record(*model.stored)
         found = find(live, batch)
         assert repr(find(rebuilt, batch)) == repr(found)
         kind = {type(None): "new", StoredSequence: "again"}.get(type(found), type(found).__name__)

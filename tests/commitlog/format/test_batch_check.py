@@ -18,7 +18,7 @@ from tests.support.batches import Columns, columns
 LIMITS = MessageLimits()
 
 
-def forged(raw: bytes, written: Mapping[int, bytes] | None = None, /, **fields: int) -> Batch:
+def forge(raw: bytes, written: Mapping[int, bytes] | None = None, /, **fields: int) -> Batch:
     """Return a batch with other bytes at some positions, other header fields, and correct
     checksums."""
     changed = bytearray(raw)
@@ -55,7 +55,7 @@ OFFSETS = {
 Wrong = tuple[int, ...]
 
 
-def lying_offsets() -> Iterator[tuple[str, int, Wrong]]:
+def wrong_offsets() -> Iterator[tuple[str, int, Wrong]]:
     """Yield (column, position, offsets) for every kind of wrong offsets."""
     for name, (at, (first, second, third, last)) in OFFSETS.items():
         for start in (1, -1):
@@ -73,9 +73,9 @@ def lying_offsets() -> Iterator[tuple[str, int, Wrong]]:
             yield name, at, (first, *middle, last)
 
 
-@pytest.mark.parametrize(("name", "at", "wrong"), list(lying_offsets()))
+@pytest.mark.parametrize(("name", "at", "wrong"), list(wrong_offsets()))
 def test_wrong_offsets_are_refused(name: str, at: int, wrong: Wrong) -> None:
-    batch = forged(golden("batch_full.bin"), {at: ints(*wrong)})
+    batch = forge(golden("batch_full.bin"), {at: ints(*wrong)})
     assert refusal(batch) == f"{name}-offsets"
 
 
@@ -112,7 +112,7 @@ def test_wrong_offsets_are_refused(name: str, at: int, wrong: Wrong) -> None:
     ],
 )
 def test_wrong_columns_are_refused(written: dict[int, bytes], reason: str) -> None:
-    assert refusal(forged(golden("batch_full.bin"), written)) == reason
+    assert refusal(forge(golden("batch_full.bin"), written)) == reason
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_wrong_columns_are_refused(written: dict[int, bytes], reason: str) -> No
     ],
 )
 def test_a_wrong_header_is_refused(fields: dict[str, int], reason: str) -> None:
-    assert refusal(forged(golden("batch_lone.bin"), **fields)) == reason
+    assert refusal(forge(golden("batch_lone.bin"), **fields)) == reason
 
 
 def test_every_byte_of_a_gap_is_checked() -> None:
@@ -144,7 +144,7 @@ def test_every_byte_of_a_gap_is_checked() -> None:
     gaps = set(range(HEADER_SIZE, len(raw))) - covered
     assert gaps
     for at in gaps:
-        assert refusal(forged(raw, {at: b"\x01"})) == "padding", at
+        assert refusal(forge(raw, {at: b"\x01"})) == "padding", at
 
 
 def test_two_messages_may_have_the_same_property_name() -> None:
@@ -154,7 +154,7 @@ def test_two_messages_may_have_the_same_property_name() -> None:
 
 def test_hashes_and_codes_are_not_verified() -> None:
     wrong = {160: b"\xff" * 12, 208: b"\xff" * 12}
-    check_batch(forged(golden("batch_full.bin"), wrong, tag_summary=1), LIMITS)
+    check_batch(forge(golden("batch_full.bin"), wrong, tag_summary=1), LIMITS)
 
 
 @given(columns())

@@ -11,10 +11,10 @@ from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader, lay
 from holdfast.commitlog.format.header_table import (
     HEADER_DTYPE,
     block_ends,
+    find_intact_headers,
+    find_intact_run,
+    find_split_headers,
     headers_in,
-    intact_headers,
-    intact_run,
-    intact_split_headers,
     keyed_message_count,
     run_of,
 )
@@ -53,7 +53,7 @@ DATA = _stretch()
 
 
 def _one_by_one(data: bytes, position: int = 0) -> list[BatchHeader]:
-    """Return the expected result of intact_run, from the reference decoder."""
+    """Return the expected result of find_intact_run, from the reference decoder."""
     found = []
     while position < len(data):
         try:
@@ -68,11 +68,11 @@ def _one_by_one(data: bytes, position: int = 0) -> list[BatchHeader]:
 
 
 def _run(data: bytes, position: int = 0, most: int = MOST) -> list[BatchHeader]:
-    return list(headers_in(intact_run(data, position, AT + position, most)))
+    return list(headers_in(find_intact_run(data, position, AT + position, most)))
 
 
 def _headers_one_by_one(data: bytes) -> list[bytes]:
-    """Return the expected result of intact_headers: payloads may be damaged or missing."""
+    """Return the expected result of find_intact_headers: payloads may be damaged or missing."""
     found: list[bytes] = []
     position = 0
     while True:
@@ -88,13 +88,13 @@ def _headers_one_by_one(data: bytes) -> list[bytes]:
 
 
 def _headers(data: bytes) -> list[bytes]:
-    """Return the result of intact_headers, after comparing it with reads one by one."""
-    at_once = intact_headers(data, 0, AT)
+    """Return the result of find_intact_headers, after comparing it with reads one by one."""
+    at_once = find_intact_headers(data, 0, AT)
 
     def read(physical_offset: int, size: int) -> bytes:
         return data[physical_offset - AT :][:size]
 
-    apart = intact_split_headers(read, AT, AT + len(DATA), MOST)
+    apart = find_split_headers(read, AT, AT + len(DATA), MOST)
     assert at_once.tobytes() == apart.tobytes()
     return [each.tobytes() for each in apart]
 
@@ -117,7 +117,7 @@ def test_a_run_has_every_block_from_its_position_on() -> None:
     # The comparison of headers ignores fields that are not in the bytes.
     assert [found.requests for found in _run(DATA)] == [each.requests for each in headers]
     assert [len(each.idempotent) for each in headers] == [0, 0, 0, 0, 0, 3, 1]
-    publishes = intact_run(DATA, 0, AT, MOST).publishes
+    publishes = find_intact_run(DATA, 0, AT, MOST).publishes
     assert publishes["producer_id"].tolist() == [8, 8, 9, 5]
     second = headers[1].physical_offset - AT
     assert _run(DATA, second) == headers[1:]
@@ -127,7 +127,7 @@ def test_a_run_has_every_block_from_its_position_on() -> None:
 
 
 def test_a_run_at_another_offset_is_empty() -> None:
-    assert len(intact_run(DATA, 0, AT + 8, MOST).headers) == 0
+    assert len(find_intact_run(DATA, 0, AT + 8, MOST).headers) == 0
 
 
 def test_every_truncation_ends_a_run() -> None:
@@ -160,7 +160,7 @@ def test_split_headers_end_at_the_given_count_or_offset() -> None:
         def read(physical_offset: int, size: int) -> bytes:
             return DATA[physical_offset - AT :][:size]
 
-        return len(intact_split_headers(read, AT, end, most))
+        return len(find_split_headers(read, AT, end, most))
 
     assert [found(ends[-1], most) for most in (0, 1, 6, 7, 8)] == [0, 1, 6, 7, 7]
     assert [found(ends[2] + by, MOST) for by in (-1, 0, 1)] == [3, 3, 4]
@@ -190,7 +190,7 @@ def test_a_wrong_header_ends_a_run(offset: int, form: str, value: int) -> None:
 
 
 def test_ends_and_keyed_messages_of_a_table() -> None:
-    run = intact_run(DATA, 0, AT, MOST)
+    run = find_intact_run(DATA, 0, AT, MOST)
     table = run.headers
     assert block_ends(table).tolist() == [h.end_physical_offset for h in headers_in(run)]
     assert keyed_message_count(table) == 2

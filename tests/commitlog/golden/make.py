@@ -55,7 +55,7 @@ def full() -> bytes:
 def stored() -> bytes:
     """Return `full` as the broker stores it."""
     sent = Batch.decode(full())
-    header = sent.header.stamped(
+    header = sent.header.stamp(
         physical_offset=PHYSICAL_OFFSET,
         durable_offset=SEGMENT_START - 4096,
         base_offset=1000,

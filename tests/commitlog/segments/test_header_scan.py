@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from holdfast.commitlog.errors import UnknownFormatVersion
 from holdfast.commitlog.format.batch_encoding import encode_batch
-from holdfast.commitlog.format.header_table import Run, headers_in, intact_run
+from holdfast.commitlog.format.header_table import Run, find_intact_run, headers_in
 from holdfast.commitlog.segments import log_scan
 from holdfast.commitlog.segments.log_scan import Damage, scan_log, scan_runs
 from tests.commitlog.format.test_batch_header import resealed
@@ -124,9 +124,9 @@ def test_many_damaged_blocks_cost_linear_time(
     def counted(data: bytes, position: int, physical_offset: int, most: int) -> Run:
         nonlocal proven
         proven += most
-        return intact_run(data, position, physical_offset, most)
+        return find_intact_run(data, position, physical_offset, most)
 
-    monkeypatch.setattr(log_scan, "intact_run", counted)
+    monkeypatch.setattr(log_scan, "find_intact_run", counted)
     found = _tables(small, 0)
     assert found == _blocks(small, 0)
     assert proven < 400 * 4 * log_scan._SHORT_RUN

@@ -57,7 +57,7 @@ def stretch(batches: list[Sent]) -> bytes:
 Received = Buffer | SplitBodies
 
 
-def gathered(gatherer: BlockGatherer, data: bytes) -> Buffer | None:
+def gather_headers(gatherer: BlockGatherer, data: bytes) -> Buffer | None:
     """Receive a reply; return it unless it was gathered."""
     stream = io.BytesIO(data)
 
@@ -72,7 +72,7 @@ def gathered(gatherer: BlockGatherer, data: bytes) -> Buffer | None:
 def received(data: bytes) -> Received:
     """Receive a single reply and return its blocks."""
     gatherer = BlockGatherer(1, 1)
-    found = gathered(gatherer, data)
+    found = gather_headers(gatherer, data)
     assert gatherer.is_empty == (found is not None)
     return gatherer.blocks() if found is None else found
 
@@ -104,7 +104,7 @@ def test_replies_gathered_are_the_same_rows_as_one(batches: list[Sent], cuts: se
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_receiver, "LARGE_BLOCK_BYTES", 0)
         for start, end in pairwise(borders):
-            assert gathered(gatherer, b"".join(blocks[start:end])) is None
+            assert gather_headers(gatherer, b"".join(blocks[start:end])) is None
             assert gatherer.end_offset == Batch.decode(blocks[end - 1]).header.end_offset
     assert rows(gatherer.blocks()) == rows(b"".join(blocks))
 
@@ -121,8 +121,8 @@ def test_it_is_full_when_another_reply_like_the_largest_would_be_too_much(
     ):
         gatherer = BlockGatherer(max_bytes, max_messages)
         assert not gatherer.is_full
-        assert gathered(gatherer, first) is None
-        assert gathered(gatherer, second) is None
+        assert gather_headers(gatherer, first) is None
+        assert gather_headers(gatherer, second) is None
         assert gatherer.is_full == (by < 0)
 
 
@@ -133,8 +133,8 @@ def test_a_reply_that_there_is_no_room_for_comes_as_it_is(
     monkeypatch.setattr(block_receiver, "LARGE_BLOCK_BYTES", 0)
     first, second = blocks_of([Sent([b"x"]), Sent([b"y"] * 99)])
     gatherer = BlockGatherer(len(first) + len(second) - by, 1000)
-    assert gathered(gatherer, first) is None
-    found = gathered(gatherer, second)
+    assert gather_headers(gatherer, first) is None
+    found = gather_headers(gatherer, second)
     assert (found is None) == (by <= 0)
     apart = rows(gatherer.blocks()) + (rows(found) if found is not None else [])
     assert apart == rows(first + second)
@@ -146,7 +146,7 @@ def test_a_reply_that_was_cut_off_is_not_gathered_and_may_come_again(
     monkeypatch.setattr(block_receiver, "LARGE_BLOCK_BYTES", 0)
     first, second = blocks_of([Sent([b"one"]), Sent([b"two", b"three"], ["k", None])])
     gatherer = BlockGatherer(1 << 20, 1000)
-    assert gathered(gatherer, first) is None
+    assert gather_headers(gatherer, first) is None
     for size in range(len(second)):
         stream = io.BytesIO(second[:size])
 
@@ -156,7 +156,7 @@ def test_a_reply_that_was_cut_off_is_not_gathered_and_may_come_again(
 
         with pytest.raises(ConnectionResetError):
             gatherer.receive(fill, len(second))
-    assert gathered(gatherer, second) is None
+    assert gather_headers(gatherer, second) is None
     assert rows(gatherer.blocks()) == rows(first + second)
 
 

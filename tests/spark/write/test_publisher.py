@@ -56,7 +56,7 @@ class FakeStore:
     def store(self, batch: Batch) -> PublishedBatch:
         held = self.queues.setdefault(batch.queue_id, [])
         offset = held[-1].header.end_offset if held else 0
-        header = batch.header.stamped(
+        header = batch.header.stamp(
             physical_offset=0,
             durable_offset=0,
             base_offset=offset,
