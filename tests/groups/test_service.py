@@ -85,10 +85,9 @@ async def test_outstanding_receipts_hold_over_a_restart(tmp_path: Path, is_kille
 
 
 async def test_a_topic_that_is_deleted_leaves_the_group(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        for name in ("t", "u"):
-            await broker.topic(name)
-        await broker.group(topics={"t": Subscription(), "u": Subscription(2)})
+    async with running_group(
+        tmp_path, topics={"t": Subscription(), "u": Subscription(2)}
+    ) as broker:
         await broker.publish("x", "t")
         await broker.publish("y", "u")
         held = await broker.receive()

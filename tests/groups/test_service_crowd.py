@@ -67,9 +67,7 @@ async def test_a_publish_costs_groups_in_which_nobody_waits_nothing(tmp_path: Pa
 
 async def test_what_comes_as_a_receive_begins_to_wait_wakes_it(tmp_path: Path) -> None:
     # M3: between the check and the wait the group gets no notice of an arrival
-    async with running(tmp_path) as broker:
-        await broker.topic(queues=3)
-        await broker.group()
+    async with running_group(tmp_path, queues=3) as broker:
         served = broker.groups.registry.by_name["g"]
         ask = served._first_reply
 
@@ -385,9 +383,7 @@ async def test_many_leases_and_delays_end_over_many_turns(tmp_path: Path) -> Non
 
 async def test_leases_in_many_queues_end_over_many_turns(tmp_path: Path) -> None:
     queues = 2 * ENDED_A_TURN + 1
-    async with running(tmp_path) as broker:
-        await broker.topic(queues=queues)
-        await broker.group(max_in_flight=queues)
+    async with running_group(tmp_path, queues=queues, max_in_flight=queues) as broker:
         for queue in range(queues):
             await broker.publish("x", queue=queue)
         while len((await broker.receive(queues, lease_ms=600_000)).deliveries):

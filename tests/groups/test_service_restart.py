@@ -1,9 +1,7 @@
 """A served group after a restart: after an orderly stop or a kill its state is unchanged."""
 
 import asyncio
-import json
 import shutil
-import tarfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.check import check_data_dir
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.errors import ExclusiveHeld
@@ -341,33 +338,3 @@ async def test_a_member_that_holds_leases_does_not_time_out(tmp_path: Path) -> N
         assert (await broker.receive(member="b")).deliveries == []
         broker.later(0.6)
         assert found(await broker.receive(member="b")) == [("x", 2, True)]
-
-
-# -- directories of layout 1 -------------------------------------------------------------------
-
-GOLDEN = Path(__file__).parent / "golden"
-
-
-async def test_a_directory_of_layout_1_goes_on_by_what_its_page_says(tmp_path: Path) -> None:
-    """Until the last lease has ended, all unsettled messages may be leased, as in layout 1."""
-    with tarfile.open(GOLDEN / "data-1.tar.xz") as tar:
-        tar.extractall(tmp_path, filter="data")
-    data_dir = tmp_path / "data"
-    assert (data_dir / "VERSION").read_text() == "1\n"
-    assert check_data_dir(data_dir).is_sound
-    messages = json.loads((GOLDEN / "data-1.json").read_text())["messages"]
-    acked, rejected = messages[:3], messages[6:7]
-    receipts = [each["receipt"] for each in messages]
-    for turn in range(3):
-        async with running(data_dir) as broker:
-            assert (data_dir / "VERSION").read_text() == "2\n"
-            assert await broker.settle(receipts[:3], group="kitchen") == [DONE] * 3
-            if turn == 2:
-                broker.skipped_s += 60
-                received = await broker.receive(100, group="kitchen")
-                settled_ones = {(each["queue"], each["offset"]) for each in acked + rejected}
-                there = {(queue, at) for queue in (0, 1) for at in range(10)}
-                delivered = {(each.queue, each.offset) for each in received.deliveries}
-                assert delivered == there - settled_ones
-                assert await broker.settle(received, group="kitchen") == [DONE] * 16
-        assert check_data_dir(data_dir).is_sound

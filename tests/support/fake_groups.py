@@ -6,7 +6,6 @@ A test scripts the answers, and the requests are recorded.
     groups.answers.append(ExclusiveHeld("b", "a"))
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -20,7 +19,6 @@ from holdfast.groups.descriptions import (
     ServedReply,
     TopicLagReply,
 )
-from holdfast.groups.errors import GroupsStopping
 from holdfast.groups.service import GroupService
 from holdfast.groups.service_types import (
     CheckTopic,
@@ -78,9 +76,6 @@ class FakeGroups:
         self.redrives: list[tuple[str, RedriveOptions]] = []
         self.redriven: RedriveResult | None = None
         """The result of a redrive. None means that there was nothing to redrive."""
-        self.held = 0
-        self.is_stopped = asyncio.Event()
-        self.stats_ = GroupServiceStats()
 
     def as_service(self) -> GroupService:
         return cast(GroupService, self)
@@ -89,11 +84,8 @@ class FakeGroups:
         if self.error is not None:
             raise self.error
 
-    async def start(self) -> None:
-        self.is_stopped.clear()
-
     def drain(self) -> None:
-        self.is_stopped.set()
+        """Do nothing: no receive waits."""
 
     def has_leases(self, group: str) -> bool:
         return group in self._groups
@@ -172,24 +164,10 @@ class FakeGroups:
         for name in ask.topic_names or ():
             if name not in state.topics:
                 raise UnknownTopic(name)
-        if not self.answers and ask.wait_s:
-            await self._hold(ask.wait_s)
-            if self.is_stopped.is_set():
-                raise GroupsStopping
         answer = self.answers.pop(0) if self.answers else Received([])
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-    async def _hold(self, wait_s: float) -> None:
-        # Not asyncio.timeout: an eagerly started coroutine does not run in a task yet.
-        stopped = asyncio.ensure_future(self.is_stopped.wait())
-        self.held += 1
-        try:
-            await asyncio.wait([stopped], timeout=wait_s)
-        finally:
-            self.held -= 1
-            stopped.cancel()
 
     def release_undelivered(self, group: str, receipts: Sequence[str]) -> None:
         self.undelivered_.append(list(receipts))
@@ -249,8 +227,5 @@ class FakeGroups:
     def topic_deleted(self, topic_id: int) -> None:
         """Do nothing: this class stores only the names of topics."""
 
-    def stats(self) -> GroupServiceStats:
-        return self.stats_
-
     async def stats_in_slices(self) -> GroupServiceStats:
-        return self.stats_
+        return GroupServiceStats()

@@ -193,14 +193,17 @@ async def running_group(
     data_dir: Path,
     bodies: Sequence[str] | str = (),
     *,
+    topics: Mapping[str, Subscription] | str = "t",
+    queues: int = 1,
     limits: GroupsConfig | None = None,
     hold: HoldServiceConfig | None = None,
     **settings: Any,
 ) -> AsyncIterator[GroupBroker]:
-    """Run a broker with the topic "t" of one queue, the group "g" on it, and these messages."""
+    """Run a broker with these topics, the group "g" on them, and these messages in "t"."""
     async with running(data_dir, limits=limits, hold=hold) as broker:
-        await broker.topic()
-        await broker.group(**settings)
+        for name in topics:
+            await broker.topic(name, queues)
+        await broker.group(topics=topics, **settings)
         if bodies:
             await broker.publish(bodies)
         yield broker

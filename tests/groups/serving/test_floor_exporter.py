@@ -4,14 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.groups.settings import Subscription
-from tests.support.group_broker import running
+from tests.support.group_broker import running_group
 
 
 async def test_a_topic_that_goes_while_another_is_stored_ends_no_mirroring(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        for name in ("t", "u"):
-            await broker.topic(name)
-        await broker.group(topics={"t": Subscription(), "u": Subscription()})
+    async with running_group(tmp_path, topics={"t": Subscription(), "u": Subscription()}) as broker:
         await broker.group("h", "t")
         await broker.publish("x", "t")
         for name in ("g", "h"):

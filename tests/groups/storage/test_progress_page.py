@@ -6,6 +6,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,21 @@ KEY, SECOND = (7, 3, 1), (7, 3, 2)
 END_MS = 1_700_000_030_000
 
 
+_begun: list[ProgressPage] = []
+
+
 def begun(path: Path, cursors: dict[CursorKey, Cursor] | None = None) -> ProgressPage:
-    page = ProgressPage(path, BOOT)
-    page.begin({} if cursors is None else cursors)
-    return page
+    """Begin a page. It is closed after the test."""
+    _begun.append(ProgressPage(path, BOOT))
+    _begun[-1].begin({} if cursors is None else cursors)
+    return _begun[-1]
+
+
+@pytest.fixture(autouse=True)
+def close_pages() -> Iterator[None]:
+    yield
+    while _begun:
+        _begun.pop().close()
 
 
 def killed(path: Path) -> Path:
@@ -89,7 +101,6 @@ def test_each_lease_outlives_a_kill_with_its_own_end(path: Path) -> None:  # R1
     assert noted(killed(path)) == expected(cursor)
     assert noted(killed(path), SECOND) == expected(other)
     assert found(killed(path))[KEY].next == 22
-    page.close()
 
 
 def test_an_extended_lease_has_its_last_end(path: Path) -> None:
@@ -101,7 +112,6 @@ def test_an_extended_lease_has_its_last_end(path: Path) -> None:
         cursor.extend(leased, end_ms)
         note(page, cursor)
         assert noted(killed(path)) == expected(cursor)
-    page.close()
 
 
 def test_what_a_message_is_is_noted_where_keys_or_times_matter(path: Path) -> None:
@@ -113,7 +123,6 @@ def test_what_a_message_is_is_noted_where_keys_or_times_matter(path: Path) -> No
     leases = found(killed(path))[KEY].leases
     assert [each.head for each in leases.values()] == heads
     assert {each.attempt_id for each in leases.values()} == {"once"}
-    page.close()
 
 
 def test_a_file_does_not_grow_with_what_has_ended(path: Path) -> None:
@@ -128,7 +137,6 @@ def test_a_file_does_not_grow_with_what_has_ended(path: Path) -> None:
         page.free(take_ended(cursor))
     assert path.stat().st_size == size
     assert found(killed(path))[KEY].next == 29_999
-    page.close()
 
 
 def test_the_room_of_a_lease_is_not_used_before_its_end_is_durable(path: Path) -> None:
@@ -145,7 +153,6 @@ def test_the_room_of_a_lease_is_not_used_before_its_end_is_durable(path: Path) -
         lease(cursor, offset)
         note(page, cursor)
     assert 5 in found(killed(path))[KEY].leases
-    page.close()
 
 
 def test_a_record_stays_until_all_ends_of_its_leases_are_durable(path: Path) -> None:
@@ -169,7 +176,6 @@ def test_a_record_stays_until_all_ends_of_its_leases_are_durable(path: Path) -> 
         lease(other, offset)
         note(page, other, SECOND)
     assert noted(killed(path)) == expected(cursor)
-    page.close()
 
 
 @pytest.mark.parametrize("is_ack_in_flight", [False, True])
@@ -206,7 +212,6 @@ def test_a_seek_that_is_not_durable_leaves_the_records_of_the_epoch_before(
         note(page, new_cursor(), (1, 1, number))
         note(page, new_cursor(5), (1, 2, number))
     assert list(ProgressPage(killed(path), BOOT).found[KEY]) == [cursor.epoch]
-    page.close()
 
 
 def test_how_far_deliveries_went_outlives_the_leases(path: Path) -> None:
@@ -220,7 +225,6 @@ def test_how_far_deliveries_went_outlives_the_leases(path: Path) -> None:
     cursor.finish(41, End.ACKED)
     page.free(cursor.leases.ended_grants)
     assert found(killed(path))[KEY].next == 42
-    page.close()
 
 
 _NOTER = """
@@ -266,10 +270,9 @@ def test_a_killed_process_leaves_what_it_had_noted(path: Path) -> None:
 
 def test_a_page_of_before_a_reboot_is_not_believed_but_told(path: Path) -> None:
     cursor = new_cursor(5)
-    page = begun(path, {KEY: cursor})
+    begun(path, {KEY: cursor})
     assert not ProgressPage(killed(path), OTHER_BOOT).is_trusted
     assert noted(killed(path)) == expected(cursor)
-    page.close()
 
 
 def test_one_closed_in_order_is_believed_after_a_reboot(path: Path) -> None:
@@ -320,7 +323,6 @@ def test_a_dropped_cursor_is_not_found_and_its_room_is_used_again(path: Path) ->
         page.write()
     assert path.stat().st_size == size
     assert found(killed(path)) == {}
-    page.close()
 
 
 @pytest.mark.parametrize("count", [1, 1022, 1023, 1024, 5000])
@@ -332,7 +334,6 @@ def test_it_grows_with_the_cursors(path: Path, count: int) -> None:
     assert path.stat().st_size == max(1 << 16, 1 << (64 * count + 63).bit_length())
     says = {key: (each.epoch, each.next) for key, each in found(killed(path)).items()}
     assert says == {key: (1, each.next) for key, each in cursors.items()}
-    page.close()
 
 
 def test_the_bytes_are_pinned(path: Path) -> None:
@@ -409,7 +410,6 @@ def test_on_a_full_disk_nothing_fails_and_nothing_is_believed_until_there_is_roo
     note(page, cursor)
     assert ProgressPage(killed(path), BOOT).is_trusted
     assert noted(killed(path)) == expected(cursor)
-    page.close()
 
 
 def test_a_page_that_cannot_grow_is_void_until_it_can(
@@ -424,39 +424,27 @@ def test_a_page_that_cannot_grow_is_void_until_it_can(
         assert not ProgressPage(killed(path), BOOT).is_trusted
     note(page, new_cursor(), (1, 1, 1024))
     assert len(found(killed(path))) == 1025
-    page.close()
 
 
-@pytest.mark.parametrize("size", [0, 64, 100, 4096])
-def test_a_page_that_somebody_cuts_while_it_is_used_is_made_anew(  # D5
-    path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("size", [None, 0, 64, 100, 4096])
+def test_a_page_that_is_cut_or_deleted_while_it_is_used_is_made_again(  # D5
+    path: Path, size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress_page, "RETRY_S", 0.0)
     cursor = new_cursor(*range(0, 400, 2))
     page = begun(path, {KEY: cursor})
-    os.truncate(path, size)
+    if size is None:
+        path.unlink()
+    else:
+        os.truncate(path, size)
     lease(cursor, 1001)
     note(page, cursor)
-    assert not ProgressPage(killed(path), BOOT).is_trusted
+    assert size is None or not ProgressPage(killed(path), BOOT).is_trusted
     page.write()
     assert ProgressPage(killed(path), BOOT).is_trusted
     assert noted(killed(path)) == expected(cursor)
     page.close()
     assert noted(path) == expected(cursor)
-
-
-def test_a_page_that_somebody_deletes_while_it_is_used_is_made_anew(  # D5
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress_page, "RETRY_S", 0.0)
-    cursor = new_cursor(5)
-    page = begun(path, {KEY: cursor})
-    path.unlink()
-    lease(cursor, 8)
-    note(page, cursor)
-    page.write()
-    assert noted(killed(path)) == expected(cursor)
-    page.close()
 
 
 def test_the_kernel_tells_one_boot_from_another() -> None:
