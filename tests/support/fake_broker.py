@@ -16,9 +16,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgpack
 
+from holdfast.client.read.message import LoneMessage, Message, MessageBatch
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
-from holdfast.commitlog.format.message_id import format_message_id
+from tests.support.batches import stamped
 from tests.support.plain_server import PlainHandler, served
 
 BATCH_TYPE = "application/vnd.holdfast.batch"
@@ -55,18 +56,16 @@ class FakeTopic:
     ) -> None:
         """Store one block."""
         held = self.queues[queue]
-        batch = Batch.decode(encode_batch(bodies, **columns))  # type: ignore[arg-type]
-        header = batch.header.stamp(
+        batch = stamped(
+            encode_batch(bodies, **columns),  # type: ignore[arg-type]
             physical_offset=0,
-            durable_offset=0,
             base_offset=held.max_offset,
             topic_id=self.topic_id,
             queue_id=queue,
             store_timestamp_us=store_timestamp_us,
-            tag_summary=batch.header.tag_summary,
         )
         with self.arrived:
-            held.blocks.append(Batch.decode(bytes(header.encode()) + bytes(batch.block[128:])))
+            held.blocks.append(batch)
             self.arrived.notify_all()
 
 
@@ -227,24 +226,25 @@ class FakeBroker:
             return _problem(400, "limit-exceeded")
         wanted = set(query["tag"].split(",")) if "tag" in query else None
         chosen: list[Batch] = []
-        rows: list[tuple[Batch, int]] = []
+        messages: list[Message] = []
         following = offset
         for block in held.blocks:
             base = block.header.base_offset
             if block.header.end_offset <= offset:
                 continue
-            if len(rows) >= count or (chosen and size <= 0):
+            if len(messages) >= count or (chosen and size <= 0):
                 break
             matching = [
                 row
                 for row in range(max(0, offset - base), len(block))
                 if wanted is None or block.tag(row) in wanted
-            ][: count - len(rows)]
+            ][: count - len(messages)]
             following = block.header.end_offset
             if matching:
                 following = base + matching[-1] + 1
                 chosen.append(block)
-                rows += [(block, row) for row in matching]
+                all_messages = list(MessageBatch(topic, block, 0, len(block)))
+                messages += [all_messages[row] for row in matching]
                 size -= block.header.body_bytes
         fields = {
             "Holdfast-Next-Offset": str(following),
@@ -255,9 +255,10 @@ class FakeBroker:
         if headers.get("Accept") == BATCH_TYPE:
             body = b"".join(block.block for block in chosen)
             return Answer(200, fields | {"Content-Type": BATCH_TYPE}, body)
-        messages = [_message(found, int(queue), block, row) for block, row in rows]
+        names = LoneMessage.__struct_fields__
+        rows = [{name: getattr(each, name) for name in names} for each in messages]
         fields["Content-Type"] = "application/msgpack"
-        return Answer(200, fields, msgpack.packb({"messages": messages, "next_offset": following}))
+        return Answer(200, fields, msgpack.packb({"messages": rows, "next_offset": following}))
 
     def poll(self, query: dict[str, str], *_: object, topic: str) -> Answer:
         """Hold the request until messages arrive or the wait ends. The reader ignores the reply's
@@ -309,22 +310,6 @@ _ROUTES: dict[tuple[str, str], Callable[..., Answer]] = {
     ("GET", _OFFSETS): FakeBroker.read_offsets,
     ("PUT", _OFFSETS): FakeBroker.store_offsets,
 }
-
-
-def _message(topic: FakeTopic, queue: int, block: Batch, row: int) -> dict[str, object]:
-    offset = block.header.base_offset + row
-    return {
-        "topic": topic.name,
-        "queue": queue,
-        "offset": offset,
-        "message_id": format_message_id(topic.topic_id, queue, offset),
-        "key": block.key(row),
-        "tag": block.tag(row),
-        "properties": block.properties(row),
-        "body": block.body(row),
-        "born_timestamp_ms": block.born_timestamp_us(row) // 1000,
-        "store_timestamp_ms": block.header.store_timestamp_us // 1000,
-    }
 
 
 def _pairs(text: str) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""A member of a group: against a scriptable fake group, and its parts alone."""
+"""A member of a group, against a scriptable fake group."""
 
 import asyncio
 import logging
@@ -317,8 +317,7 @@ async def test_a_lost_lease_is_logged_and_its_waiting_messages_are_dropped(
         await until(lambda: delivery.is_lost)
         assert await delivery.ack() in ("stale", "done")
         group.publish(1)
-        # A message whose handling had not started is not handled: it belongs to another member
-        # now.
+        # The waiting message is not handled: another member has it now.
         assert (await anext(consumer)).offset == 2
     assert "has ended while it was processed" in caplog.text
 
@@ -333,7 +332,7 @@ async def test_a_delivery_can_extend_its_lease() -> None:
 
 
 async def test_later_messages_of_a_nacked_key_are_not_processed() -> None:
-    # I11: the broker takes back the later leases of the key, too.
+    # I11: the broker also revokes the leases of the later messages of the key.
     async with fake_group(mode="keyed") as (group, client):
         group.publish(3, key="a")
         group.publish(1, key="b")

@@ -89,7 +89,7 @@ async def test_three_stuck_keys_of_many_stop_no_other_key() -> None:
 async def test_a_member_holds_one_message_of_a_queue_that_is_stuck_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # C1: other members may need the others
+    # C1: other members may need the other messages
     monkeypatch.setattr("holdfast.client.consume.prefetch.SLOW_S", 0.01)
     monkeypatch.setattr("holdfast.client.consume.prefetch.STUCK_S", 0.02)
     async with fake_group(20) as (group, client):
@@ -104,7 +104,7 @@ async def test_a_member_holds_one_message_of_a_queue_that_is_stuck_for_long(
 async def test_a_handler_that_returns_during_a_release_gets_the_next_message_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # C1: what was known of its queue before that is not held against it
+    # C1: what the member knew of the queue before the release is outdated
     monkeypatch.setattr("holdfast.client.consume.prefetch.SLOW_S", 0.01)
     monkeypatch.setattr("holdfast.client.consume.prefetch.STUCK_S", 0.02)
     async with fake_group(20) as (group, client):
@@ -178,7 +178,7 @@ async def test_a_consumer_without_concurrency_sets_no_limits(
 async def test_stopping_a_keyed_consumer_logs_no_lost_lease(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    # C7: the first release took back the later messages of its key, too
+    # C7: the first release also revoked the later messages of its key
     async with fake_group(mode="keyed") as (group, client):
         for number in range(24):
             group.publish(1, key=f"k{number % 3}")

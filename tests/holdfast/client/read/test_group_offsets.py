@@ -162,7 +162,7 @@ async def test_a_second_consumer_is_detected(client: AsyncClient, topic: str) ->
             await consumer.commit()
         with pytest.raises(OffsetsChanged):
             await anext(consumer)
-    # The rival owns the group: leaving did not overwrite its offsets.
+    # The second consumer owns the group: closing the first one did not overwrite the offsets.
     assert await offsets_of(client, topic) == {0: 4}
 
 
