@@ -1,1 +1,1 @@
-"""Limits of what one client may use: request rates, publish rates, turns for large replies."""
+"""Limits of what one client may use: request rates, publish rates, slots for large replies."""

@@ -355,7 +355,7 @@ class RequestReader:
         # `pause_reading`, and once for each such call during this loop.
         self._parser_pauses = min(self._parser_pauses, 1)
         fed_again = 0
-        content = self._newest_content()
+        content = EMPTY_PAYLOAD if is_new else self._newest_content()
         messages: list[_Message] = []
         while True:
             is_body_open = not content.is_eof()
@@ -368,7 +368,10 @@ class RequestReader:
             if found:
                 messages += found
                 content, is_body_open = messages[-1][1], True
-                if is_new and _is_all_of(data, content):
+                # The first empty line ends the head, or comes before it. In the second case the
+                # result may be wrong: it is then False, never True.
+                end = data.find(b"\r\n\r\n") + 4 + content.total_bytes
+                if is_new and end == len(data) and content.is_eof():
                     return messages, True, None
             self.discards_input = is_upgraded
             if is_body_open and content.is_eof():  # a request has ended
@@ -643,15 +646,6 @@ class RequestReader:
     def _stop_header_timeout(self) -> None:
         if self._owner is not None:
             self._connections.header_timeouts.remove(self._owner)
-
-
-def _is_all_of(data: bytes, content: Content) -> bool:
-    """Return whether `data`, which begins with a head, is exactly that head and its complete body.
-
-    The first empty line in `data` is the end of the head, or comes before the head. In the second
-    case the result may be wrong: it is then False, never True.
-    """
-    return content.is_eof() and data.find(b"\r\n\r\n") + 4 + content.total_bytes == len(data)
 
 
 def _is_more(data: bytes) -> bool:
