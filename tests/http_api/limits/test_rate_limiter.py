@@ -23,14 +23,19 @@ from tests.support.api_server import Answer, Api, running_api
 from tests.support.raw_http import RawConnection, raw_connection
 from tests.support.tokens import access_of, bearer, make_token
 
+TEN = Rates(10, 0)
+
+
+def refused_for(refusal: tuple[str, float] | None, name: str, seconds: float) -> None:
+    assert refusal is not None
+    assert refusal[0] == name
+    assert refusal[1] == pytest.approx(seconds)
+
 
 def test_requests_of_one_second_may_come_at_once() -> None:
     limit = RateLimit(10, 0)
     assert [limit.ask("one", 5.0) for _ in range(10)] == [None] * 10
-    refusal = limit.ask("one", 5.0)
-    assert refusal is not None
-    assert refusal[0] == "max_requests_per_s_per_client"
-    assert refusal[1] == pytest.approx(0.1)
+    refused_for(limit.ask("one", 5.0), "max_requests_per_s_per_client", 0.1)
     assert limit.ask("one", 5.09) is not None
     assert limit.ask("one", 5.101) is None
     assert limit.ask("one", 5.11) is not None
@@ -43,23 +48,40 @@ def test_each_client_has_its_own_tokens() -> None:
     assert limit.ask("another", 0.0) is None
 
 
-@pytest.mark.parametrize(("moved", "is_over"), [(999, False), (1000, False), (1001, True)])
-def test_bytes_may_leave_a_debt_that_the_next_request_waits_for(moved: int, is_over: bool) -> None:
+@pytest.mark.parametrize(("size", "is_over"), [(999, False), (1000, False), (1001, True)])
+def test_bytes_may_leave_a_debt_that_the_next_request_waits_for(size: int, is_over: bool) -> None:
     limit = RateLimit(0, 1000)
     assert limit.ask("one", 0.0) is None
-    limit.charge("one", moved, 0.0)
+    limit.charge("one", size, 0.0)
     assert (limit.ask("one", 0.0) is not None) is is_over
+
+
+@pytest.mark.parametrize(("messages", "is_refused"), [(9, False), (10, True), (11, True)])
+def test_the_messages_of_one_second_are_limited(messages: int, is_refused: bool) -> None:
+    rate = PublishRate()
+    assert rate.ask("a", TEN, 0.0) is None
+    rate.charge("a", TEN, messages, 1, 0.0)
+    assert (rate.ask("a", TEN, 0.0) is not None) is is_refused
 
 
 def test_a_debt_is_paid_off_at_the_rate() -> None:
     limit = RateLimit(0, 1000)
     limit.charge("one", 5000, 0.0)
-    refusal = limit.ask("one", 1.0)
-    assert refusal is not None
-    assert refusal[0] == "max_bytes_per_s_per_client"
-    assert refusal[1] == pytest.approx(3.0)
+    refused_for(limit.ask("one", 1.0), "max_bytes_per_s_per_client", 3.0)
     assert limit.ask("one", 3.99) is not None
     assert limit.ask("one", 4.01) is None
+    rate = PublishRate()
+    rate.charge("a", TEN, 30, 1, 0.0)
+    refused_for(rate.ask("a", TEN, 0.0), "publish_messages_per_s", 2.1)
+    refused_for(rate.ask("a", TEN, 2.0), "publish_messages_per_s", 0.1)
+    assert rate.ask("a", TEN, 2.1 + 1e-9) is None
+
+
+def test_published_bytes_are_limited_separately() -> None:
+    rate, rates = PublishRate(), Rates(0, 1000)
+    rate.charge("a", rates, 10**6, 1000, 0.0)
+    refused_for(rate.ask("a", rates, 0.0), "publish_bytes_per_s", 0.001)
+    assert rate.ask("a", rates, 0.002) is None
 
 
 def test_a_client_saves_at_most_the_tokens_of_one_second() -> None:
@@ -77,9 +99,12 @@ def test_without_limits_all_is_allowed() -> None:
 
 
 def test_a_clock_that_goes_back_adds_no_tokens() -> None:
-    limit = RateLimit(1, 0)
+    limit, rate = RateLimit(1, 0), PublishRate()
     assert limit.ask("one", 10.0) is None
     assert limit.ask("one", 9.0) is not None
+    rate.charge("a", TEN, 20, 1, 10.0)
+    assert rate.ask("a", TEN, 5.0) is not None
+    assert rate.ask("a", TEN, 5.5) is not None
 
 
 def test_clients_with_full_buckets_are_forgotten() -> None:
@@ -90,15 +115,21 @@ def test_clients_with_full_buckets_are_forgotten() -> None:
     for number in range(400):
         limit.ask("one", 100.0 + number)
     assert len(limit) == 1
+    rate = PublishRate()
+    rate.charge("a", TEN, 20, 1, 0.0)
+    assert rate.ask("b", TEN, 0.0) is None
+    assert rate.ask("a", TEN, 5.0) is None
+    assert len(rate) == 0
 
 
 @pytest.mark.parametrize("clients", [9, 10, 11, 1000])
 def test_the_number_of_remembered_clients_is_limited(clients: int) -> None:
-    limit = RateLimit(1, 1, max_clients=10)
+    limit, rate = RateLimit(1, 1, max_clients=10), PublishRate(max_clients=10)
     for number in range(clients):
         assert limit.ask(f"client-{number}", 0.0) is None
         limit.charge(f"client-{number}", 10**6, 0.0)
-    assert len(limit) == min(clients, 10)
+        rate.charge(f"client-{number}", TEN, 20, 1, 5.0)
+    assert len(limit) == len(rate) == min(clients, 10)
 
 
 @pytest.mark.parametrize(
@@ -267,56 +298,6 @@ async def test_a_wrong_token_is_charged_by_address_and_a_right_one_by_token() ->
             await one.send(each)
             found.append((await one.answer())[0])
         assert found == [401, 401, 429, 403, 404, 429, 429]
-
-
-TEN = Rates(10, 0)
-
-
-def refused_for(refusal: tuple[str, float] | None, name: str, seconds: float) -> None:
-    assert refusal is not None
-    assert refusal[0] == name
-    assert refusal[1] == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize(("messages", "is_refused"), [(9, False), (10, True), (11, True)])
-def test_the_messages_of_one_second_are_limited(messages: int, is_refused: bool) -> None:
-    rate = PublishRate()
-    assert rate.ask("a", TEN, 0.0) is None
-    rate.charge("a", TEN, messages, 1, 0.0)
-    assert (rate.ask("a", TEN, 0.0) is not None) is is_refused
-
-
-def test_a_publish_above_the_rate_is_paid_off_before_the_next() -> None:
-    rate = PublishRate()
-    rate.charge("a", TEN, 30, 1, 0.0)
-    refused_for(rate.ask("a", TEN, 0.0), "publish_messages_per_s", 2.1)
-    refused_for(rate.ask("a", TEN, 2.0), "publish_messages_per_s", 0.1)
-    assert rate.ask("a", TEN, 2.1 + 1e-9) is None
-
-
-def test_bytes_count_by_themselves() -> None:
-    rate, rates = PublishRate(), Rates(0, 1000)
-    rate.charge("a", rates, 10**6, 1000, 0.0)
-    refused_for(rate.ask("a", rates, 0.0), "publish_bytes_per_s", 0.001)
-    assert rate.ask("a", rates, 0.002) is None
-
-
-def test_publishers_are_counted_separately_and_forgotten() -> None:
-    rate = PublishRate(max_clients=2)
-    rate.charge("a", TEN, 20, 1, 0.0)
-    assert rate.ask("b", TEN, 0.0) is None
-    assert rate.ask("a", TEN, 5.0) is None
-    assert len(rate) == 0
-    for client in ("a", "b", "c"):
-        rate.charge(client, TEN, 20, 1, 5.0)
-    assert len(rate) == 2
-
-
-def test_a_clock_that_goes_back_adds_no_publish_tokens() -> None:
-    rate = PublishRate()
-    rate.charge("a", TEN, 20, 1, 10.0)
-    assert rate.ask("a", TEN, 5.0) is not None
-    assert rate.ask("a", TEN, 5.5) is not None
 
 
 # -- in a token's record -----------------------------------------------------------------------
