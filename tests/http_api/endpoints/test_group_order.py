@@ -36,7 +36,7 @@ def by_body(reply: Any) -> dict[str, Any]:
     return {each["body"]: each for each in reply["messages"]}
 
 
-async def test_the_highest_level_comes_first_in_order_inside_it(urgent: GroupApi) -> None:
+async def test_the_highest_level_is_delivered_first_and_in_order(urgent: GroupApi) -> None:
     # Q20, Q21
     await publish(urgent, "0a", "4a", "9a", "4b", "0b", "9b", "7a")
     expected = ["9a", "9b", "7a", "4a", "4b", "0a", "0b"]
@@ -44,35 +44,7 @@ async def test_the_highest_level_comes_first_in_order_inside_it(urgent: GroupApi
     assert bodies(await urgent.receive()) == expected[3:]
 
 
-async def test_a_late_high_message_overtakes_all_that_is_not_leased(urgent: GroupApi) -> None:
-    # Q23, Q25
-    await publish(urgent, "4a", "4b", "4c")
-    first = await urgent.receive(max_messages=1)
-    await publish(urgent, "9a")
-    assert bodies(first) == ["4a"]
-    assert bodies(await urgent.receive(max_messages=2)) == ["9a", "4b"]
-    assert await urgent.settle("ack", first) == ["done"]  # a leased message stays leased
-
-
-@pytest.mark.parametrize("how", ["release", "nack", "leave", "expiry"])
-async def test_what_comes_back_regains_its_own_levels_place(urgent: GroupApi, how: str) -> None:
-    # Q1, Q16, Q19
-    await publish(urgent, "4a", "4b", "9a", "0a")
-    reply = await urgent.receive("one", max_messages=3, lease_ms=5000)
-    assert bodies(reply) == ["9a", "4a", "4b"]
-    await publish(urgent, "9b", "4c")
-    if how == "leave":
-        await urgent.ask("POST", "/v1/groups/g/leave", {"member": "one"})
-    elif how == "expiry":
-        urgent.later(6.0)
-    else:
-        messages = by_body(reply)
-        for body in ("4b", "9a", "4a"):  # in any order
-            await urgent.settle(how, messages[body])
-    assert bodies(await urgent.receive("two")) == ["9a", "9b", "4a", "4b", "4c", "0a"]
-
-
-async def test_queues_of_one_level_take_turns_before_any_lower_one(api: GroupApi) -> None:
+async def test_queues_of_one_level_alternate_before_a_lower_level(api: GroupApi) -> None:
     await api.topic(queues=3, priority_levels=2)
     await api.group()
     for queue in (0, 2, 4):
@@ -96,7 +68,7 @@ async def test_a_key_keeps_its_order_inside_its_level(api: GroupApi) -> None:
     assert bodies(await api.receive("one")) == ["4b"]
 
 
-async def test_who_waits_is_given_the_highest_of_what_arrives(urgent: GroupApi) -> None:
+async def test_a_waiting_member_gets_the_highest_new_message(urgent: GroupApi) -> None:
     waiting = await urgent.wait_to_receive(max_messages=1)
     await publish(urgent, "0a", "9a", "4a")
     assert bodies(await waiting) == ["9a"]
@@ -123,7 +95,7 @@ async def mortal(api: GroupApi) -> GroupApi:
     return api
 
 
-async def test_what_is_too_old_is_not_delivered_and_is_counted(mortal: GroupApi) -> None:  # T32
+async def test_an_expired_message_is_not_delivered_and_is_counted(mortal: GroupApi) -> None:  # T32
     await mortal.publish("a", "b", ttl_ms=5000)
     await mortal.publish("c")
     await mortal.publish("d", ttl_ms=60_000)
@@ -134,7 +106,7 @@ async def test_what_is_too_old_is_not_delivered_and_is_counted(mortal: GroupApi)
     assert bodies(await mortal.receive()) == ["d"]
 
 
-async def test_up_to_its_time_a_message_is_delivered(mortal: GroupApi) -> None:
+async def test_a_message_is_delivered_until_it_expires(mortal: GroupApi) -> None:
     await mortal.publish("a", ttl_ms=60_000)
     mortal.later(50.0)
     reply = await mortal.receive()
@@ -146,7 +118,7 @@ async def test_up_to_its_time_a_message_is_delivered(mortal: GroupApi) -> None:
 
 
 @pytest.mark.parametrize("how", ["release", "nack", "leave", "expiry"])
-async def test_what_comes_back_too_old_goes_to_nobody(mortal: GroupApi, how: str) -> None:
+async def test_a_returned_expired_message_is_not_delivered(mortal: GroupApi, how: str) -> None:
     await mortal.publish("a", ttl_ms=5000)
     reply = await mortal.receive("one", lease_ms=10_000)
     mortal.later(6.0)
@@ -163,7 +135,7 @@ async def test_what_comes_back_too_old_goes_to_nobody(mortal: GroupApi, how: str
     assert bodies(await waiting) == ["b"]
 
 
-async def test_what_grows_too_old_while_it_is_delayed_wakes_nobody(mortal: GroupApi) -> None:
+async def test_a_message_that_expires_while_delayed_wakes_no_member(mortal: GroupApi) -> None:
     await mortal.publish("a", ttl_ms=5000)
     await mortal.settle("nack", await mortal.receive("one"), delay_ms=10_000)
     waiting = await mortal.wait_to_receive("two")
@@ -175,7 +147,7 @@ async def test_what_grows_too_old_while_it_is_delayed_wakes_nobody(mortal: Group
     assert bodies(await waiting) == ["b"]
 
 
-async def test_a_key_goes_on_behind_what_is_too_old(api: GroupApi) -> None:
+async def test_a_key_continues_after_an_expired_message(api: GroupApi) -> None:
     await api.topic()
     await api.group(mode="keyed", max_in_flight_per_key=1, backoff_ms=[])
     await api.publish("a", key="k", ttl_ms=5000)
@@ -189,7 +161,7 @@ async def test_a_key_goes_on_behind_what_is_too_old(api: GroupApi) -> None:
     assert bodies(await waiting) == ["b"]
 
 
-async def test_a_rejected_message_is_a_dead_letter_however_old(mortal: GroupApi) -> None:
+async def test_a_rejected_expired_message_is_a_dead_letter(mortal: GroupApi) -> None:
     await mortal.topic("dead")
     await mortal.group("watch", {"dead": {}})
     await mortal.group(dead_letter_topic="dead")
@@ -200,7 +172,7 @@ async def test_a_rejected_message_is_a_dead_letter_however_old(mortal: GroupApi)
     assert bodies(await mortal.receive(group="watch", wait_ms=10_000)) == ["a"]
 
 
-async def test_browsing_shows_nothing_that_is_too_old(mortal: GroupApi) -> None:
+async def test_browsing_shows_no_expired_message(mortal: GroupApi) -> None:
     await mortal.publish("a", ttl_ms=5000)
     await mortal.publish("b")
     assert bodies(await mortal.receive(browse=True)) == ["a", "b"]

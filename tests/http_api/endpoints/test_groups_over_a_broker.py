@@ -29,7 +29,7 @@ async def api(tmp_path: Path) -> AsyncIterator[GroupApi]:
 # -- receiving and acknowledging -----------------------------------------------------------
 
 
-async def test_what_is_received_and_acknowledged_is_not_received_again(api: GroupApi) -> None:
+async def test_acknowledged_messages_are_not_delivered_again(api: GroupApi) -> None:
     await api.publish("a", "b", "c", key="k", tag="t")
     reply = await api.receive(max_messages=2)
     assert (bodies(reply), reply["available"], reply["active"]) == (["a", "b"], 1, True)
@@ -56,27 +56,7 @@ async def test_what_is_received_and_acknowledged_is_not_received_again(api: Grou
         assert await api.metric(f"holdfast_{name}") == value, name
 
 
-async def test_acknowledgements_in_any_order_leave_no_gap(api: GroupApi) -> None:
-    await api.publish(*map(str, range(10)))
-    messages = (await api.receive())["messages"]
-    for index in (9, 3, 0, 7):
-        assert await api.settle("ack", messages[index]) == ["done"]
-    assert (await api.queue())["floor"] == 1
-    left = [messages[index] for index in (1, 2, 4, 5, 6, 8)]
-    assert await api.settle("ack", *left) == ["done"] * 6
-    assert (await api.queue())["floor"] == 10
-
-
-async def test_a_receipt_used_again_answers_done_and_changes_nothing(api: GroupApi) -> None:
-    await api.publish("a")
-    reply = await api.receive()
-    for _ in range(3):
-        assert await api.settle("ack", reply) == ["done"]
-    assert await api.settle("nack", reply) == ["stale"]
-    assert bodies(await api.receive()) == []
-
-
-async def test_one_request_with_a_receipt_twice(api: GroupApi) -> None:
+async def test_a_request_may_repeat_a_receipt(api: GroupApi) -> None:
     await api.publish("a")
     (message,) = (await api.receive())["messages"]
     assert await api.settle("ack", message, message) == ["done", "done"]
@@ -88,7 +68,7 @@ def forged(receipt: str, at: int) -> str:
     return urlsafe_b64encode(bytes(data)).rstrip(b"=").decode()
 
 
-async def test_what_is_no_receipt_of_the_group_is_invalid(api: GroupApi) -> None:
+async def test_other_texts_and_receipts_are_invalid(api: GroupApi) -> None:
     await api.topic("other")
     await api.group("h", {"other": {}})
     await api.publish("a")
@@ -114,7 +94,7 @@ async def test_what_is_no_receipt_of_the_group_is_invalid(api: GroupApi) -> None
     assert (await api.queue(group="h"))["in_flight"] == 1
 
 
-async def test_a_cumulative_acknowledgement_takes_the_members_own_below_it(api: GroupApi) -> None:
+async def test_a_cumulative_ack_settles_earlier_messages_of_the_member(api: GroupApi) -> None:
     await api.publish(*map(str, range(6)))
     first = (await api.receive("a", max_messages=2))["messages"]
     second = (await api.receive("b", max_messages=2))["messages"]
@@ -130,7 +110,7 @@ async def test_a_cumulative_acknowledgement_takes_the_members_own_below_it(api: 
 # -- giving back ---------------------------------------------------------------------------
 
 
-async def test_what_failed_comes_again_in_its_place_and_is_counted(api: GroupApi) -> None:
+async def test_failed_messages_are_redelivered_in_order_and_counted(api: GroupApi) -> None:
     await api.publish("a", "b", "c")
     messages = (await api.receive(max_messages=2))["messages"]
     assert await api.settle("nack", messages[1], delay_ms=0) == ["done"]
@@ -142,7 +122,7 @@ async def test_what_failed_comes_again_in_its_place_and_is_counted(api: GroupApi
     assert await api.settle("ack", messages[0]) == ["stale"]
 
 
-async def test_what_failed_is_kept_back_for_as_long_as_was_said(api: GroupApi) -> None:
+async def test_a_failed_message_is_delayed(api: GroupApi) -> None:
     await api.publish("a", "b")
     first, second = (await api.receive())["messages"]
     await api.settle("nack", second, delay_ms=60_000)
@@ -156,17 +136,7 @@ async def test_what_failed_is_kept_back_for_as_long_as_was_said(api: GroupApi) -
     assert (await api.queue())["delayed"] == 1
 
 
-async def test_a_release_is_no_failure(api: GroupApi) -> None:
-    await api.publish("a")
-    await api.group(max_attempts=2)
-    for attempt in range(1, 21):
-        reply = await api.receive()
-        assert reply["messages"][0]["attempt"] == attempt
-        assert await api.settle("release", reply) == ["done"]
-    assert (await api.queue())["dead"] == 0
-
-
-async def test_a_lease_is_extended_and_ends(api: GroupApi) -> None:
+async def test_leases_are_extended_and_expire(api: GroupApi) -> None:
     await api.publish("a", "b")
     first, second = (await api.receive(lease_ms=20_000))["messages"]
     assert await api.settle("extend", first, lease_ms=60_000) == ["done"]
@@ -180,35 +150,10 @@ async def test_a_lease_is_extended_and_ends(api: GroupApi) -> None:
     assert await api.metric("holdfast_group_expired_leases_total") == 1
 
 
-async def test_what_is_acknowledged_late_counts_while_nobody_has_it(api: GroupApi) -> None:
-    await api.publish("a")
-    reply = await api.receive(lease_ms=1000)
-    while (await api.queue())["in_flight"]:
-        await asyncio.sleep(0.01)
-    assert await api.settle("ack", reply) == ["done"]
-    assert bodies(await api.receive()) == []
-
-
-# -- dead letters --------------------------------------------------------------------------
-
-
 # -- other ways to receive -----------------------------------------------------------------
 
 
-async def test_an_attempt_that_is_repeated_gets_the_same_leases(api: GroupApi) -> None:
-    await api.publish(*map(str, range(6)))
-    lost = await api.receive(max_messages=3, attempt_id="try-1")
-    again = await api.receive(max_messages=3, attempt_id="try-1")
-    assert bodies(again) == bodies(lost) == ["0", "1", "2"]
-    assert (await api.queue())["in_flight"] == 3
-    other = await api.receive("other", max_messages=1, attempt_id="try-1")
-    assert bodies(other) == ["3"]
-    assert bodies(await api.receive(attempt_id="try-2")) == ["4", "5"]
-    assert await api.settle("ack", lost) == ["done"] * 3
-    assert await api.settle("ack", again) == ["done"] * 3
-
-
-async def test_what_is_received_settled_needs_no_receipt(api: GroupApi) -> None:
+async def test_messages_that_are_received_settled_have_no_receipt(api: GroupApi) -> None:
     await api.publish("a", "b")
     reply = await api.receive(settled=True, max_messages=1)
     assert [each["receipt"] for each in reply["messages"]] == [None]
@@ -217,7 +162,7 @@ async def test_what_is_received_settled_needs_no_receipt(api: GroupApi) -> None:
     assert bodies(await api.receive()) == ["b"]
 
 
-async def test_browsing_takes_nothing_and_goes_on(api: GroupApi) -> None:
+async def test_browsing_leases_nothing_and_continues(api: GroupApi) -> None:
     await api.publish("a", "b", "c")
     leased = await api.receive("m", max_messages=1)
     seen = await api.receive("looker", browse=True, max_messages=1)
@@ -231,33 +176,13 @@ async def test_browsing_takes_nothing_and_goes_on(api: GroupApi) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 3, 500])
-async def test_who_asks_for_none_is_told_exactly_how_many_there_are(
+async def test_a_request_for_no_messages_gets_their_exact_number(
     api: GroupApi, count: int
 ) -> None:  # A36
     if count:
         await api.publish(*map(str, range(count)))
     reply = await api.receive(max_messages=0, wait_ms=60_000)
     assert (bodies(reply), reply["available"]) == ([], count)
-
-
-async def test_what_is_in_flight_has_a_limit_of_the_group_and_one_of_the_member(
-    api: GroupApi,
-) -> None:
-    await api.group(max_in_flight=3, max_in_flight_per_member=2)
-    await api.publish(*map(str, range(10)))
-    first = await api.receive("a")
-    assert bodies(first) == ["0", "1"]
-    assert bodies(await api.receive("a")) == []
-    assert bodies(await api.receive("b")) == ["2"]
-    waiting = await api.wait_to_receive("a")
-    await api.settle("ack", first)
-    assert bodies(await waiting) == ["3", "4"]
-
-
-async def test_bytes_are_bounded_and_one_message_comes_in_any_case(api: GroupApi) -> None:
-    await api.publish("x" * 600, "y" * 600, "z" * 600)
-    assert len((await api.receive(max_bytes=10))["messages"]) == 1
-    assert len((await api.receive(max_bytes=1500))["messages"]) == 2
 
 
 async def test_filters_of_the_group_and_of_a_member(api: GroupApi) -> None:
@@ -275,7 +200,7 @@ async def test_filters_of_the_group_and_of_a_member(api: GroupApi) -> None:
     assert await api.refused("POST", "/v1/groups/g/receive", body) == (400, "invalid-filter")
 
 
-async def test_topics_share_by_weight_and_a_member_may_ask_for_some(api: GroupApi) -> None:
+async def test_topics_share_by_weight_and_a_member_may_select_topics(api: GroupApi) -> None:
     await api.topic("low")
     await api.topic("high")
     await api.group("w", {"low": {"weight": 1}, "high": {"weight": 3}})
@@ -291,7 +216,7 @@ async def test_topics_share_by_weight_and_a_member_may_ask_for_some(api: GroupAp
 # -- waiting -------------------------------------------------------------------------------
 
 
-async def test_an_arrival_wakes_one_who_waits(api: GroupApi) -> None:
+async def test_an_arrival_wakes_one_waiting_member(api: GroupApi) -> None:
     waiting = [api.waiting(name) for name in ("a", "b", "c")]
     await api.held(3)
     await api.publish("x")
@@ -306,7 +231,7 @@ async def test_an_arrival_wakes_one_who_waits(api: GroupApi) -> None:
 
 
 @pytest.mark.parametrize("how", ["release", "nack", "leave", "expiry"])
-async def test_what_comes_back_wakes_one_who_waits(api: GroupApi, how: str) -> None:
+async def test_a_returned_message_wakes_a_waiting_member(api: GroupApi, how: str) -> None:
     await api.publish("x")
     reply = await api.receive("a", lease_ms=20_000)
     waiting = await api.wait_to_receive("b")
@@ -320,7 +245,7 @@ async def test_what_comes_back_wakes_one_who_waits(api: GroupApi, how: str) -> N
     assert await api.metric("holdfast_scan_rescues_total") == 0
 
 
-async def test_waiting_ends_in_time_with_nothing(api: GroupApi) -> None:
+async def test_a_wait_without_messages_ends_in_time(api: GroupApi) -> None:
     began = time.monotonic()
     assert (await api.receive(wait_ms=200)) == {"messages": [], "available": 0, "active": True}
     assert time.monotonic() - began >= 0.19
@@ -336,7 +261,7 @@ def request(body: bytes) -> bytes:
     return head.encode() + body
 
 
-async def test_a_client_that_goes_away_gives_up_its_place(api: GroupApi) -> None:
+async def test_a_disconnected_client_stops_waiting(api: GroupApi) -> None:
     port = int(api.broker.url.rpartition(":")[2])
     async with raw_connection(port) as one:
         await one.send(request(b'{"member":"gone","wait_ms":60000}'))
@@ -362,7 +287,7 @@ async def is_dead(api: GroupApi, count: int) -> bool:
     return bool((await api.queue())["dead"] == count)
 
 
-async def test_nothing_is_leased_to_who_went_away(api: GroupApi) -> None:
+async def test_nothing_is_leased_to_a_disconnected_client(api: GroupApi) -> None:
     # L17, T24
     (client,) = await gone(api)
     client.close()
@@ -375,7 +300,7 @@ async def test_nothing_is_leased_to_who_went_away(api: GroupApi) -> None:
     assert await api.metric("holdfast_group_undelivered_total") == 0
 
 
-async def test_who_goes_between_lease_and_reply_has_leased_nothing(
+async def test_a_disconnect_between_lease_and_reply_returns_the_lease(
     api: GroupApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # L17, T24
@@ -405,7 +330,7 @@ async def test_who_goes_between_lease_and_reply_has_leased_nothing(
     await until(lambda: is_dead(api, 1))
 
 
-async def test_a_hundred_who_go_in_the_moment_of_an_arrival_hold_up_nothing(
+async def test_a_hundred_disconnects_during_an_arrival_delay_nothing(
     api: GroupApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # L17
@@ -430,7 +355,7 @@ async def is_unsent(api: GroupApi) -> bool:
     return await api.metric("holdfast_http_unsent_bytes") > 0
 
 
-async def test_a_reply_that_its_client_does_not_take_gives_its_leases_back(tmp_path: Path) -> None:
+async def test_an_undelivered_reply_gives_its_leases_back(tmp_path: Path) -> None:
     # L17
     """The reply is larger than the system's buffer, and its client disconnects."""
     flags = {"http_api.send_buffer_bytes": "32KiB"}
@@ -451,7 +376,7 @@ async def test_a_reply_that_its_client_does_not_take_gives_its_leases_back(tmp_p
         assert await api.metric("holdfast_group_undelivered_total") == 1
 
 
-async def test_a_stop_answers_those_who_wait(tmp_path: Path) -> None:
+async def test_a_stop_answers_waiting_members(tmp_path: Path) -> None:
     async with serving_groups(tmp_path / "data") as api:
         await api.topic()
         await api.group()
@@ -476,7 +401,7 @@ async def test_a_stop_answers_those_who_wait(tmp_path: Path) -> None:
 # -- modes ---------------------------------------------------------------------------------
 
 
-async def test_an_exclusive_group_is_one_members_until_it_leaves(api: GroupApi) -> None:
+async def test_an_exclusive_group_has_one_member_until_it_leaves(api: GroupApi) -> None:
     await api.group("x", mode="exclusive")
     await api.publish("a")
     reply = await api.receive("first", group="x")
@@ -520,7 +445,7 @@ async def test_a_keyed_group_gives_a_key_to_one_member_in_order(api: GroupApi) -
     assert await api.refused("POST", "/v1/groups/k/receive", body) == (400, "filter-not-allowed")
 
 
-async def test_the_mode_of_a_busy_group_stays(api: GroupApi) -> None:
+async def test_the_mode_of_a_busy_group_cannot_change(api: GroupApi) -> None:
     await api.publish("a")
     reply = await api.receive()
     assert await api.refused("PUT", "/v1/groups/g", {"mode": "keyed"}) == (409, "group-busy")
@@ -531,7 +456,7 @@ async def test_the_mode_of_a_busy_group_stays(api: GroupApi) -> None:
 # -- moving, describing, deleting ----------------------------------------------------------
 
 
-async def test_a_group_starts_again_elsewhere_and_old_receipts_are_stale(api: GroupApi) -> None:
+async def test_a_seek_makes_old_receipts_stale(api: GroupApi) -> None:
     await api.publish("a", "b", "c")
     reply = await api.receive()
     await api.settle("ack", reply["messages"][0])
@@ -544,7 +469,7 @@ async def test_a_group_starts_again_elsewhere_and_old_receipts_are_stale(api: Gr
         assert bodies(await api.receive()) == left
 
 
-async def test_a_seek_wakes_one_who_waits(api: GroupApi) -> None:
+async def test_a_seek_wakes_a_waiting_member(api: GroupApi) -> None:
     await api.publish("a")
     await api.settle("ack", await api.receive())
     waiting = await api.wait_to_receive()
@@ -552,7 +477,7 @@ async def test_a_seek_wakes_one_who_waits(api: GroupApi) -> None:
     assert bodies(await waiting) == ["a"]
 
 
-async def test_its_stored_offsets_are_its_floors(api: GroupApi) -> None:
+async def test_the_stored_offsets_of_a_group_are_its_floors(api: GroupApi) -> None:
     path = "/v1/groups/g/topics/orders/offsets"
     await api.publish("a", "b", "c")
     await api.settle("ack", (await api.receive(max_messages=2)))
@@ -567,7 +492,7 @@ async def test_its_stored_offsets_are_its_floors(api: GroupApi) -> None:
     assert bodies(await api.receive()) == ["a", "b", "c"]
 
 
-async def test_a_group_goes_on_from_the_offsets_that_it_stored(api: GroupApi) -> None:
+async def test_a_group_continues_from_its_stored_offsets(api: GroupApi) -> None:
     await api.publish("a", "b", "c")
     await api.ask("PUT", "/v1/groups/p/topics/orders/offsets", {"offsets": {"0": 2}})
     body = {"member": "m"}
@@ -581,7 +506,7 @@ async def test_a_group_goes_on_from_the_offsets_that_it_stored(api: GroupApi) ->
     ]
 
 
-async def test_where_a_group_starts(api: GroupApi) -> None:
+async def test_a_group_starts_at_the_given_end(api: GroupApi) -> None:
     await api.publish("a")
     await api.group("late", start="latest")
     await api.publish("b")
@@ -589,7 +514,7 @@ async def test_where_a_group_starts(api: GroupApi) -> None:
     assert bodies(await api.receive()) == ["a", "b"]
 
 
-async def test_a_group_that_is_deleted_is_gone_and_those_who_wait_are_told(api: GroupApi) -> None:
+async def test_deleting_a_group_answers_waiting_members(api: GroupApi) -> None:
     await api.publish("a")
     reply = await api.receive()
     body = {"member": "m", "wait_ms": 60_000}
@@ -604,7 +529,7 @@ async def test_a_group_that_is_deleted_is_gone_and_those_who_wait_are_told(api: 
     assert bodies(await api.receive()) == ["a"]
 
 
-async def test_a_group_over_many_queues_is_described_one_by_one(api: GroupApi) -> None:
+async def test_a_description_has_every_queue(api: GroupApi) -> None:
     await api.topic("wide", queues=3)
     await api.group("d", {"wide": {"weight": 7}, "orders": {}})
     for queue in range(3):
@@ -642,9 +567,7 @@ def damage(data_dir: Path, body: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["competing", "keyed"])
-async def test_a_group_goes_on_behind_what_is_damaged_and_counts_it(
-    tmp_path: Path, mode: str
-) -> None:
+async def test_a_group_skips_damaged_messages_and_counts_them(tmp_path: Path, mode: str) -> None:
     async with serving_groups(tmp_path / "data") as api:
         await api.topic()
         await api.group(mode=mode)
@@ -669,7 +592,7 @@ async def test_a_group_goes_on_behind_what_is_damaged_and_counts_it(
 
 
 @pytest.mark.parametrize("filter", [None, "wanted"])
-async def test_what_is_damaged_while_it_is_leased_is_lost_once_it_comes_back(
+async def test_a_message_damaged_while_leased_is_lost_when_it_returns(
     tmp_path: Path, filter: str | None
 ) -> None:
     """This also holds for a member with a filter, which cannot be evaluated for it any more."""
@@ -690,7 +613,7 @@ async def test_what_is_damaged_while_it_is_leased_is_lost_once_it_comes_back(
         assert (queue["floor"], queue["lost"]) == (2, 1)
 
 
-async def test_a_receive_may_want_few_of_a_queue_or_of_a_key(api: GroupApi) -> None:
+async def test_a_receive_may_limit_queues_and_keys(api: GroupApi) -> None:
     # C1: a member that is slow with one queue or key receives messages of the others
     await api.topic("many", queues=2)
     await api.group("k", {"many": {}}, mode="keyed")
@@ -722,7 +645,7 @@ async def test_a_receive_may_want_few_of_a_queue_or_of_a_key(api: GroupApi) -> N
         ({"topic": "orders", "queue": 1}, "unknown-queue"),
     ],
 )
-async def test_a_limit_is_of_what_the_group_has(
+async def test_a_limit_names_a_queue_of_the_group(
     api: GroupApi, limit: dict[str, Any], problem: str
 ) -> None:
     body = {"member": "m", "limits": [{**limit, "max_messages": 1}]}

@@ -33,7 +33,7 @@ def stored(api: Api) -> list[Batch]:
 # -- topics --------------------------------------------------------------------------------
 
 
-async def test_a_level_is_a_queue_of_its_own(urgent: Api) -> None:
+async def test_each_level_has_its_own_queue(urgent: Api) -> None:
     described = (await urgent.get(TOPIC)).json()
     assert described["queue_count"] == 6
     assert [each["queue"] for each in described["queues"]] == list(range(6))
@@ -51,7 +51,7 @@ async def test_put_compares_the_levels_and_the_queues_of_each(urgent: Api) -> No
         assert answer.json()["existing"] == existing
 
 
-async def test_queues_are_added_to_every_level_and_levels_never(urgent: Api) -> None:
+async def test_queues_are_added_to_every_level(urgent: Api) -> None:
     answer = await urgent.send_json("PATCH", TOPIC, {"queues": 3, "priority_levels": 3})
     assert (answer.status, answer.json()["queue_count"]) == (200, 9)
     for body in ({"priority_levels": 2}, {"queues": 2}):
@@ -88,7 +88,7 @@ async def test_a_message_goes_to_the_level_of_its_priority(urgent: Api) -> None:
         assert queues(await urgent.ask("POST", MESSAGES + query, b"raw")) == [index * 3 + level]
 
 
-async def test_messages_without_a_key_take_turns_within_their_level(urgent: Api) -> None:
+async def test_messages_without_key_alternate_within_their_level(urgent: Api) -> None:
     found = [queues(await urgent.publish("urgent", {"body": "x", "priority": 9})) for _ in range(4)]
     assert sorted(found) == [[2], [2], [5], [5]]
     assert found[0] != found[1]
@@ -110,7 +110,7 @@ async def test_a_retry_goes_to_the_same_queue_of_its_level(urgent: Api) -> None:
         assert queues(answer) == [(7 + sequence) % 2 * 3 + 2]
 
 
-async def test_a_queue_that_is_named_has_its_level(urgent: Api) -> None:
+async def test_a_named_queue_determines_the_level(urgent: Api) -> None:
     answer = await urgent.publish(
         "urgent", {"body": "x", "queue": 4}, {"body": "x", "queue": 5, "priority": 6}
     )
@@ -124,7 +124,7 @@ async def test_a_queue_that_is_named_has_its_level(urgent: Api) -> None:
     assert (answer.status, answer.problem) == (404, "unknown-queue")
 
 
-async def test_a_topic_without_levels_takes_every_priority(api: Api) -> None:
+async def test_a_topic_without_levels_accepts_every_priority(api: Api) -> None:
     for priority in (None, 0, 9):
         message = {"body": "x", "queue": 1, "priority": priority}
         assert queues(await api.publish("orders", message)) == [1]
@@ -155,7 +155,7 @@ async def test_a_batch_for_any_queue_has_the_default_priority(urgent: Api) -> No
 # -- expiry --------------------------------------------------------------------------------
 
 
-async def test_every_way_of_publishing_says_when_a_message_expires(urgent: Api) -> None:  # T32
+async def test_every_format_sets_the_expiry_time(urgent: Api) -> None:  # T32
     await urgent.publish("urgent", {"body": "x", "ttl_ms": 1500}, {"body": "x"})
     packed = {"messages": [{"body": b"x", "ttl_ms": 1500}]}
     await urgent.ask("POST", MESSAGES, msgpack.packb(packed), Content_Type="application/msgpack")
@@ -181,7 +181,7 @@ async def test_a_time_to_live_has_bounds(urgent: Api, ttl_ms: int, status: int) 
 
 
 @pytest.mark.parametrize("query", ["priority=9", "ttl_ms=5"])
-async def test_what_is_a_raw_messages_goes_with_no_other(urgent: Api, query: str) -> None:
+async def test_raw_parameters_are_refused_for_other_formats(urgent: Api, query: str) -> None:
     answer = await urgent.publish("urgent", {"body": "x"}, query=f"?{query}")
     assert (answer.status, answer.problem) == (400, "invalid-parameter")
     raw = encode_batch([b"x"])

@@ -73,7 +73,7 @@ async def stored(api: Api, topic: str, queue: int, *bodies: str) -> Batch:
 # -- settings ------------------------------------------------------------------------------
 
 
-async def test_a_group_is_created_with_defaults(api: Api) -> None:
+async def test_a_new_group_has_the_defaults(api: Api) -> None:
     answer = await api.send_json("PUT", G, {"topics": {"orders": {}}})
     assert answer.status == 201
     assert answer.json()["config"] == {
@@ -111,13 +111,13 @@ EVERYTHING = {
 
 
 @pytest.mark.parametrize("media", ["application/json", "application/msgpack"])
-async def test_every_setting_is_taken_and_told(api: Api, media: str) -> None:
+async def test_every_setting_is_stored_and_returned(api: Api, media: str) -> None:
     encode = msgpack.packb if "msgpack" in media else msgspec.json.encode
     answer = await api.ask("PUT", G, encode(EVERYTHING), Content_Type=media)
     assert (answer.status, answer.json()["config"]) == (201, EVERYTHING)
 
 
-async def test_what_a_change_does_not_give_stays(api: Api) -> None:
+async def test_a_change_keeps_settings_that_are_not_given(api: Api) -> None:
     await api.send_json("PUT", G, EVERYTHING)
     answer = await api.send_json("PUT", G, {"max_in_flight": 99, "fairness": {"cost": "bytes"}})
     assert answer.status == 200
@@ -125,7 +125,7 @@ async def test_what_a_change_does_not_give_stays(api: Api) -> None:
     assert answer.json()["config"] == {**EVERYTHING, "max_in_flight": 99, "fairness": fairness}
 
 
-async def test_no_dead_letter_topic_is_said_with_null(api: Api) -> None:
+async def test_null_removes_the_dead_letter_topic(api: Api) -> None:
     await api.send_json("PUT", G, EVERYTHING)
     answer = await api.send_json("PUT", G, {"dead_letter_topic": None})
     assert answer.json()["config"]["dead_letter_topic"] is None
@@ -140,7 +140,7 @@ async def test_no_dead_letter_topic_is_said_with_null(api: Api) -> None:
         (StateUnavailable("EIO"), 503, "storage-unavailable"),
     ],
 )
-async def test_a_change_that_cannot_be_is_told(
+async def test_an_impossible_change_is_a_problem(
     group: Api, error: Exception, status: int, problem: str
 ) -> None:
     group.groups.error = error
@@ -148,7 +148,7 @@ async def test_a_change_that_cannot_be_is_told(
     assert (answer.status, answer.problem) == (status, problem)
 
 
-async def test_a_group_that_only_stores_offsets_is_deleted_too(api: Api) -> None:
+async def test_a_group_without_leases_can_be_deleted(api: Api) -> None:
     await stored(api, "orders", 0, "a")
     path = "/v1/groups/plain/topics/orders/offsets"
     await api.send_json("PUT", path, {"offsets": {"0": 1}})
@@ -160,7 +160,7 @@ async def test_a_group_that_only_stores_offsets_is_deleted_too(api: Api) -> None
 # -- receiving -----------------------------------------------------------------------------
 
 
-async def test_messages_come_in_the_order_chosen_with_what_settles_them(group: Api) -> None:
+async def test_messages_have_the_selected_order_and_their_receipts(group: Api) -> None:
     orders = await stored(group, "orders", 1, "a", "b", "c")
     refunds = await stored(group, "refunds", 0, "x", "y")
     of_orders = deliveries_of(group.store.table.get("orders"), orders, [0, 1, 2])
@@ -181,7 +181,7 @@ async def test_messages_come_in_the_order_chosen_with_what_settles_them(group: A
     assert set(first) - set(pulled) == {"receipt", "attempt", "redelivered"}
 
 
-async def test_the_same_comes_in_every_format(group: Api) -> None:
+async def test_every_format_has_the_same_messages(group: Api) -> None:
     batch = await stored(group, "orders", 0, "a", "b")
     chosen = deliveries_of(group.store.table.get("orders"), batch, [0, 1])
     replies = []
@@ -200,7 +200,7 @@ async def test_the_same_comes_in_every_format(group: Api) -> None:
     assert unpacked["messages"] == [{**each, "body": each["body"].encode()} for each in messages]
 
 
-async def test_a_body_that_is_no_text_is_base64_and_keeps_its_lease(group: Api) -> None:
+async def test_a_binary_body_is_base64_and_has_its_lease(group: Api) -> None:
     await group.ask("POST", "/v1/topics/orders/messages?queue=0", b"\xff\x00")
     topic = group.store.table.get("orders")
     fetched = await group.store.reading.read(topic, 0, 0, max_messages=1, max_bytes=9)
@@ -211,7 +211,7 @@ async def test_a_body_that_is_no_text_is_base64_and_keeps_its_lease(group: Api) 
     assert "body" not in message
 
 
-async def test_a_long_answer_is_made_in_portions_and_complete(group: Api) -> None:
+async def test_a_long_reply_in_portions_is_complete(group: Api) -> None:
     count = 1203
     batch = await stored(group, "orders", 0, *map(str, range(count)))
     topic = group.store.table.get("orders")
@@ -223,7 +223,7 @@ async def test_a_long_answer_is_made_in_portions_and_complete(group: Api) -> Non
     assert [each["receipt"] for each in reply.json()["messages"]] == [f"orders-{r}" for r in rows]
 
 
-async def test_many_small_batches_are_made_into_messages_some_a_turn_of_the_loop(
+async def test_many_small_batches_take_several_loop_iterations(
     group: Api,
 ) -> None:
     batches = [await stored(group, "orders", 0, str(number)) for number in range(250)]
@@ -237,7 +237,7 @@ async def test_many_small_batches_are_made_into_messages_some_a_turn_of_the_loop
     assert made.most <= YIELD_EVERY_MESSAGES // BATCH_MESSAGES
 
 
-async def test_a_large_message_takes_a_turn_of_the_large_replies(group: Api) -> None:
+async def test_a_large_message_waits_for_a_slot(group: Api) -> None:
     """JSON encodes each of its bytes as six, which takes too long in one loop iteration."""
     body = "\x00" * (MAX_BYTES_WITHOUT_SLOT // JSON_GROWTH + 1)
     await stored(group, "orders", 0, "before")
@@ -269,7 +269,7 @@ async def test_a_large_message_takes_a_turn_of_the_large_replies(group: Api) -> 
         assert turns._value == count
 
 
-async def test_who_is_not_served_is_told_and_who_becomes_active_gets_a_notice(group: Api) -> None:
+async def test_an_inactive_member_and_the_next_active_one_are_informed(group: Api) -> None:
     group.groups.answers += [Received([], active=False), Received([], available=3, notice=True)]
     waiting = await post(group, "receive", {"member": "b"})
     assert waiting.json() == {"messages": [], "available": 0, "active": False}
@@ -278,7 +278,7 @@ async def test_who_is_not_served_is_told_and_who_becomes_active_gets_a_notice(gr
     assert noticed == {"messages": [], "available": 3, "active": True, "notice": True}
 
 
-async def test_what_is_not_said_has_its_default(group: Api) -> None:
+async def test_omitted_fields_have_defaults(group: Api) -> None:
     await post(group, "receive", {})
     (ask,) = group.groups.asks
     assert (ask.member, ask.max_messages, ask.max_bytes) == ("anonymous", 32, 1 << 20)
@@ -295,7 +295,7 @@ async def test_what_is_not_said_has_its_default(group: Api) -> None:
         (HoldLimitExceeded("max_held_per_client", 5), 429, "too-many-held"),
     ],
 )
-async def test_a_refusal_of_the_group_is_told(
+async def test_an_error_of_the_group_is_a_problem(
     group: Api, error: Exception, status: int, problem: str
 ) -> None:
     group.groups.answers.append(error)
@@ -306,7 +306,7 @@ async def test_a_refusal_of_the_group_is_told(
 # -- an undelivered reply ------------------------------------------------------------------
 
 
-async def test_a_receive_waits_from_the_end_of_its_body_on(group: Api) -> None:
+async def test_the_waiting_time_starts_at_the_end_of_the_body(group: Api) -> None:
     clock = LoopClock()  # the time that counts the wait is not this clock's
     body = msgspec.json.encode({"member": "m", "wait_ms": 10_000})
     head = f"POST {G}/receive HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -321,7 +321,7 @@ async def test_a_receive_waits_from_the_end_of_its_body_on(group: Api) -> None:
     assert group.groups.asks[0].wait_s > 11.0
 
 
-async def test_a_reply_that_cannot_be_written_gives_its_leases_back(
+async def test_a_reply_that_cannot_be_encoded_gives_its_leases_back(
     group: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = await stored(group, "orders", 0, "a")
@@ -341,18 +341,18 @@ async def test_a_reply_that_cannot_be_written_gives_its_leases_back(
 
 
 @pytest.mark.parametrize("verb", [each.value for each in Verb])
-async def test_each_receipt_has_its_status_in_order(group: Api, verb: str) -> None:
+async def test_the_statuses_have_the_order_of_the_receipts(group: Api, verb: str) -> None:
     answer = await post(group, verb, {"receipts": ["r1", "stale", "no?", "r2"]})
     statuses = [each["status"] for each in answer.json()["results"]]
     assert statuses == ["done", "stale", "invalid", "done"]
     assert group.groups.settled[0][:2] == (Verb(verb), ["r1", "stale", "no?", "r2"])
 
 
-async def test_nothing_may_be_settled(group: Api) -> None:
+async def test_the_receipts_may_be_empty(group: Api) -> None:
     assert (await post(group, "ack", {"receipts": []})).json() == {"results": []}
 
 
-async def test_a_settling_in_msgpack(group: Api) -> None:
+async def test_receipts_are_settled_in_msgpack(group: Api) -> None:
     answer = await group.ask(
         "POST", f"{G}/ack", msgpack.packb({"receipts": ["r"]}),
         Content_Type="application/msgpack", Accept="application/msgpack",
@@ -368,7 +368,7 @@ async def test_a_settling_in_msgpack(group: Api) -> None:
 OFFSETS = f"{G}/topics/orders/offsets"
 
 
-async def test_its_offsets_are_its_floors_and_storing_them_is_a_seek(group: Api) -> None:
+async def test_stored_offsets_are_floors_and_storing_them_seeks(group: Api) -> None:
     await stored(group, "orders", 0, *"abcdef")
     read = await group.get(OFFSETS)
     assert read.json()["offsets"] == {"0": 0, "1": 0}
@@ -380,7 +380,7 @@ async def test_its_offsets_are_its_floors_and_storing_them_is_a_seek(group: Api)
     assert group.store.table.groups() == []
 
 
-async def test_its_offsets_are_compared_before_they_are_swapped(group: Api) -> None:
+async def test_offsets_are_stored_by_compare_and_swap(group: Api) -> None:
     await stored(group, "orders", 0, *"abcdef")
     etag = (await group.get(OFFSETS)).headers["ETag"]
     body = {"offsets": {"0": 5}}
@@ -393,7 +393,7 @@ async def test_its_offsets_are_compared_before_they_are_swapped(group: Api) -> N
     assert (await group.send_json("PUT", OFFSETS, body, If_Match=etag)).status == 200
 
 
-async def test_of_two_that_swap_at_once_one_alone_finds_what_it_has_read(group: Api) -> None:
+async def test_of_two_concurrent_swaps_one_succeeds(group: Api) -> None:
     await stored(group, "orders", 0, *"abcdef")
     etag = (await group.get(OFFSETS)).headers["ETag"]
     request = (
@@ -412,7 +412,7 @@ async def test_of_two_that_swap_at_once_one_alone_finds_what_it_has_read(group: 
     assert (await group.groups.floors("g", "orders"))[0] == 5 + statuses.index(200)
 
 
-async def test_on_a_topic_that_is_not_its_own_it_stores_offsets_as_any_group(group: Api) -> None:
+async def test_offsets_on_another_topic_are_only_stored(group: Api) -> None:
     await group.store.topics.create("other")
     await stored(group, "other", 0, "a", "b", "c")
     path = f"{G}/topics/other/offsets"
@@ -440,7 +440,7 @@ async def test_groups_of_both_kinds_are_listed_in_one_order(group: Api) -> None:
     ]
 
 
-async def test_a_group_that_only_stores_offsets_says_nothing_of_leases(api: Api) -> None:
+async def test_a_group_without_leases_is_described_without_leases(api: Api) -> None:
     await stored(api, "orders", 0, "a")
     await api.send_json("PUT", "/v1/groups/p/topics/orders/offsets", {"offsets": {"0": 1}})
     reply = (await api.get("/v1/groups/p")).json()
@@ -474,7 +474,7 @@ BOTH = ("consume:=orders:=g", "consume:=refunds:=g")
         (("consume:=orders:=g", "admin:=refunds:=g"), {}, 403),
     ],
 )
-async def test_who_receives_needs_every_topic_together_with_the_group(
+async def test_receiving_needs_grants_of_every_topic_with_the_group(
     group: Api, grants: Sequence[str], body: dict[str, object], status: int
 ) -> None:
     found, reply = await status_with(group, grants, "POST", f"{G}/receive", {**body, "member": "m"})
@@ -503,7 +503,7 @@ async def test_who_receives_needs_every_topic_together_with_the_group(
         (BOTH, {"dead_letter_topic": None}, 200),
     ],
 )
-async def test_who_changes_a_group_may_have_all_that_it_has(
+async def test_changing_a_group_needs_grants_of_its_topics(
     group: Api, grants: Sequence[str], body: dict[str, object], status: int
 ) -> None:
     await group.store.topics.create("secret")
@@ -523,14 +523,14 @@ async def test_who_changes_a_group_may_have_all_that_it_has(
         ("DELETE", "?confirm=g", {}, 403),
     ],
 )
-async def test_what_is_about_topics_needs_them(
+async def test_requests_about_topics_need_their_grants(
     group: Api, method: str, path: str, body: object, status: int
 ) -> None:
     found, reply = await status_with(group, ["admin:=orders:=g"], method, G + path, body)
     assert found == status, reply
 
 
-async def test_of_a_group_only_the_topics_that_are_granted_are_seen(group: Api) -> None:
+async def test_a_description_has_only_granted_topics(group: Api) -> None:
     found, reply = await status_with(group, BOTH[:1], "GET", G, {})
     assert (found, [each["topic"] for each in reply["topics"]]) == (200, ["orders"])
     assert list(reply["config"]["topics"]) == ["orders"]
@@ -539,7 +539,7 @@ async def test_of_a_group_only_the_topics_that_are_granted_are_seen(group: Api) 
     assert reply["groups"][0]["topics"] == ["orders"]
 
 
-async def test_what_is_done_to_a_group_is_in_the_audit_log(group: Api, tmp_path: Path) -> None:
+async def test_the_audit_log_has_the_changes_of_a_group(group: Api, tmp_path: Path) -> None:
     file = AuditFile(tmp_path / "audit.log", 1 << 20, 2)
     audit = group.context.http.audit = AuditLog(file, max_denied_per_second=100)
     audit.start()
@@ -574,7 +574,7 @@ async def letters(group: Api) -> Api:
     return group
 
 
-async def test_a_redrive_says_what_went_back(letters: Api) -> None:
+async def test_a_redrive_reports_its_letters(letters: Api) -> None:
     letters.groups.redriven = RedriveResult("dead", {"orders": 2, "refunds": 1}, stuck=4, more=True)
     answer = await post(letters, "redrive", {"limit": 3, "offsets": {"0": [1, 2]}})
     assert answer.json() == {
@@ -592,7 +592,7 @@ async def test_a_redrive_says_what_went_back(letters: Api) -> None:
     assert letters.groups.redrives[1:] == [("g", RedriveOptions(most, "dead"))]
 
 
-async def test_a_letter_that_cannot_go_back_is_a_problem_that_counts_those_before(
+async def test_a_failed_redrive_counts_the_earlier_letters(
     letters: Api,
 ) -> None:
     letters.groups.redriven = RedriveResult("dead", {"orders": 2})
@@ -621,7 +621,7 @@ _LETTERS = (*BOTH, "consume:=dead:=g", "publish:=orders", "publish:=refunds")
         (("consume:=orders:=g", "consume:=dead:=g", "publish:*"), 403),  # not all topics
     ],
 )
-async def test_who_redrives_may_read_the_letters_and_publish_to_the_topics(
+async def test_a_redrive_needs_consume_and_publish(
     letters: Api, grants: Sequence[str], status: int
 ) -> None:
     found, _ = await status_with(letters, grants, "POST", f"{G}/redrive", {})
@@ -629,7 +629,7 @@ async def test_who_redrives_may_read_the_letters_and_publish_to_the_topics(
     assert len(letters.groups.redrives) == (status == 200)
 
 
-async def test_a_redrive_is_in_the_audit_log(letters: Api, tmp_path: Path) -> None:
+async def test_the_audit_log_has_a_redrive(letters: Api, tmp_path: Path) -> None:
     file = AuditFile(tmp_path / "audit.log", 1 << 20, 2)
     audit = letters.context.http.audit = AuditLog(file, max_denied_per_second=100)
     audit.start()
