@@ -1,6 +1,6 @@
 """AMQP 1.0: its bytes, its rules, and its place in the broker.
 
 `wire/` encodes and decodes; `engine/` keeps the state of connections, sessions and links;
-`messages/` reads the sections of messages. All are pure, serve both ends of a connection, and can
-be read with the specification alone.
+`messages/` reads the sections of messages. These are pure, serve both ends of a connection, and can
+be read with the specification alone. `nodes/` says what addresses mean to Holdfast.
 """

@@ -30,6 +30,7 @@ FORMAT = ("commitlog.format", "commitlog.errors")
 #: its rule.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "amqp": (),
+    "amqp.nodes": ("amqp", "consumequeue"),
     "commitlog": (),
     "consumequeue": ("commitlog",),
     "holdservice": ("commitlog", "consumequeue"),

@@ -21,6 +21,7 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
         "wire": (),
         "engine": ("wire",),
         "messages": ("wire",),
+        "nodes": ("engine", "messages", "wire"),
     },
     "commitlog": {
         "format": ("errors",),

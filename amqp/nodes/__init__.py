@@ -1,0 +1,1 @@
+"""What addresses, sources and targets of AMQP mean to Holdfast: topics, queues and groups."""

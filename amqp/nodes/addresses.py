@@ -1,0 +1,120 @@
+"""AMQP addresses, and what they name. Pure.
+
+| address                                          | kind     | named                          |
+|--------------------------------------------------|----------|--------------------------------|
+| `NAME`, `queue://NAME`, `/queues/NAME`           | QUEUE    | topic NAME, and group NAME     |
+| `topic://NAME`                                   | TOPIC    | topic NAME                     |
+| `/topics/T`                                      | TOPIC    | topic T                        |
+| `/topics/T/queues/N`                             | TOPIC    | queue N of topic T             |
+| `/groups/G`                                      | GROUP    | group G                        |
+| `/groups/G/topics/T`                             | GROUP    | group G, messages of topic T   |
+| `/exchanges/X`, `/exchanges/X/KEY`               | EXCHANGE | topic X, messages with tag KEY |
+| `/temp/ID`                                       | TEMP     | a dynamic node                 |
+| `/management`                                    | MANAGER  | the HTTP API                   |
+
+The parts of a path are percent-decoded. A name that no topic may have is replaced by one
+that is made of it: see `valid_name`.
+"""
+
+import re
+from base64 import b32encode
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import sha256
+from urllib.parse import unquote
+
+from holdfast.amqp.wire.conditions import INVALID_FIELD, LinkFailed
+from holdfast.consumequeue.errors import InvalidName
+from holdfast.consumequeue.topics import check_name
+
+
+class Kind(Enum):
+    """What an address names: see the table of the module."""
+
+    QUEUE = "queue"
+    TOPIC = "topic"
+    GROUP = "group"
+    EXCHANGE = "exchange"
+    TEMP = "temporary"
+    MANAGER = "management"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An address that was understood. `name` is valid as a topic or group."""
+
+    kind: Kind
+    name: str = ""
+    queue: int | None = None
+    topic: str | None = None
+    tag: str | None = None
+
+
+_SCHEMES = {"queue://": Kind.QUEUE, "topic://": Kind.TOPIC}
+#: How much of a name that is not valid remains readable.
+_READABLE_CHARACTERS = 24
+
+
+def parse_address(text: str) -> Address:
+    """Return what an address names.
+
+    Raises LinkFailed (amqp:invalid-field) for an empty address and for a path not in the table.
+    """
+    for scheme, kind in _SCHEMES.items():
+        if text.startswith(scheme):
+            return Address(kind, _name(text, text.removeprefix(scheme)))
+    if not text.startswith("/"):
+        return Address(Kind.QUEUE, _name(text, text))
+    match [unquote(part) for part in text.split("/")[1:]]:
+        case ["queues", name]:
+            return Address(Kind.QUEUE, _name(text, name))
+        case ["topics", name]:
+            return Address(Kind.TOPIC, _name(text, name))
+        case ["topics", name, "queues", queue] if re.fullmatch(r"\d{1,9}", queue, re.ASCII):
+            return Address(Kind.TOPIC, _name(text, name), queue=int(queue))
+        case ["groups", name]:
+            return Address(Kind.GROUP, _name(text, name))
+        case ["groups", name, "topics", topic]:
+            return Address(Kind.GROUP, _name(text, name), topic=_name(text, topic))
+        case ["exchanges", name]:
+            return Address(Kind.EXCHANGE, _name(text, name))
+        case ["exchanges", name, key] if key:
+            return Address(Kind.EXCHANGE, _name(text, name), tag=key)
+        case ["temp", name] if name:
+            return Address(Kind.TEMP, name)
+        case ["management"]:
+            return Address(Kind.MANAGER)
+    raise _invalid(text)
+
+
+def _name(address: str, name: str) -> str:
+    if not name:
+        raise _invalid(address)
+    return valid_name(name)
+
+
+def _invalid(address: str) -> LinkFailed:
+    return LinkFailed(
+        INVALID_FIELD,
+        f"{address!r} is not an address: use NAME, /topics/T, /topics/T/queues/N, /groups/G, "
+        "/groups/G/topics/T, /queues/Q or /exchanges/X/KEY",
+    )
+
+
+def valid_name(name: str) -> str:
+    """Return `name` if a topic or group may have it, otherwise a valid name made of it.
+
+    That one is `amqp-`, what is readable of `name`, and 16 characters of its SHA-256. Different
+    names give different ones.
+    """
+    try:
+        return check_name("topic", name)
+    except InvalidName:
+        return hashed_name("amqp-", name, name)
+
+
+def hashed_name(prefix: str, readable: str, full: str) -> str:
+    """Return a valid name with a readable start that is as unique as `full`."""
+    start = re.sub(r"[^A-Za-z0-9]+", "-", readable)[:_READABLE_CHARACTERS].strip("-").lower()
+    digest = b32encode(sha256(full.encode("utf-8", "surrogatepass")).digest())[:16].decode()
+    return f"{prefix}{start}-{digest.lower()}" if start else f"{prefix}{digest.lower()}"
