@@ -305,7 +305,7 @@ def resolve(
     """Return every key's value and source, in the order of `keys()`. Raise what `load_config`
     raises."""
     known = {key.name: key for key in keys()}
-    values = {key.name: _unset(key, memory_bytes) for key in keys()}
+    values = {key.name: _default_of(key, memory_bytes) for key in keys()}
     for given in (_from_file(file) if file else [], _from_environment(environ), _from_flags(flags)):
         for name, found, source in given:
             key = known.get(name)
@@ -331,7 +331,7 @@ def resolve(
 _BY_MEMORY = "default for this much memory"
 
 
-def _unset(key: Key, memory_bytes: int | None) -> Resolved:
+def _default_of(key: Key, memory_bytes: int | None) -> Resolved:
     """Return the value of a key that no source sets."""
     divisor = key.field.metadata["memory_divisor"]
     if memory_bytes is not None and divisor is not None:

@@ -187,7 +187,7 @@ class RunningBroker:
                 if not (selector.select(deadline - time.monotonic()) or selector.select(0)):
                     before, logged = logged, self.log_path.stat().st_size
                     if logged == before:
-                        self._did_not_start(f"no word of it within {self._start_timeout_s} s")
+                        self._did_not_start(f"it was silent for {self._start_timeout_s} s")
                     deadline = time.monotonic() + self._start_timeout_s
                     continue
                 byte = os.read(process.stdout.fileno(), 1)

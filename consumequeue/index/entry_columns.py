@@ -52,7 +52,9 @@ class EntryColumns:
         than `key`. Checksums are not verified."""
         rows = np.frombuffer(b"".join(chain.from_iterable(items)), ITEM_DTYPE)
         topic_id, queue_id = key
-        rows = rows[: _leading((rows["topic_id"] == topic_id) & (rows["queue_id"] == queue_id))]
+        rows = rows[
+            : _count_leading((rows["topic_id"] == topic_id) & (rows["queue_id"] == queue_id))
+        ]
         names = ("base_offset", "physical_offset", "size", "message_count")
         return cls(np.array([rows[name] for name in names], np.int64))
 
@@ -73,14 +75,14 @@ class EntryColumns:
             np.cumsum(cut.sizes) <= max_bytes
         )
         fits[1:] &= cut.base_offsets[1:] == ends[:-1]
-        return cut.cut(0, _leading(fits))
+        return cut.cut(0, _count_leading(fits))
 
     def cut(self, start: int, end: int) -> Self:
         """Return the entries from index `start` to before index `end`."""
         return type(self)(self._rows[:, start:end])
 
 
-def _leading(which: npt.NDArray[np.bool_]) -> int:
+def _count_leading(which: npt.NDArray[np.bool_]) -> int:
     """Return how many leading elements are true."""
     return len(which) if which.all() else int(np.argmin(which))
 

@@ -28,7 +28,7 @@ from holdfast.commitlog.append.producer_sequences import ProducerKey, ProducerSt
 from holdfast.commitlog.disk.owned_files import open_file
 from holdfast.commitlog.format.checksum import crc32c
 from holdfast.consumequeue.errors import IndexCorrupt
-from holdfast.consumequeue.index.check import check_apart, find_damage
+from holdfast.consumequeue.index.check import check_in_child, find_damage
 from holdfast.consumequeue.index.consume_queue import CqUnit
 from holdfast.consumequeue.index.entry_columns import EntryColumns, Units, encode_units
 from holdfast.consumequeue.index.seal import break_seal, seal
@@ -212,13 +212,13 @@ class Index:
             raw = txn.get(b"reput")
             if raw is None:
                 return ReputPosition()
-            return ReputPosition(*_REPUT.unpack(_checked(b"reput", raw)))
+            return ReputPosition(*_REPUT.unpack(_verify_crc(b"reput", raw)))
 
     def producers(self) -> list[tuple[ProducerKey, ProducerState]]:
         """Return every producer, the least recently active one first."""
         with self._transaction(_PRODUCERS) as txn:
             found = [
-                (_PRODUCER.unpack(raw), _decode_producer(_checked(raw, value)))
+                (_PRODUCER.unpack(raw), _decode_producer(_verify_crc(raw, value)))
                 for raw, value in txn.cursor()
             ]
         return sorted(found, key=lambda item: item[1].last_timestamp_us)
@@ -240,19 +240,19 @@ class Index:
     def last(self, key: QueueKey) -> CqUnit | None:
         """Return a queue's newest entry, or None if there is none."""
         with self._transaction(_ENTRIES) as txn, txn.cursor() as cursor:
-            return _at_or_before(cursor, key, 2**64 - 1)
+            return _entry_at_or_before(cursor, key, 2**64 - 1)
 
     def units(self, key: QueueKey, offset: int) -> Generator[CqUnit, None, None]:
         """Yield a queue's entries, starting with the one that holds `offset`, or with the next one
         if none holds it. A transaction is open until the iterator is closed or exhausted."""
         with self._transaction(_ENTRIES) as txn, txn.cursor() as cursor:
-            unit = _at_or_before(cursor, key, offset)
+            unit = _entry_at_or_before(cursor, key, offset)
             if unit is None or unit.end_offset <= offset:
                 found = cursor.set_range(_KEY.pack(*key, offset))
-                unit = _current(cursor, key) if found else None
+                unit = _entry_at(cursor, key) if found else None
             while unit is not None:
                 yield unit
-                unit = _current(cursor, key) if cursor.next() else None
+                unit = _entry_at(cursor, key) if cursor.next() else None
 
     def columns(
         self, key: QueueKey, offset: int, *, max_messages: int, max_bytes: int
@@ -261,7 +261,7 @@ class Index:
         about `max_messages` messages or `max_bytes` bytes. Return None if no entry holds `offset`.
         Only the first entry's checksum is verified."""
         with self._transaction(_ENTRIES) as txn, txn.cursor() as cursor:
-            unit = _at_or_before(cursor, key, offset)
+            unit = _entry_at_or_before(cursor, key, offset)
             if unit is None or unit.end_offset <= offset:
                 return None
             items = cursor.iternext()
@@ -284,11 +284,11 @@ class Index:
             best = None
             while start < end:
                 middle = (start + end) // 2
-                unit = _at_or_before(cursor, key, middle)
+                unit = _entry_at_or_before(cursor, key, middle)
                 if unit is None or unit.end_offset <= start:
                     # No entry holds `middle`: take the next entry after it.
                     found = cursor.set_range(_KEY.pack(*key, middle))
-                    unit = _current(cursor, key) if found else None
+                    unit = _entry_at(cursor, key) if found else None
                     if unit is None or unit.base_offset >= end:
                         end = middle
                         continue
@@ -329,7 +329,7 @@ def _is_sound(directory: Path, *, readonly: bool) -> bool:
     if not data.exists():
         return False
     if not readonly and data.stat().st_size > SMALL_BYTES:
-        check_apart(directory)
+        check_in_child(directory)
         return True
     # If every page is well-formed, LMDB can read the file safely, even if the data is wrong.
     verify_file(data)
@@ -338,18 +338,18 @@ def _is_sound(directory: Path, *, readonly: bool) -> bool:
     return True
 
 
-def _at_or_before(cursor: Any, key: QueueKey, offset: int) -> CqUnit | None:
+def _entry_at_or_before(cursor: Any, key: QueueKey, offset: int) -> CqUnit | None:
     """Return a queue's last entry that begins at or before `offset`, or None if there is none."""
     raw = _KEY.pack(*key, offset)
     found = cursor.set_range(raw)
     if found and cursor.key() == raw:
-        return _current(cursor, key)
+        return _entry_at(cursor, key)
     if not (cursor.prev() if found else cursor.last()):
         return None
-    return _current(cursor, key)
+    return _entry_at(cursor, key)
 
 
-def _current(cursor: Any, key: QueueKey) -> CqUnit | None:
+def _entry_at(cursor: Any, key: QueueKey) -> CqUnit | None:
     """Return the entry at the cursor, or None if it belongs to another queue."""
     raw = cursor.key()
     if raw[:8] != _QUEUE.pack(*key):
@@ -371,7 +371,7 @@ def _encode_unit(key: QueueKey, unit: CqUnit) -> tuple[bytes, bytes]:
 
 
 def _decode_unit(raw_key: bytes, value: bytes) -> CqUnit:
-    found = _checked(raw_key, value)
+    found = _verify_crc(raw_key, value)
     base_offset = _KEY.unpack(raw_key)[2]
     physical, queue_bytes, timestamp, summary, size, count = _VALUE.unpack(found)
     return CqUnit(base_offset, physical, size, count, timestamp, summary, queue_bytes)
@@ -400,7 +400,7 @@ def _with_crc(key: bytes, value: bytes) -> bytes:
     return value + struct.pack("<I", crc32c(key + value))
 
 
-def _checked(key: bytes, value: bytes) -> bytes:
+def _verify_crc(key: bytes, value: bytes) -> bytes:
     """Return a value without its CRC. Raises IndexCorrupt if the CRC does not match."""
     found = value[:-4]
     if len(value) < 4 or _with_crc(key, found) != value:

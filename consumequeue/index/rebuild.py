@@ -174,7 +174,7 @@ def place(
     # For each block, compute the running count of its queue's bytes, and the expected base offset.
     sizes = units["size"].astype(np.uint64)
     before = np.cumsum(sizes) - sizes
-    begins = np.array([_end_queue_bytes(cq) for cq in found], np.uint64)
+    begins = np.array([_queue_bytes_end(cq) for cq in found], np.uint64)
     units["queue_bytes"] = before + np.repeat(begins - before[firsts], lengths)
     expected = np.empty(len(units), np.int64)
     expected[1:] = units["base_offset"][:-1] + units["message_count"][:-1]
@@ -196,7 +196,7 @@ def _last_rows(units: Units) -> npt.NDArray[np.int64]:
     return np.append(np.flatnonzero(ids[1:] != ids[:-1]), len(units) - 1)[: len(units)]
 
 
-def _end_queue_bytes(cq: ConsumeQueue | None) -> int:
+def _queue_bytes_end(cq: ConsumeQueue | None) -> int:
     return cq.indexed.end_queue_bytes if cq is not None and cq.indexed is not None else 0
 
 

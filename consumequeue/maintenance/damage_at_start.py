@@ -3,6 +3,7 @@ holes, and messages that an earlier start found lost and that can be read again.
 block; nothing else runs yet."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 
@@ -26,7 +27,7 @@ from holdfast.consumequeue.topics import STATE_TOPIC_ID, QueueKey
 RECHECKED_BYTES = 64 * 1024 * 1024
 
 #: Every start reads this many bytes before the index's position again.
-LOOKED_AT_BYTES = 16 * 1024 * 1024
+CHECKED_BYTES = 16 * 1024 * 1024
 
 _END = attrgetter("end_physical_offset")
 
@@ -46,17 +47,6 @@ def holes(log: CommitLog) -> Iterator[tuple[int, int, str]]:
             yield segment.start_offset + size, segment.end_offset, "truncated-segment"
 
 
-def note_holes(
-    log: CommitLog, index: Index, queues: Mapping[QueueKey, ConsumeQueue], book: DamageBook
-) -> None:
-    """Record the holes of the log, and the indexed messages whose blocks were in a hole."""
-    for start, end, reason in holes(log):
-        if start:
-            book.files.append(Fault(reason, f"the log lacks {start} to {end}"))
-        for key, lost_start, lost_end in lost_between(index, queues, start, end):
-            book.record_lost(key, lost_start, lost_end, reason)
-
-
 def lost_between(
     index: Index, queues: Mapping[QueueKey, ConsumeQueue], start: int, end: int
 ) -> Iterator[tuple[QueueKey, int, int]]:
@@ -74,67 +64,6 @@ def lost_between(
         after = first_unit_reaching(index, key, cq, PHYSICAL_OFFSET, end)
         lost_end = cq.max_offset if after is None else after.base_offset
         yield key, max(first.base_offset, cq.min_offset), lost_end
-
-
-def note_lost_end(
-    log: CommitLog,
-    index: Index,
-    queues: Mapping[QueueKey, ConsumeQueue],
-    position: int,
-    book: DamageBook,
-) -> None:
-    """Read the last LOOKED_AT_BYTES before the index's position, which recovery does not scan.
-    Record the messages that were lost there since the last stop, because a disk may have dropped
-    synced data, or the log may be an older copy. Raises UnknownFormatVersion."""
-    at = _block_before(log, index, queues, position - LOOKED_AT_BYTES)
-    if at is None:
-        return
-    for segment, found in scan_runs(log.segments, at):
-        if not isinstance(found, Damage):
-            if int(found.headers["physical_offset"][-1]) >= position:
-                return
-            continue
-        if found.start >= position:
-            return
-        if found.reason == MISSING_SEGMENT:
-            continue  # `note_holes` recorded it
-        for piece in split_damage(segment, found):
-            if piece.start < position:
-                _note_piece(piece, min(piece.end, position), index, queues, book)
-
-
-def _block_before(
-    log: CommitLog, index: Index, queues: Mapping[QueueKey, ConsumeQueue], floor: int
-) -> int | None:
-    """Return the physical offset of the first block at or after `floor`, or the start of the log if
-    `floor` is before it. Return None if no queue has such a block."""
-    if floor <= log.min_offset:
-        return log.min_offset
-    found: list[int] = []
-    for key, cq in queues.items():
-        if cq.newest is not None and cq.newest.physical_offset >= floor:
-            unit = first_unit_reaching(index, key, cq, PHYSICAL_OFFSET, floor)
-            if unit is not None:
-                found.append(unit.physical_offset)
-    return min(found, default=None)
-
-
-def _note_piece(
-    found: Damage,
-    end: int,
-    index: Index,
-    queues: Mapping[QueueKey, ConsumeQueue],
-    book: DamageBook,
-) -> None:
-    if found.header is not None:
-        note_damage(found, book)
-        return
-    reason = "missing-block" if found.reason == "unwritten" else found.reason
-    lost = list(lost_between(index, queues, found.start, end))
-    for key, lost_start, lost_end in lost:
-        book.record_lost(key, lost_start, lost_end, reason)
-    if not lost:
-        book.note_damage(found.start, end, reason)
 
 
 def note_damage(found: Damage, book: DamageBook) -> None:
@@ -157,33 +86,93 @@ def keep_ends(queues: dict[QueueKey, ConsumeQueue], book: DamageBook) -> None:
             cq.max_offset = max(cq.max_offset, ranges[-1].end_offset)
 
 
-def recheck(
-    log: CommitLog, index: Index, queues: Mapping[QueueKey, ConsumeQueue], book: DamageBook
-) -> None:
-    """Forget damage that an earlier start found, if the place or the messages can be read now
-    because a file was restored."""
-    for start, (end, _) in list(book.damage.items()):
-        segment = log.segment_at(start)
-        if end <= log.min_offset or (segment is not None and _is_block(segment, start)):
-            book.forget_damage(start)
-    left = RECHECKED_BYTES
-    for key, ranges in list(book.lost.items()):
-        cq = queues.get(key)
-        if cq is None:
-            continue
-        for each in ranges:
-            at = max(each.start_offset, cq.min_offset)
-            for unit in units_from(index, key, cq, at):
-                if unit.base_offset >= each.end_offset or left <= 0:
-                    break
-                left -= unit.size
-                try:
-                    verified(log.read_batch(unit.physical_offset, unit.size), unit, key)
-                except CorruptRecord as error:
-                    if error.reason == MISSING_SEGMENT:
+@dataclass(frozen=True)
+class StartCheck:
+    """Compares the log with the index at a start, and records the damage in `book`."""
+
+    log: CommitLog
+    index: Index
+    queues: Mapping[QueueKey, ConsumeQueue]
+    book: DamageBook
+
+    def note_holes(self) -> None:
+        """Record the holes of the log, and the indexed messages whose blocks were in a hole."""
+        for start, end, reason in holes(self.log):
+            if start:
+                self.book.files.append(Fault(reason, f"the log lacks {start} to {end}"))
+            self._note_lost_between(start, end, reason)
+
+    def note_lost_end(self, position: int) -> None:
+        """Read the last CHECKED_BYTES before the index's position, which recovery does not scan.
+        Record the messages that were lost there since the last stop, because a disk may have
+        dropped synced data, or the log may be an older copy. Raises UnknownFormatVersion."""
+        at = self._block_before(position - CHECKED_BYTES)
+        if at is None:
+            return
+        for segment, found in scan_runs(self.log.segments, at):
+            if not isinstance(found, Damage):
+                if int(found.headers["physical_offset"][-1]) >= position:
+                    return
+                continue
+            if found.start >= position:
+                return
+            if found.reason == MISSING_SEGMENT:
+                continue  # `note_holes` recorded it
+            for piece in split_damage(segment, found):
+                if piece.header is not None and piece.start < position:
+                    note_damage(piece, self.book)
+                elif piece.start < position:
+                    end = min(piece.end, position)
+                    reason = "missing-block" if piece.reason == "unwritten" else piece.reason
+                    if not self._note_lost_between(piece.start, end, reason):
+                        self.book.note_damage(piece.start, end, reason)
+
+    def recheck(self) -> None:
+        """Forget damage that an earlier start found, if the place or the messages can be read now
+        because a file was restored."""
+        log = self.log
+        for start, (end, _) in list(self.book.damage.items()):
+            segment = log.segment_at(start)
+            if end <= log.min_offset or (segment is not None and _is_block(segment, start)):
+                self.book.forget_damage(start)
+        left = RECHECKED_BYTES
+        for key, ranges in list(self.book.lost.items()):
+            cq = self.queues.get(key)
+            if cq is None:
+                continue
+            for each in ranges:
+                at = max(each.start_offset, cq.min_offset)
+                for unit in units_from(self.index, key, cq, at):
+                    if unit.base_offset >= each.end_offset or left <= 0:
                         break
-                else:
-                    book.record_readable(key, unit.base_offset, unit.end_offset)
+                    left -= unit.size
+                    try:
+                        verified(log.read_batch(unit.physical_offset, unit.size), unit, key)
+                    except CorruptRecord as error:
+                        if error.reason == MISSING_SEGMENT:
+                            break
+                    else:
+                        self.book.record_readable(key, unit.base_offset, unit.end_offset)
+
+    def _note_lost_between(self, start: int, end: int, reason: str) -> bool:
+        """Record the messages in a range of the log as lost; return whether there are any."""
+        lost = list(lost_between(self.index, self.queues, start, end))
+        for key, lost_start, lost_end in lost:
+            self.book.record_lost(key, lost_start, lost_end, reason)
+        return bool(lost)
+
+    def _block_before(self, floor: int) -> int | None:
+        """Return the physical offset of the first block at or after `floor`, or the start of the
+        log if `floor` is before it. Return None if no queue has such a block."""
+        if floor <= self.log.min_offset:
+            return self.log.min_offset
+        found: list[int] = []
+        for key, cq in self.queues.items():
+            if cq.newest is not None and cq.newest.physical_offset >= floor:
+                unit = first_unit_reaching(self.index, key, cq, PHYSICAL_OFFSET, floor)
+                if unit is not None:
+                    found.append(unit.physical_offset)
+        return min(found, default=None)
 
 
 def _is_block(segment: Segment, start: int) -> bool:

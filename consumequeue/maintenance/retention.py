@@ -34,7 +34,7 @@ Begins = dict[QueueKey, int]
 #: A segment may be deleted although it has blocks of these topics: every segment begins with a
 #: snapshot of the broker's own topic, and no queue reads the blocks that a repair wrote in place of
 #: damage.
-_KEPT_FOR_NOBODY = (STATE_TOPIC_ID, GAP_TOPIC_ID)
+_UNREAD_TOPICS = (STATE_TOPIC_ID, GAP_TOPIC_ID)
 
 
 def find_expired(
@@ -48,9 +48,9 @@ def find_expired(
         oldest_us = now_us - config.retention_ms * 1000
     if (
         config.retention_bytes is not None
-        and _bytes_since(index, topic, queues, oldest_us) > config.retention_bytes
+        and _count_bytes_since(index, topic, queues, oldest_us) > config.retention_bytes
     ):
-        oldest_us = _time_that_keeps(index, topic, queues, oldest_us, config.retention_bytes)
+        oldest_us = _find_cutoff_us(index, topic, queues, oldest_us, config.retention_bytes)
     if oldest_us <= 0:
         return {}
     begins = {}
@@ -79,7 +79,7 @@ def limit_to_leases(
     return kept
 
 
-def _bytes_since(
+def _count_bytes_since(
     index: Index, topic: Topic, queues: Mapping[int, ConsumeQueue], timestamp_us: int
 ) -> int:
     """Return how many bytes a topic has stored since a time."""
@@ -94,7 +94,7 @@ def _bytes_since(
     return total
 
 
-def _time_that_keeps(
+def _find_cutoff_us(
     index: Index, topic: Topic, queues: Mapping[int, ConsumeQueue], low: int, limit: int
 ) -> int:
     """Return the earliest time since which a topic has stored at most `limit` bytes. All its queues
@@ -102,7 +102,7 @@ def _time_that_keeps(
     high = max(cq.newest.store_timestamp_us for cq in queues.values() if cq.newest) + 1
     while low < high:
         middle = (low + high) // 2
-        if _bytes_since(index, topic, queues, middle) <= limit:
+        if _count_bytes_since(index, topic, queues, middle) <= limit:
             high = middle
         else:
             low = middle + 1
@@ -139,7 +139,7 @@ def queues_by_index(
     return ends
 
 
-def unneeded(
+def is_unneeded(
     ends: Begins,
     queues: Mapping[QueueKey, ConsumeQueue],
     is_gone: Callable[[int], bool],
@@ -151,7 +151,7 @@ def unneeded(
     not prevent the deletion. `is_gone` returns whether the topic with an id was deleted.
     """
     for key, end in ends.items():
-        if key[0] in _KEPT_FOR_NOBODY or is_gone(key[0]):
+        if key[0] in _UNREAD_TOPICS or is_gone(key[0]):
             continue
         cq = queues.get(key)
         if cq is None or cq.min_offset < min(end, cq.max_offset):

@@ -19,10 +19,10 @@ from holdfast.consumequeue.maintenance.retention import (
     Begins,
     apply_begins,
     find_expired,
+    is_unneeded,
     limit_to_leases,
     queues_by_index,
     queues_in,
-    unneeded,
 )
 from holdfast.consumequeue.state.records import encode_kept, kept_key
 from holdfast.consumequeue.state.store import Changes
@@ -193,7 +193,7 @@ class RetentionService:
         own: Begins = {}
         for segment in segments:
             held = await self._content(segment)
-            if not unneeded(held, self.queues, self._is_gone):
+            if not is_unneeded(held, self.queues, self._is_gone):
                 break
             own.update((key, last) for key, last in held.items() if key[0] == STATE_TOPIC_ID)
             end = segment.end_offset

@@ -139,7 +139,7 @@ class Scrub:
                 self._note(segment, found)
             else:
                 self.progress.physical_offset = found.header.end_physical_offset
-                is_indexed = is_indexed and self._agrees(found)
+                is_indexed = is_indexed and self._matches_index(found)
         if read_footer(segment) is None and self._is_kept(segment):
             _logger.warning("the footer of %s is damaged: it is written again", segment.path.name)
             self.run_on_loop(lambda: self.book.counts.update(["footer"]))
@@ -173,7 +173,7 @@ class Scrub:
         except IndexCorrupt:
             return False
 
-    def _agrees(self, batch: Batch) -> bool:
+    def _matches_index(self, batch: Batch) -> bool:
         """Compare a block with the index. If the index is damaged or does not have the block,
         condemn the index and return False: no more blocks need to be compared. Otherwise return
         True."""

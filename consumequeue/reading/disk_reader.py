@@ -51,7 +51,7 @@ class DiskReader:
         """Return messages from a place on, with the same result and errors as `collect`."""
         key, cq = place.key, place.cq
         units = units_from(self._index, key, cq, place.offset)
-        first = _first_units(units, wanted)
+        first = _take_first_units(units, wanted)
         ahead = None
         if len(first) == FEW:
             units.close()
@@ -108,7 +108,7 @@ class DiskReader:
             done = 0
             for found in read_runs(self._log, entries.physical_offsets, entries.sizes):
                 part = entries.cut(done, done + (len(found) if isinstance(found, BatchRun) else 1))
-                piece = _piece(found, part, place.key, at)
+                piece = _select_piece(found, part, place.key, at)
                 if piece is None:
                     break
                 pieces.append(piece)
@@ -137,7 +137,7 @@ class DiskReader:
         return place.max_offset if found is None else found.base_offset
 
 
-def _first_units(units: Iterator[CqUnit], wanted: Wanted) -> list[CqUnit]:
+def _take_first_units(units: Iterator[CqUnit], wanted: Wanted) -> list[CqUnit]:
     """Take at most FEW entries, and stop as soon as they hold all wanted messages. If there is a
     filter, take none, because `collect` filters batch by batch."""
     first: list[CqUnit] = []
@@ -152,7 +152,7 @@ def _first_units(units: Iterator[CqUnit], wanted: Wanted) -> list[CqUnit]:
     return first
 
 
-def _piece(
+def _select_piece(
     found: BatchRun | Batch, entries: EntryColumns, key: QueueKey, offset: int
 ) -> Piece | None:
     """Return the part of `found` from `offset` on, or None if it does not match its index

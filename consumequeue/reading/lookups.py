@@ -22,7 +22,7 @@ from holdfast.consumequeue.index.queue_lookup import (
 from holdfast.consumequeue.lost_ranges import LostRange
 from holdfast.consumequeue.reading.key_search import find_key
 from holdfast.consumequeue.reading.queue_reading import QueueReader
-from holdfast.consumequeue.reading.splits import Split, cut_parts, piece_bytes, sized_parts
+from holdfast.consumequeue.reading.splits import Split, choose_piece_bytes, cut_parts, measure_parts
 from holdfast.consumequeue.slices import in_slices
 from holdfast.consumequeue.state.topic_table import TopicTable
 from holdfast.consumequeue.topics import QueueKey, Topic, check_queue
@@ -172,8 +172,8 @@ class Lookups:
                 if cq is not None and start < end:
                     parts.append((queue, cq, start, end))
         index, topic_id = self.index, topic.topic_id
-        sized = await self.reading.all_in_thread(sized_parts(index, topic_id, parts))
-        target = piece_bytes(
+        sized = await self.reading.all_in_thread(measure_parts(index, topic_id, parts))
+        target = choose_piece_bytes(
             sized, max_bytes=max_bytes, min_splits=min_splits, max_splits=max_splits
         )
         return await self.reading.all_in_thread(cut_parts(index, topic_id, sized, target))
@@ -185,19 +185,21 @@ class Lookups:
             return []
         start = min(split.physical_offset for split in splits)
         end = max(split.end_physical_offset for split in splits)
-        headers = await self.reading.all_in_thread(_headers(self.log.segments, start, end))
+        headers = await self.reading.all_in_thread(_read_headers(self.log.segments, start, end))
         return [header for header in headers if header is not None]
 
 
-def _headers(segments: Iterable[Segment], start: int, end: int) -> Iterator[SegmentHeader | None]:
+def _read_headers(
+    segments: Iterable[Segment], start: int, end: int
+) -> Iterator[SegmentHeader | None]:
     """Yield the header page of each file that has a part of the log between two offsets. Yield None
     for a file that is damaged or was deleted."""
     for segment in segments:
         if start < segment.end_offset and segment.start_offset < end:
-            yield _header(segment)
+            yield _read_header(segment)
 
 
-def _header(segment: Segment) -> SegmentHeader | None:
+def _read_header(segment: Segment) -> SegmentHeader | None:
     try:
         page = segment.read(segment.start_offset, SEGMENT_HEADER_SIZE)
         header = SegmentHeader.decode(page)

@@ -43,7 +43,7 @@ class _Border(NamedTuple):
 _SizedPart = tuple[_Part, _Border, _Border]
 
 
-def sized_parts(index: Index, topic_id: int, parts: Iterable[_Part]) -> Iterator[_SizedPart]:
+def measure_parts(index: Index, topic_id: int, parts: Iterable[_Part]) -> Iterator[_SizedPart]:
     """Yield each part (queue, its index, start, end) with the borders at its start and its end.
     Each part costs two index look-ups."""
     for part in parts:
@@ -62,7 +62,7 @@ def sized_parts(index: Index, topic_id: int, parts: Iterable[_Part]) -> Iterator
         )
 
 
-def piece_bytes(
+def choose_piece_bytes(
     parts: Iterable[_SizedPart], *, max_bytes: int | None, min_splits: int, max_splits: int
 ) -> int:
     """Return the target size of pieces: at most `max_bytes`, and small enough for `min_splits`

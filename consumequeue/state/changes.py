@@ -27,7 +27,7 @@ class StateChanges:
         self._state = state
         self._appender = appender
         self._loop = asyncio.get_running_loop()
-        self._under_way: set[asyncio.Task[Any]] = set()
+        self._running: set[asyncio.Task[Any]] = set()
 
     async def commit(self, changes: Changes) -> None:
         """Make a change of the state durable, then record it in the log's state topic. Do not
@@ -44,8 +44,8 @@ class StateChanges:
     async def run_shielded(self, change: Coroutine[Any, Any, _T]) -> _T:
         """Await a change and let it run to its end even if this call is cancelled."""
         task = self._loop.create_task(change)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -54,8 +54,8 @@ class StateChanges:
 
     async def wait(self) -> None:
         """Wait until every change of topics and stored offsets that was started has ended."""
-        while self._under_way:
-            await asyncio.wait(self._under_way)
+        while self._running:
+            await asyncio.wait(self._running)
 
     def _journal(self, changes: Changes) -> None:
         """Append records to the state topic. An error is only logged, because LMDB has the records,

@@ -77,11 +77,11 @@ def state_in_log(log: CommitLog) -> tuple[dict[bytes, bytes], bool]:
         durable = max(durable, found.header.durable_offset)
         if found.header.topic_id == STATE_TOPIC_ID:
             replay.apply(found)
-    _leave_out_ids(replay.records, highest_id)
+    _reserve_ids(replay.records, highest_id)
     return replay.records, damaged is None or damaged >= durable
 
 
-def _leave_out_ids(records: dict[bytes, bytes], highest_id: int) -> None:
+def _reserve_ids(records: dict[bytes, bytes], highest_id: int) -> None:
     """Make sure that the next topic gets an id above `highest_id`."""
     with suppress(MalformedRecord):  # the reader of the records gets this error
         if decode_number(records.get(NEXT_TOPIC_ID, b"\x01")) <= highest_id:

@@ -74,7 +74,7 @@ class TopicChanges:
         async with self._lock:
             existing = self.table.find(name)
             if existing is not None:
-                _compare(existing, queues, priority_levels, given)
+                _check_equal(existing, queues, priority_levels, given)
                 return existing, False
             levels = 1 if priority_levels is None else priority_levels
             if not 1 <= levels <= MAX_LEVELS:
@@ -84,12 +84,12 @@ class TopicChanges:
             topic = Topic(
                 name,
                 self.table.next_topic_id,
-                self._checked_queues(
+                self._check_queue_count(
                     name,
                     (self.config.default_queues if queues is None else queues) * levels,
                     had=0,
                 ),
-                replace(self.default_config(), **_normal(given)),
+                replace(self.default_config(), **_normalize(given)),
                 self.now_ms(),
                 levels,
             )
@@ -133,8 +133,8 @@ class TopicChanges:
             if priority_levels not in (None, levels):
                 raise InvalidTopicChange(
                     name,
-                    f"priority_levels is {levels} and stays so: every queue has its level; make "
-                    "another topic",
+                    f"priority_levels is {levels} and cannot change, because every queue has its "
+                    "level; create another topic",
                 )
             count = topic.queue_count
             if queues is not None:
@@ -144,7 +144,7 @@ class TopicChanges:
                         f"it has {topic.queues_per_level} queues; queues can be added, never "
                         "removed",
                     )
-                count = self._checked_queues(name, queues * levels, had=count)
+                count = self._check_queue_count(name, queues * levels, had=count)
                 if count > topic.queue_count and self.check_new_queues is not None:
                     await self.check_new_queues(topic)
             former = topic.former_queue_counts
@@ -153,7 +153,7 @@ class TopicChanges:
             changed = replace(
                 topic,
                 queue_count=count,
-                config=replace(topic.config, **_normal(fields)),
+                config=replace(topic.config, **_normalize(fields)),
                 former_queue_counts=former,
             )
             if changed != topic:
@@ -182,7 +182,7 @@ class TopicChanges:
             for listener in self.deleted_listeners:
                 listener(topic.topic_id)
 
-    def _checked_queues(self, name: str, queues: int, *, had: int) -> int:
+    def _check_queue_count(self, name: str, queues: int, *, had: int) -> int:
         if queues < 1:
             raise InvalidTopicChange(name, "it needs at least one queue")
         if queues > self.config.max_queues_per_topic:
@@ -210,14 +210,14 @@ _FORMER_COUNTS = 8
 _LIMITS = ("retention_ms", "retention_bytes", "max_bytes")
 
 
-def _normal(fields: Mapping[str, object]) -> dict[str, Any]:
+def _normalize(fields: Mapping[str, object]) -> dict[str, Any]:
     """Return the fields of a topic. A limit that is null or 0 becomes None."""
     return {
         name: None if name in _LIMITS and not value else value for name, value in fields.items()
     }
 
 
-def _compare(
+def _check_equal(
     topic: Topic, queues: int | None, priority_levels: int | None, given: Mapping[str, object]
 ) -> None:
     """Raise TopicConflict for the first given field that differs."""
@@ -225,7 +225,7 @@ def _compare(
         raise TopicConflict(topic.name, "queues", queues, topic.queues_per_level)
     if priority_levels not in (None, topic.priority_levels):
         raise TopicConflict(topic.name, "priority_levels", priority_levels, topic.priority_levels)
-    for name, value in _normal(given).items():
+    for name, value in _normalize(given).items():
         existing = getattr(topic.config, name)
         if value != existing:
             raise TopicConflict(topic.name, name, value, existing)

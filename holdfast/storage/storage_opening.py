@@ -31,13 +31,7 @@ from holdfast.consumequeue.index.queue_lookup import queue_bytes_at
 from holdfast.consumequeue.index.rebuild import IndexRebuild
 from holdfast.consumequeue.index.reput import ReputService
 from holdfast.consumequeue.index.seal import was_closed_in_order
-from holdfast.consumequeue.maintenance.damage_at_start import (
-    keep_ends,
-    note_damage,
-    note_holes,
-    note_lost_end,
-    recheck,
-)
+from holdfast.consumequeue.maintenance.damage_at_start import StartCheck, keep_ends, note_damage
 from holdfast.consumequeue.publishing import ArrivalListener
 from holdfast.consumequeue.state.group_offsets import offsets_beyond_end
 from holdfast.consumequeue.state.journal import state_in_log
@@ -164,20 +158,20 @@ class StorageOpening:
                 Fault("damaged-file", f"{path.name}: {reason}")
                 for path, reason in log.damaged_headers
             ]
-            book.files += [Fault("damaged-state", lost) for lost in _complete(state, log)]
+            book.files += [Fault("damaged-state", lost) for lost in _complete_state(state, log)]
             book.load(state.records)
             self.progress.step = "opening the index"
-            was_in_order = was_closed_in_order(self.data_dir.consumequeue)
+            was_clean = was_closed_in_order(self.data_dir.consumequeue)
             started_s = time.monotonic()
             index = Index(self.data_dir.consumequeue, self.config.consumequeue.map_size_bytes)
             closing.callback(index.close)
             indexed_ends: dict[QueueKey, int] = {}
-            if not _belongs(index.position(), log):
+            if not _is_within_log(index.position(), log):
                 _logger.warning("the index reaches beyond the end of the log: it is rebuilt")
                 indexed_ends = _indexed_ends(index)
                 index.clear()
             opened = self._recover(log, state, index, indexed_ends, book)
-            _log_recovered(opened, was_in_order, time.monotonic() - started_s)
+            _log_recovered(opened, was_clean, time.monotonic() - started_s)
             closing.callback(opened.groups.close)
             opened.closing = closing.pop_all()
             for fault in opened.faults():
@@ -236,9 +230,10 @@ class StorageOpening:
         _set_begins(index, queues, table)
         _note_lost_ends(queues, table, indexed_ends, book)
         keep_ends(queues, book)
-        note_holes(log, index, queues, book)
-        note_lost_end(log, index, queues, scanned_from, book)
-        recheck(log, index, queues, book)
+        check = StartCheck(log, index, queues, book)
+        check.note_holes()
+        check.note_lost_end(scanned_from)
+        check.recheck()
         _set_offsets_back(state, table, queues)
         self.progress.step = "restoring groups"
         groups = self._open_groups(state, table, queues)
@@ -341,13 +336,13 @@ class StorageOpening:
         self.progress.total_bytes = total
 
 
-def _log_recovered(opened: OpenDataDir, was_in_order: bool | None, seconds: float) -> None:
+def _log_recovered(opened: OpenDataDir, was_clean: bool | None, seconds: float) -> None:
     """Log how the previous run ended, if that is known, and what recovery found."""
     how = {
         None: "recovered",
-        True: "recovered after a stop in order",
-        False: "recovered: the broker before did not stop in order (killed, or power was lost)",
-    }[was_in_order]
+        True: "recovered after a clean stop",
+        False: "recovered; the previous broker did not stop cleanly (killed, or power was lost)",
+    }[was_clean]
     recovered = opened.recovered
     _logger.info(
         how,
@@ -372,7 +367,7 @@ def _delete_index(directory: Path) -> None:
     shutil.rmtree(directory)
 
 
-def _complete(state: StateStore, log: CommitLog) -> list[str]:
+def _complete_state(state: StateStore, log: CommitLog) -> list[str]:
     """Read the records that the state lacks from the log, and store them in the state. Return the
     faults that remain."""
     if not state.is_new and not state.damaged:
@@ -390,7 +385,7 @@ def _complete(state: StateStore, log: CommitLog) -> list[str]:
     return lost
 
 
-def _belongs(position: ReputPosition, log: CommitLog) -> bool:
+def _is_within_log(position: ReputPosition, log: CommitLog) -> bool:
     if position.physical_offset == 0:
         return True
     end = log.segments[-1].end_offset if log.segments else 0

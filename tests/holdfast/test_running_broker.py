@@ -81,7 +81,7 @@ def test_a_start_that_logs_may_take_long(tmp_path: Path) -> None:
 
 
 def test_a_silent_start_fails(tmp_path: Path) -> None:
-    with pytest.raises(BrokerDidNotStart, match="no word of it"):
+    with pytest.raises(BrokerDidNotStart, match="it was silent"):
         _slow(tmp_path, steps=1, silent_s=30).start()
 
 

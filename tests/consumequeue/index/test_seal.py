@@ -7,7 +7,7 @@ import lmdb
 import pytest
 
 from holdfast.consumequeue.index import index as index_module
-from holdfast.consumequeue.index.check import check_apart, find_damage
+from holdfast.consumequeue.index.check import check_in_child, find_damage
 from holdfast.consumequeue.index.consume_queue import CqUnit
 from holdfast.consumequeue.index.index import Index, IndexCorrupt, ReputPosition
 from holdfast.consumequeue.index.seal import SEAL, break_seal, seal
@@ -87,7 +87,7 @@ def test_a_condemned_index_is_not_sealed(tmp_path: Path) -> None:
 def test_a_child_process_accepts_a_sound_index(tmp_path: Path) -> None:
     filled(tmp_path)
     assert find_damage(tmp_path) is None
-    check_apart(tmp_path)
+    check_in_child(tmp_path)
 
 
 def test_a_child_process_checks_a_large_file(
@@ -122,4 +122,4 @@ def test_a_check_that_ends_early_counts_as_damage(
     filled(tmp_path)
     monkeypatch.setattr("holdfast.consumequeue.index.check.sys.executable", "/bin/false")
     with pytest.raises(lmdb.CorruptedError, match="status 1"):
-        check_apart(tmp_path)
+        check_in_child(tmp_path)

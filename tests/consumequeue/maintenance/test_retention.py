@@ -18,8 +18,8 @@ from holdfast.consumequeue.maintenance.retention import (
     Begins,
     apply_begins,
     find_expired,
+    is_unneeded,
     queues_in,
-    unneeded,
 )
 from holdfast.consumequeue.topics import Topic, TopicConfig
 from tests.support.stored import batch, fill_segment, open_storage, settled, small_config, until
@@ -211,16 +211,16 @@ def ten(min_offset: int) -> ConsumeQueue:
 def test_a_segment_is_needed_while_a_queue_begins_in_it(
     holds: Begins, begin: int, expected: bool
 ) -> None:
-    assert unneeded(holds, {(1, 0): ten(begin)}, lambda topic_id: False) is expected
+    assert is_unneeded(holds, {(1, 0): ten(begin)}, lambda topic_id: False) is expected
 
 
 def test_gap_blocks_of_a_repair_are_not_needed() -> None:
-    assert unneeded({(GAP_TOPIC_ID, 0): 1}, {}, lambda topic_id: False)
+    assert is_unneeded({(GAP_TOPIC_ID, 0): 1}, {}, lambda topic_id: False)
 
 
 def test_a_deleted_topic_needs_nothing() -> None:
-    assert unneeded(held(q0=5, q1=5), {}, lambda topic_id: topic_id == 1)
-    assert not unneeded(held(q0=5), {}, lambda topic_id: topic_id == 2)
+    assert is_unneeded(held(q0=5, q1=5), {}, lambda topic_id: topic_id == 1)
+    assert not is_unneeded(held(q0=5), {}, lambda topic_id: topic_id == 2)
 
 
 async def test_footer_and_blocks_give_the_same_queues(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from holdfast.consumequeue.index import index as index_module
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue, CqUnit
 from holdfast.consumequeue.index.index import Index, ReputPosition
 from holdfast.consumequeue.index.queue_lookup import first_unit_reaching
-from holdfast.consumequeue.reading.splits import Split, cut_parts, piece_bytes, sized_parts
+from holdfast.consumequeue.reading.splits import Split, choose_piece_bytes, cut_parts, measure_parts
 
 _topics = itertools.count(1)
 
@@ -43,8 +43,10 @@ def plan_splits(
     max_splits: int = 2**63,
 ) -> list[Split]:
     """Return the pieces of the parts."""
-    sized = list(sized_parts(index, topic_id, parts))
-    target = piece_bytes(sized, max_bytes=max_bytes, min_splits=min_splits, max_splits=max_splits)
+    sized = list(measure_parts(index, topic_id, parts))
+    target = choose_piece_bytes(
+        sized, max_bytes=max_bytes, min_splits=min_splits, max_splits=max_splits
+    )
     return list(cut_parts(index, topic_id, sized, target))
 
 
@@ -156,7 +158,7 @@ def test_a_plan_is_computed_piece_by_piece(index: Index, monkeypatch: pytest.Mon
         return first_unit_reaching(*args)
 
     monkeypatch.setattr("holdfast.consumequeue.reading.splits.first_unit_reaching", counted)
-    (part,) = sized_parts(index, 1, [(0, queue(*[(1, 100)] * 1000), 0, 1000)])
+    (part,) = measure_parts(index, 1, [(0, queue(*[(1, 100)] * 1000), 0, 1000)])
     pieces = cut_parts(index, 1, [part], 1)
     for number in range(1, 20):
         next(pieces)

@@ -110,7 +110,7 @@ async def test_a_start_checks_a_limited_size(
     places = await _filled(tmp_path)
     _overwrite(_segment(tmp_path), places[5][0] + HEADER_SIZE, b"\xff\xff")
     looked_at = places[9][1] - places[5][0] + beyond
-    monkeypatch.setattr(damage_at_start, "LOOKED_AT_BYTES", looked_at)
+    monkeypatch.setattr(damage_at_start, "CHECKED_BYTES", looked_at)
     async with open_storage(small_config(tmp_path)) as storage:
         assert bool(storage.degraded) == is_found
 
@@ -140,7 +140,7 @@ async def test_a_newer_block_can_be_skipped(
 ) -> None:
     places = await _filled(tmp_path)
     _raise_version(tmp_path, places[4][0])
-    monkeypatch.setattr(damage_at_start, "LOOKED_AT_BYTES", 0)
+    monkeypatch.setattr(damage_at_start, "CHECKED_BYTES", 0)
     async with open_storage(small_config(tmp_path)) as storage:
         store, topic = storage.store, storage.store.table.get("t")
         limits: dict[str, Any] = {"max_messages": 100, "max_bytes": 1 << 20}
