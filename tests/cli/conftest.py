@@ -4,15 +4,13 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from holdfast.cli.main import main
-
-if TYPE_CHECKING:
-    from holdfast.testing import RunningBroker
+from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 
 Run = Callable[..., Result]
 
@@ -59,7 +57,23 @@ def commands_against(url: str) -> Run:
     return run
 
 
+@pytest.fixture(scope="session")
+def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    """A broker for all tests that need none of their own: starting one takes a second."""
+    with RunningBroker(tmp_path_factory.mktemp("cli") / "data", TEST_ARGUMENTS) as broker:
+        yield broker
+
+
 @pytest.fixture
-def holdfast(holdfast_broker: "RunningBroker") -> Run:
-    """Return a function that runs a command against a broker used only by this test."""
-    return commands_against(holdfast_broker.url)
+def holdfast(request: pytest.FixtureRequest, shared_broker: RunningBroker) -> Iterator[Run]:
+    """Return a function that runs a command against an empty broker: the test's `holdfast_broker`
+    if the test has one, otherwise the shared broker, which is emptied after the test."""
+    if "holdfast_broker" in request.fixturenames:
+        yield commands_against(request.getfixturevalue("holdfast_broker").url)
+        return
+    yield commands_against(shared_broker.url)
+    with shared_broker.client() as client:
+        for group in list(client.groups()):
+            client.delete_group(group["group"])
+        for topic in list(client.topics()):
+            client.delete_topic(topic["topic"])

@@ -92,9 +92,9 @@ def test_a_group_with_other_settings_is_not_changed(orders: Run) -> None:
 
 
 def test_a_group_that_only_stores_offsets_gets_leases(
-    orders: Run, holdfast_broker: RunningBroker
+    orders: Run, shared_broker: RunningBroker
 ) -> None:
-    with holdfast_broker.client() as client:
+    with shared_broker.client() as client:
         client.store_offsets("g", "orders", {0: 7})
     assert orders("group", "create", "g", "orders").exit_code == 0
     assert consumed_offsets(orders, "orders", "--group", "g") == [7, 8, 9]
@@ -215,11 +215,11 @@ def test_a_terminal_shows_tables(orders: Run, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def group(holdfast: Run, holdfast_broker: RunningBroker) -> Run:
+def group(holdfast: Run, shared_broker: RunningBroker) -> Run:
     """Store offset 1 of 3 in queue 0 of a topic for group g."""
     holdfast("topic", "create", "t", "--queues", "1")
     holdfast("publish", "t", input=b"a\nb\nc\n")
-    with holdfast_broker.client() as client:
+    with shared_broker.client() as client:
         client.store_offsets("g", "t", {0: 1})
     return holdfast
 

@@ -146,11 +146,11 @@ def test_what_contradicts_itself_is_refused(holdfast: Run, arguments: tuple[str,
 
 # O2: the output of pull could not be published again without changes.
 def test_what_pull_prints_publish_takes_byte_for_byte(
-    holdfast: Run, holdfast_broker: RunningBroker
+    holdfast: Run, shared_broker: RunningBroker
 ) -> None:
     bodies = [b"", b"plain", b"\x00\xff\xfe not text", "Gr\u00fc\u00dfe \U0001f600\u2028".encode()]
     bodies += [b'{"body": "nested"}', b"two\nlines\r", bytes(range(256)) * 40]
-    with holdfast_broker.client() as client:
+    with shared_broker.client() as client:
         client.create_topic("from", queues=1)
         client.create_topic("to", queues=1)
         for number, body in enumerate(bodies):

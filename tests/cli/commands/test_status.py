@@ -8,8 +8,8 @@ from tests.cli.conftest import Run
 
 
 # O3: the commands status and top did not exist.
-def test_the_status_has_what_the_broker_says(holdfast: Run, holdfast_broker: RunningBroker) -> None:
-    with holdfast_broker.client() as client:
+def test_the_status_is_that_of_the_broker(holdfast: Run, shared_broker: RunningBroker) -> None:
+    with shared_broker.client() as client:
         client.create_topic("orders", queues=1)
         for _ in range(3):
             client.publish("orders", b"x")
