@@ -7,22 +7,16 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner, Result
 
 from holdfast.cli.main import main, report_failure
+from tests.cli.conftest import assert_refused
 
 HEAVY = {"aiohttp", "asyncio", "lmdb", "msgspec", "numpy", "pyspark", "rich", "uvloop"}
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "holdfast", *arguments],
-        env={"PATH": "/usr/bin:/bin", **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+def invoke(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(main, arguments, env=environment, prog_name="holdfast")
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -62,10 +56,8 @@ def test_every_command_helps(path: tuple[str, ...], capsys: pytest.CaptureFixtur
 # O1: a group without a command printed its help in one line of 1,300 characters.
 @pytest.mark.parametrize("path", [[], ["topic"], ["group"], ["config"], ["message"], ["token"]])
 def test_a_group_without_a_command_prints_its_help(path: list[str]) -> None:
-    done, helped = run(*path), run(*path, "--help")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr == helped.stdout
+    done, helped = invoke(*path), invoke(*path, "--help")
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", helped.stdout)
     assert done.stderr.count("\n") > 5
 
 
@@ -102,46 +94,37 @@ def test_every_command_is_on_the_page(path: tuple[str, ...]) -> None:
     ],
 )
 def test_wrong_usage_is_one_line_and_code_2(arguments: list[str], said: str) -> None:
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("holdfast: ")
-    assert done.stderr.count("\n") == 1
-    assert said in done.stderr
+    assert_refused(invoke(*arguments), 2, said)
 
 
 @pytest.mark.parametrize(
     "arguments", [["topic", "list"], ["pull", "t"], ["publish", "t"], ["message", "get", "0" * 32]]
 )
 def test_no_broker_is_one_line_and_code_3(arguments: list[str], unused_port: int) -> None:
-    done = run(*arguments, "--url", f"http://127.0.0.1:{unused_port}")
-    assert done.returncode == 3
-    assert done.stdout == ""
-    assert done.stderr.startswith(f"holdfast: no broker answers at http://127.0.0.1:{unused_port}")
-    assert done.stderr.count("\n") == 1
+    url = f"http://127.0.0.1:{unused_port}"
+    assert_refused(invoke(*arguments, "--url", url), 3, f"holdfast: no broker answers at {url}")
 
 
 # O6: --url was accepted only after the command.
 def test_options_about_the_broker_may_stand_before_the_command(unused_port: int) -> None:
     here = f"http://127.0.0.1:{unused_port}"
     for arguments in (["--url", here, "topic", "list"], ["topic", "list", "--url", here]):
-        assert f"no broker answers at {here} " in run(*arguments, HOLDFAST_URL="http://x").stderr
-    both = run("--url", "http://nowhere:1", "topic", "list", "--url", here)
+        done = invoke(*arguments, HOLDFAST_URL="http://x")
+        assert f"no broker answers at {here} " in done.stderr
+    both = invoke("--url", "http://nowhere:1", "topic", "list", "--url", here)
     assert f"no broker answers at {here} " in both.stderr
 
 
 def test_a_command_that_talks_to_no_broker_takes_none(tmp_path: Path) -> None:
-    done = run("--url", "http://h:1", "check", str(tmp_path))
-    assert done.returncode == 2
-    assert "'holdfast check' talks to no broker: omit --url." in done.stderr
+    done = invoke("--url", "http://h:1", "check", str(tmp_path))
+    assert_refused(done, 2, "'holdfast check' talks to no broker: omit --url.")
 
 
 def test_a_token_file_may_stand_before_the_command(tmp_path: Path, unused_port: int) -> None:
     file = tmp_path / "token"
     file.write_text("two words")
-    done = run("--token-file", str(file), "topic", "list", "--url", f"http://h:{unused_port}")
-    assert done.returncode == 2
-    assert "must contain one token" in done.stderr
+    done = invoke("--token-file", str(file), "topic", "list", "--url", f"http://h:{unused_port}")
+    assert_refused(done, 2, "must contain one token")
 
 
 # O2: --key named the TLS key, but looked like the option for a message's key.
@@ -150,18 +133,17 @@ def test_a_token_file_may_stand_before_the_command(tmp_path: Path, unused_port: 
 )
 def test_former_names_of_tls_options_are_taken_and_not_shown(former: str, name: str) -> None:
     url = ("--url", "https://127.0.0.1:1")
-    said = [run("topic", "list", *url, flag, "/none").stderr for flag in (former, name)]
+    said = [invoke("topic", "list", *url, flag, "/none").stderr for flag in (former, name)]
     assert said[0] == said[1]
     assert "/none" in said[0]
-    helped = run("topic", "list", "--help").stdout
+    helped = invoke("topic", "list", "--help").stdout
     assert f" {name} " in helped
     assert f" {former} " not in helped
 
 
 def test_a_wrong_variable_is_named() -> None:
-    done = run("config", "show", HOLDFAST_HTTP_API_PROT="1")
-    assert done.returncode == 2
-    assert "did you mean HOLDFAST_HTTP_API_PORT?" in done.stderr
+    done = invoke("config", "show", HOLDFAST_HTTP_API_PROT="1")
+    assert_refused(done, 2, "did you mean HOLDFAST_HTTP_API_PORT?")
 
 
 def test_the_reader_of_the_output_may_go_away() -> None:
@@ -172,7 +154,13 @@ def test_the_reader_of_the_output_may_go_away() -> None:
 
 
 def test_completion_knows_the_commands() -> None:
-    done = run(COMP_WORDS="holdfast to", COMP_CWORD="1", _HOLDFAST_COMPLETE="bash_complete")
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast"],
+        env={"COMP_WORDS": "holdfast to", "COMP_CWORD": "1", "_HOLDFAST_COMPLETE": "bash_complete"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.stdout.split() == ["plain,top", "plain,topic", "plain,token"]
 
 

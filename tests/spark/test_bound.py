@@ -8,7 +8,7 @@ from holdfast.spark.read.plan import bind_topics
 from tests.support.fake_broker import FakeBroker, FakeTopic
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def topic(broker: FakeBroker) -> FakeTopic:
     topic = broker.topic("orders", queues=2)
     for queue in range(2):
@@ -45,9 +45,7 @@ def test_a_bound_read_is_the_same_whatever_comes_later(
     assert again(bound) == bound.offsets
 
 
-def test_options_are_kept_but_for_those_that_are_answered(
-    broker: FakeBroker, topic: FakeTopic
-) -> None:
+def test_options_are_kept_but_for_those_that_are_answered(broker: FakeBroker) -> None:
     bound = bind(
         broker.url, "orders", startingTimestamp=0, includeBody=False, tag="a", minPartitions=None
     )
@@ -64,14 +62,12 @@ def test_options_are_kept_but_for_those_that_are_answered(
     [{"subscribe": "orders"}, {"subscribePattern": "o.*"}, {"Assign": '{"orders": [0, 1]}'}],
     ids=str,
 )
-def test_topics_are_bound_however_they_are_named(
-    broker: FakeBroker, topic: FakeTopic, what: dict[str, str]
-) -> None:
+def test_topics_are_bound_however_they_are_named(broker: FakeBroker, what: dict[str, str]) -> None:
     bound = bind(broker.url, **what)
     assert again(bound) == bound.offsets == {"orders": {0: (0, 10), 1: (0, 10)}}
 
 
-def test_several_topics_keep_their_topic_column(broker: FakeBroker, topic: FakeTopic) -> None:
+def test_several_topics_keep_their_topic_column(broker: FakeBroker) -> None:
     broker.topic("returns")
     bound = bind(broker.url, "orders,returns", group="billing")
     assert bound.options["columns"].startswith("topic,")
@@ -80,22 +76,20 @@ def test_several_topics_keep_their_topic_column(broker: FakeBroker, topic: FakeT
     assert again(bound) == bound.offsets
 
 
-def test_a_start_may_be_given_beside_the_group(broker: FakeBroker, topic: FakeTopic) -> None:
+def test_a_start_may_be_given_beside_the_group(broker: FakeBroker) -> None:
     bind(broker.url, "orders", group="billing").save()
     bound = bind(broker.url, "orders", group="billing", startingOffsets='{"0": 4}')
     assert bound.offsets == {"orders": {0: (4, 10), 1: (0, 10)}}
 
 
-def test_saving_twice_is_saving_once(broker: FakeBroker, topic: FakeTopic) -> None:
+def test_saving_twice_is_saving_once(broker: FakeBroker) -> None:
     bound = bind(broker.url, "orders", group="billing")
     bound.save()
     bound.save()
     assert broker.groups["billing"]["orders"] == ({0: 10, 1: 10}, 1)
 
 
-def test_offsets_that_somebody_else_moved_are_left_alone(
-    broker: FakeBroker, topic: FakeTopic
-) -> None:
+def test_offsets_that_somebody_else_moved_are_left_alone(broker: FakeBroker) -> None:
     bound = bind(broker.url, "orders", group="billing")
     broker.groups["billing"] = {"orders": ({0: 3}, 1)}
     with pytest.raises(OffsetsMoved, match="bind again"):
@@ -103,7 +97,7 @@ def test_offsets_that_somebody_else_moved_are_left_alone(
     assert broker.groups["billing"]["orders"] == ({0: 3}, 1)
 
 
-def test_without_a_group_there_is_nothing_to_save(broker: FakeBroker, topic: FakeTopic) -> None:
+def test_without_a_group_there_is_nothing_to_save(broker: FakeBroker) -> None:
     with pytest.raises(ValueError, match="group"):
         bind(broker.url, "orders").save()
 
@@ -118,16 +112,14 @@ def test_a_groups_trimmed_offsets_are_lost_data(broker: FakeBroker, topic: FakeT
     assert bound.offsets["orders"][0] == (10, 20)
 
 
-def test_a_topic_made_again_is_not_read_in_its_stead(broker: FakeBroker, topic: FakeTopic) -> None:
+def test_a_topic_made_again_is_not_read_in_its_stead(broker: FakeBroker) -> None:
     bound = bind(broker.url, "orders")
     broker.topic("orders", queues=2)
     with pytest.raises(TopicRecreated):
         again(bound)
 
 
-def test_a_topic_made_again_since_it_was_read_is_not_saved(
-    broker: FakeBroker, topic: FakeTopic
-) -> None:
+def test_a_topic_made_again_since_it_was_read_is_not_saved(broker: FakeBroker) -> None:
     bound = bind(broker.url, "orders", group="billing")
     broker.topic("orders", queues=2)
     with pytest.raises(TopicRecreated):
@@ -135,9 +127,7 @@ def test_a_topic_made_again_since_it_was_read_is_not_saved(
     assert broker.groups == {}
 
 
-def test_a_group_may_be_in_more_queues_than_are_assigned(
-    broker: FakeBroker, topic: FakeTopic
-) -> None:
+def test_a_group_may_be_in_more_queues_than_are_assigned(broker: FakeBroker) -> None:
     bind(broker.url, "orders", group="billing", endingOffsets='{"0": 4, "1": 6}').save()
     bound = bind(broker.url, assign='{"orders": [1]}', group="billing")
     assert bound.offsets == {"orders": {1: (6, 10)}}
@@ -150,13 +140,13 @@ def test_options_are_checked(broker: FakeBroker) -> None:
         bind(broker.url, "orders", sine=1)
 
 
-def test_the_token_is_used_but_not_shown(broker: FakeBroker, topic: FakeTopic) -> None:
+def test_the_token_is_used_but_not_shown(broker: FakeBroker) -> None:
     broker.token = "secret"
     bound = bind(broker.url, "orders", group="billing", token="secret")
     bound.save()
     assert "secret" not in repr(bound)
 
 
-def test_a_broker_is_found_without_its_scheme(broker: FakeBroker, topic: FakeTopic) -> None:
+def test_a_broker_is_found_without_its_scheme(broker: FakeBroker) -> None:
     bind(broker.url.removeprefix("http://"), "orders", group="billing").save()
     assert "billing" in broker.groups

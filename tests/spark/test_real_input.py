@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -85,9 +85,8 @@ def statuses(frame: "DataFrame") -> dict[str, int]:
 
 def test_the_whole_topic(spark: "SparkSession", published: PublishedLog) -> None:
     frame = published.load(spark)
-    assert frame.count() == 10_000
+    assert frame.selectExpr("count(*)", "count(distinct key)").first() == (10_000, KEYS)
     assert statuses(frame) == STATUSES
-    assert frame.select("key").distinct().count() == KEYS
 
 
 def test_every_line_arrives_byte_for_byte_in_the_order_of_its_key(
@@ -101,19 +100,6 @@ def test_every_line_arrives_byte_for_byte_in_the_order_of_its_key(
     for key, body in ordered.collect():
         found.setdefault(key, []).append(bytes(body))
     assert found == expected
-
-
-def test_kafka_columns(spark: "SparkSession", published: PublishedLog) -> None:
-    frame = (
-        spark.read.format("holdfast")
-        .option("kafka.bootstrap.servers", published.url)
-        .option("subscribe", TOPIC)
-        .option("schema", "kafka")
-        .load()
-    )
-    assert frame.select("key").distinct().count() == KEYS
-    assert frame.where("value like '%GET /presentations/%'").count() > 0
-    assert frame.groupBy("partition").count().count() == QUEUES
 
 
 #: A batch job written for the Kafka connector; only the format, the address and, for the columns'
@@ -155,7 +141,11 @@ def test_a_job_for_kafka_runs_with_its_format_and_address_changed(
         "key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers",
     ]  # fmt: skip
     assert hits_by_status(frame) == STATUSES
-    assert frame.where("headers IS NOT NULL").count() == 0
+    found = frame.selectExpr(
+        "count(headers)", "count(distinct key)", "count(distinct partition)",
+        "count_if(value like '%GET /presentations/%') > 0",
+    )  # fmt: skip
+    assert found.first() == (0, KEYS, QUEUES, True)
 
 
 def test_a_stream_for_kafka_runs_with_its_format_and_address_changed(
@@ -210,20 +200,16 @@ def test_offset_ranges_add_up(spark: "SparkSession", published: PublishedLog) ->
     first = published.load(spark, endingOffsets=offsets)
     second = published.load(spark, startingOffsets=offsets)
     assert first.count() == sum(middle.values())
-    assert Counter(statuses(first)) + Counter(statuses(second)) == STATUSES
     assert statuses(first.union(second)) == STATUSES
 
 
-def test_time_ranges_add_up(
-    spark: "SparkSession", published: PublishedLog, lines: list[bytes]
-) -> None:
+def test_time_ranges_add_up(spark: "SparkSession", published: PublishedLog) -> None:
     first = published.load(spark, endingTimestamp=published.middle_ms)
     second = published.load(spark, startingTimestamp=published.middle_ms)
-    assert (first.count(), second.count()) == (published.half, len(lines) - published.half)
-    assert Counter(statuses(first)) + Counter(statuses(second)) == STATUSES
-    both = published.load(
-        spark, startingTimestamp=0, endingTimestamp=newest_ms(published.broker) + 1
-    )
+    assert first.count() == published.half
+    assert statuses(first.union(second)) == STATUSES
+    newest = newest_ms(published.broker)
+    both = published.load(spark, startingTimestamp=0, endingTimestamp=newest + 1)
     assert statuses(both) == STATUSES
 
 
@@ -241,32 +227,14 @@ def test_a_groups_stored_offsets(spark: "SparkSession", published: PublishedLog)
     assert statuses(first.load(spark).union(second.load(spark))) == STATUSES
 
 
-def test_a_range_read_twice_is_the_same_bytes(
+def test_tags_and_filters_are_evaluated_by_the_broker(
     spark: "SparkSession", published: PublishedLog
 ) -> None:
-    frame = published.load(spark, startingOffsets='{"0": 7, "2": 100}', minPartitions=6)
-
-    def rows() -> list[tuple[Any, ...]]:
-        return [tuple(row) for row in frame.collect()]
-
-    assert rows() == rows()
-
-
-@pytest.mark.parametrize("status", ["404", "500"])
-def test_tags_are_chosen_by_the_broker(
-    spark: "SparkSession", published: PublishedLog, status: str
-) -> None:
-    frame = published.load(spark, tag=status)
-    assert statuses(frame) == {status: STATUSES[status]}
-
-
-def test_a_filter_is_evaluated_by_the_broker(
-    spark: "SparkSession", published: PublishedLog
-) -> None:
-    frame = published.load(spark, filter="TAGS IN ('404', '500')")
-    plain = published.load(spark).where("tag in ('404', '500')")
-    assert sorted(frame.collect()) == sorted(plain.collect())
-    assert frame.count() == STATUSES["404"] + STATUSES["500"]
+    assert statuses(published.load(spark, tag="404")) == {"404": STATUSES["404"]}
+    filtered = published.load(spark, filter="TAGS IN ('404', '500')").collect()
+    tagged = published.load(spark, tag="404,500").collect()
+    assert sorted(filtered) == sorted(tagged)
+    assert len(filtered) == STATUSES["404"] + STATUSES["500"]
 
 
 def test_a_broker_that_is_killed_before_the_tasks_read_is_waited_for(

@@ -53,6 +53,7 @@ def told(act: Callable[[], object], *, last: bool = True) -> str:
         ({"url": ""}, "or path (a data directory to read)", True),
         ({"topic": ""}, "give exactly one of topic, subscribe", True),
         ({"topic": "nowhere"}, "there is no topic 'nowhere'", True),
+        ({"startOffsets": "earliest"}, "did you mean 'startingOffsets'", True),
         (
             {"startingOffsets": '{"0": 2}', "endingOffsets": '{"0": 1}'},
             "give an earlier start",
@@ -94,6 +95,7 @@ def test_a_task_that_fails_says_why(spark: "SparkSession", broker: FakeBroker) -
     [
         ({"endingOffsets": "latest"}, "trigger(availableNow=True) stops at the current end"),
         ({"startingOffsets": '{"0": 9}'}, "give a smaller offset"),
+        ({"maxOffsetPerTrigger": "5"}, "did you mean 'maxOffsetsPerTrigger'"),
         ({"startingOffsets": "earliest"}, "failOnDataLoss=false"),  # its tasks fail
     ],
 )

@@ -29,7 +29,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def topic(broker: FakeBroker) -> FakeTopic:
     """One queue of 30 blocks of 10 messages; a body is its offset."""
     topic = broker.topic("orders")
@@ -146,9 +146,7 @@ def test_tags_choose_rows(topic: FakeTopic, client: BrokerClient, given: dict[st
     assert offsets(read(client, part_of(topic, 7, 222), columns="offset,body", **given)) == expected
 
 
-def test_blocks_without_the_tag_are_not_missed(
-    broker: FakeBroker, topic: FakeTopic, client: BrokerClient
-) -> None:
+def test_blocks_without_the_tag_are_not_missed(topic: FakeTopic, client: BrokerClient) -> None:
     for tag in ("500", "200", "500", "200"):
         base = topic.queues[0].max_offset
         topic.publish(0, [b"%d" % base], tags=[tag])
@@ -189,16 +187,12 @@ def test_the_next_pull_is_under_way_while_rows_are_taken(
     rows.close()  # type: ignore[attr-defined]
 
 
-def test_a_trimmed_range_is_lost_data(topic: FakeTopic, client: BrokerClient) -> None:
-    topic.queues[0].min_offset = 50
-    with pytest.raises(DataLost, match="from offset 20 to 50"):
-        read(client, part_of(topic, 20, 100))
-
-
-def test_a_trimmed_range_is_left_out_when_loss_is_allowed(
+def test_a_trimmed_range_is_lost_data_or_skipped_and_logged(
     topic: FakeTopic, client: BrokerClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic.queues[0].min_offset = 50
+    with pytest.raises(DataLost, match="from offset 20 to 50"):
+        read(client, part_of(topic, 20, 100))
     with caplog.at_level(logging.WARNING, "holdfast.spark"):
         rows = read(client, part_of(topic, 20, 100), failOnDataLoss="false")
         assert offsets(rows) == list(range(50, 100))

@@ -129,27 +129,16 @@ def test_partitions_are_limited_in_bytes(topic: FakeTopic, client: BrokerClient)
     assert len(plan) == 7  # of 20 blocks, three at a time
 
 
-def test_ranges_trimmed_before_the_plan_are_lost_data(
-    topic: FakeTopic, client: BrokerClient
+def test_ranges_trimmed_before_the_plan_are_lost_data_or_skipped_and_logged(
+    topic: FakeTopic, client: BrokerClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     topics = bind_topics(client, options())
     topic.queues[1].min_offset = 30
     with pytest.raises(DataLost, match=r"queue 1 of 'orders' .* offset 0 to 30"):
         plan_partitions(client, options(), topics)
-
-
-def test_ranges_trimmed_before_the_plan_are_left_out_when_loss_is_allowed(
-    topic: FakeTopic, client: BrokerClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    wanted = options(failOnDataLoss="false")
-    topics = bind_topics(client, wanted)
-    topic.queues[1].min_offset = 30
     with caplog.at_level(logging.WARNING, "holdfast.spark"):
-        plan = plan_partitions(client, wanted, topics)
-    assert [(p.queue, p.start, p.end) for parts in plan for p in parts] == [
-        (0, 0, 100),
-        (1, 30, 100),
-    ]
+        (parts,) = plan_partitions(client, options(failOnDataLoss="false"), topics)
+    assert [(p.queue, p.start, p.end) for p in parts] == [(0, 0, 100), (1, 30, 100)]
     assert "skipped 30 messages" in caplog.text
 
 

@@ -1,5 +1,6 @@
 """The source under Spark itself: one test per promise."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def topic(broker: FakeBroker) -> FakeTopic:
     topic = broker.topic("orders", queues=2)
     for queue in range(2):
@@ -30,18 +31,27 @@ def topic(broker: FakeBroker) -> FakeTopic:
     return topic
 
 
-def load(spark: "SparkSession", broker: FakeBroker, **options: str) -> "DataFrame":
-    if "assign" not in options:
-        options["topic"] = "orders"
-    return spark.read.format("holdfast").options(url=broker.url, **options).load()
+Load = Callable[..., "DataFrame"]
+
+
+@pytest.fixture
+def load(spark: "SparkSession", broker: FakeBroker) -> Load:
+    """Return a function that reads the topic "orders" with these options."""
+
+    def read(**options: str) -> "DataFrame":
+        if "assign" not in options:
+            options["topic"] = "orders"
+        return spark.read.format("holdfast").options(url=broker.url, **options).load()
+
+    return read
 
 
 def collect(frame: "DataFrame") -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in frame.collect())
 
 
-def test_columns_and_rows(spark: "SparkSession", broker: FakeBroker, topic: FakeTopic) -> None:
-    frame = load(spark, broker)
+def test_columns_and_rows(load: Load) -> None:
+    frame = load()
     assert [tuple(field) for field in frame.dtypes] == [
         ("queue", "int"),
         ("offset", "bigint"),
@@ -63,7 +73,7 @@ def test_columns_and_rows(spark: "SparkSession", broker: FakeBroker, topic: Fake
     assert frame.count() == 60
 
 
-def test_kafka_columns(spark: "SparkSession", broker: FakeBroker, topic: FakeTopic) -> None:
+def test_kafka_columns(spark: "SparkSession", broker: FakeBroker) -> None:
     frame = (
         spark.read.format("holdfast")
         .option("kafka.bootstrap.servers", broker.url.removeprefix("http://"))
@@ -82,35 +92,25 @@ def test_kafka_columns(spark: "SparkSession", broker: FakeBroker, topic: FakeTop
     assert frame.where("headers is null").count() == 6
 
 
-def test_every_column_can_be_asked_for(
-    spark: "SparkSession", broker: FakeBroker, topic: FakeTopic
-) -> None:
-    frame = load(spark, broker, columns="message_id,topic,priority,offset", tag="200")
+def test_every_column_can_be_asked_for(load: Load) -> None:
+    frame = load(columns="message_id,topic,priority,offset", tag="200")
     first = frame.orderBy("message_id").first()
     assert first is not None
     assert tuple(first) == ("00000001" + "00000000" + "0000000000000001", "orders", None, 1)
     assert frame.count() == 30
 
 
-def test_two_actions_see_the_same_rows_and_a_new_load_sees_more(
-    spark: "SparkSession", broker: FakeBroker, topic: FakeTopic
+def test_all_actions_see_the_rows_of_the_load_and_a_new_load_sees_more(
+    load: Load, spark: "SparkSession", topic: FakeTopic
 ) -> None:
-    frame = load(spark, broker)
-    assert frame.count() == 60
-    topic.publish(0, [b"late"] * 5)
-    assert frame.count() == 60
-    assert frame.selectExpr("max(offset)").first() == (29,)
-    assert frame.groupBy("queue").count().orderBy("queue").collect() == [(0, 30), (1, 30)]
-    assert load(spark, broker).count() == 65
-
-
-def test_offsets_are_bound_before_the_first_action(
-    spark: "SparkSession", broker: FakeBroker, topic: FakeTopic
-) -> None:
-    frame = load(spark, broker)
-    topic.publish(0, [b"late"] * 5)
+    frame = load()
+    topic.publish(0, [b"late"] * 5)  # before the first action
     frame.createOrReplaceTempView("orders")
     assert spark.sql("select * from orders a join orders b using (queue, offset)").count() == 60
+    topic.publish(0, [b"late"] * 5)
+    counts = frame.groupBy("queue").agg({"*": "count", "offset": "max"})
+    assert collect(counts.select("queue", "count(1)", "max(offset)")) == [(0, 30, 29), (1, 30, 29)]
+    assert load().count() == 70
 
 
 @pytest.mark.parametrize(
@@ -125,28 +125,13 @@ def test_offsets_are_bound_before_the_first_action(
         ({"startingTimestamp": "3001"}, 0),
     ],
 )
-def test_ranges(
-    spark: "SparkSession",
-    broker: FakeBroker,
-    topic: FakeTopic,
-    options: dict[str, str],
-    count: int,
-) -> None:
+def test_ranges(load: Load, broker: FakeBroker, options: dict[str, str], count: int) -> None:
     broker.groups["billing"] = {"orders": ({0: 29}, 1)}
-    assert load(spark, broker, **dict(options)).count() == count
+    assert load(**dict(options)).count() == count
 
 
-def test_an_empty_topic_has_no_rows(spark: "SparkSession", broker: FakeBroker) -> None:
-    broker.topic("orders", queues=3)
-    frame = load(spark, broker)
-    assert frame.count() == 0
-    assert frame.collect() == []
-
-
-def test_one_queue_is_read_by_several_tasks(
-    spark: "SparkSession", broker: FakeBroker, topic: FakeTopic
-) -> None:
-    frame = load(spark, broker, assign='{"orders": [0]}', minPartitions="3")
+def test_one_queue_is_read_by_several_tasks(load: Load) -> None:
+    frame = load(assign='{"orders": [0]}', minPartitions="3")
     tasks = frame.selectExpr("spark_partition_id() as task", "offset").groupBy("task")
     assert sorted(row["count"] for row in tasks.count().collect()) == [10, 10, 10]
 
@@ -163,54 +148,41 @@ def test_a_bound_group_goes_on_where_it_stopped(
     assert bound.load(spark).count() == 60
 
 
-def test_lost_data_fails_the_job_and_says_so(
-    spark: "SparkSession", broker: FakeBroker, topic: FakeTopic
-) -> None:
-    frame = load(spark, broker)
-    careless = load(spark, broker, failOnDataLoss="false")
+def test_lost_data_fails_the_job_and_says_so(load: Load, topic: FakeTopic) -> None:
+    frame = load()
+    careless = load(failOnDataLoss="false")
     topic.queues[1].min_offset = 7
     with pytest.raises(Exception, match="queue 1 of 'orders' has no messages from offset 0 to 7"):
         frame.count()
     assert careless.count() == 53
 
 
-def test_a_topic_made_again_fails_the_job(
-    spark: "SparkSession", broker: FakeBroker, topic: FakeTopic
-) -> None:
-    frame = load(spark, broker)
+def test_a_topic_made_again_fails_the_job(load: Load, broker: FakeBroker) -> None:
+    frame = load()
     assert frame.count() == 60
     broker.topic("orders", queues=2).publish(0, [b"other"] * 60)
     with pytest.raises(Exception, match="was deleted and created again"):
         frame.collect()
 
 
-def test_a_mistaken_option_fails_at_load(
-    spark: "SparkSession", broker: FakeBroker, topic: FakeTopic
-) -> None:
-    with pytest.raises(Exception, match="did you mean 'startingOffsets'"):
-        load(spark, broker, startOffsets="earliest")
-
-
-def test_a_schema_of_the_users_is_refused(
-    spark: "SparkSession", broker: FakeBroker, topic: FakeTopic
-) -> None:
+def test_a_schema_of_the_users_is_refused(spark: "SparkSession", broker: FakeBroker) -> None:
     reader = spark.read.format("holdfast").schema("body binary")
     with pytest.raises(Exception, match=r"omit .schema"):
         reader.options(url=broker.url, topic="orders").load().collect()
 
 
 def test_filters_of_sparks_narrow_what_is_read(
-    spark: "SparkSession", broker: FakeBroker, topic: FakeTopic
+    load: Load, spark: "SparkSession", broker: FakeBroker
 ) -> None:
     conditions = (
         "queue = 1 and offset >= 5 and offset < 25 and tag in ('200', '404') "
         "and store_timestamp >= timestamp_millis(2000) and key = 'k3'"
     )
-    expected = collect(load(spark, broker).where(conditions).select("queue", "offset"))
+    expected = collect(load().where(conditions).select("queue", "offset"))
     assert expected == [(1, 13), (1, 23)]
 
     def pushed() -> "DataFrame":
-        return load(spark, broker, pushdown="true").where(conditions).select("queue", "offset")
+        return load(pushdown="true").where(conditions).select("queue", "offset")
 
     with pytest.raises(Exception, match=r"spark.sql.python.filterPushdown.enabled"):
         pushed().collect()
@@ -218,7 +190,7 @@ def test_filters_of_sparks_narrow_what_is_read(
     try:
         broker.requests.clear()
         assert collect(pushed()) == expected
-        assert load(spark, broker, pushdown="true").where("key = 'k3' or queue = 0").count() == 33
+        assert load(pushdown="true").where("key = 'k3' or queue = 0").count() == 33
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
     pulls = [each for each in broker.requests if "/messages?" in each and "tag=200,404" in each]

@@ -12,7 +12,6 @@ from holdfast.spark.errors import (
     BrokerRefused,
     DataLost,
     GoneFromStream,
-    InvalidOption,
     SparkError,
     TopicRecreated,
 )
@@ -99,7 +98,7 @@ def stream(broker: FakeBroker) -> Iterator[Stream]:
         yield make
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def topic(broker: FakeBroker) -> FakeTopic:
     """Two queues, each with ten blocks of ten messages."""
     topic = broker.topic("orders", queues=2)
@@ -145,13 +144,7 @@ def test_where_a_stream_begins_is_the_same_however_often_it_is_asked(
         ({"startingOffsets": '{"1": 95}', "assign": '{"orders": [1]}'}, {("orders", 1): (95, 100)}),
     ],
 )
-def test_starts(
-    broker: FakeBroker,
-    topic: FakeTopic,
-    stream: Stream,
-    options: dict[str, str],
-    reads: object,
-) -> None:
+def test_starts(broker: FakeBroker, stream: Stream, options: dict[str, str], reads: object) -> None:
     broker.groups["billing"] = {"orders": ({0: 7}, 1)}
     assert stream(**options).batch() == reads
 
@@ -165,9 +158,7 @@ def test_a_batch_is_replayed_from_its_offsets(topic: FakeTopic, stream: Stream) 
     assert again.reads(start, end) == first
 
 
-def test_a_new_queue_is_read_from_its_beginning(
-    broker: FakeBroker, topic: FakeTopic, stream: Stream
-) -> None:
+def test_a_new_queue_is_read_from_its_beginning(topic: FakeTopic, stream: Stream) -> None:
     orders = stream(startingOffsets="latest")
     assert orders.batch() == {}
     topic.queues.append(type(topic.queues[0])())
@@ -185,16 +176,14 @@ def test_topics_by_pattern_are_found_while_running(broker: FakeBroker, stream: S
     assert logs.batch() == {("log-a", 0): (0, 3), ("log-b", 0): (0, 3)}
 
 
-def test_several_topics(broker: FakeBroker, topic: FakeTopic, stream: Stream) -> None:
+def test_several_topics(broker: FakeBroker, stream: Stream) -> None:
     broker.topic("bills").publish(0, [b"x"] * 10)
     both = stream(subscribe="orders,bills", maxOffsetsPerTrigger="21")
     assert sum(end - start for start, end in both.batch().values()) == 21
     assert sum(end - start for start, end in both.batch(NO_LIMITS).values()) == 189
 
 
-def test_a_topic_that_never_was_is_refused(
-    broker: FakeBroker, topic: FakeTopic, stream: Stream
-) -> None:
+def test_a_topic_that_never_was_is_refused(stream: Stream) -> None:
     with pytest.raises(BrokerRefused, match="there is no topic 'bills'"):
         stream(subscribe="orders,bills").batch()
     checkpoint = stream().offsets
@@ -264,7 +253,7 @@ def test_of_two_limits_the_smaller_holds(topic: FakeTopic, stream: Stream) -> No
     assert sum(by_bytes.counts().values()) == 20
 
 
-def test_a_trigger_without_limits_takes_everything(topic: FakeTopic, stream: Stream) -> None:
+def test_a_trigger_without_limits_takes_everything(stream: Stream) -> None:
     orders = stream(maxOffsetsPerTrigger="7", minOffsetsPerTrigger="2")
     assert orders.batch(NO_LIMITS) == {("orders", 0): (0, 100), ("orders", 1): (0, 100)}
 
@@ -286,9 +275,7 @@ def test_few_messages_are_waited_for_but_not_for_ever(topic: FakeTopic, stream: 
 # -- streams that end --------------------------------------------------------------------------
 
 
-def test_a_pinned_stream_ends_with_what_there_was(
-    broker: FakeBroker, topic: FakeTopic, stream: Stream
-) -> None:
+def test_a_pinned_stream_ends_with_what_there_was(topic: FakeTopic, stream: Stream) -> None:
     orders = stream(maxOffsetsPerTrigger="150", minOffsetsPerTrigger="100")
     orders.driver.pin()
     topic.publish(0, [b"late"] * 99)
@@ -301,7 +288,7 @@ def test_a_pinned_stream_ends_with_what_there_was(
 
 
 def test_a_pinned_stream_ends_also_when_its_topic_is_gone(
-    broker: FakeBroker, topic: FakeTopic, stream: Stream
+    broker: FakeBroker, stream: Stream
 ) -> None:
     orders = stream(maxOffsetsPerTrigger="150", failOnDataLoss="false")
     orders.driver.pin()
@@ -311,9 +298,7 @@ def test_a_pinned_stream_ends_also_when_its_topic_is_gone(
     assert orders.ask() is orders.offsets
 
 
-def test_a_pinned_stream_says_what_is_gone(
-    broker: FakeBroker, topic: FakeTopic, stream: Stream
-) -> None:
+def test_a_pinned_stream_says_what_is_gone(broker: FakeBroker, stream: Stream) -> None:
     checkpoint = stream().offsets
     del broker.topics["orders"]
     orders = stream(checkpoint)
@@ -353,7 +338,6 @@ def delete(broker: FakeBroker) -> None:
 )
 def test_what_is_lost_fails_the_stream_or_is_said(
     broker: FakeBroker,
-    topic: FakeTopic,
     stream: Stream,
     caplog: pytest.LogCaptureFixture,
     lose: Callable[[FakeBroker], None],
@@ -395,7 +379,7 @@ def test_a_queue_no_longer_asked_for_is_gone(topic: FakeTopic, stream: Stream) -
 
 @pytest.mark.parametrize("lose", [recreate, delete])
 def test_a_batch_of_a_topic_that_is_gone_is_not_replayed(
-    broker: FakeBroker, topic: FakeTopic, stream: Stream, lose: Callable[[FakeBroker], None]
+    broker: FakeBroker, stream: Stream, lose: Callable[[FakeBroker], None]
 ) -> None:
     orders = stream()
     start, end = orders.offsets, orders.ask()
@@ -406,7 +390,7 @@ def test_a_batch_of_a_topic_that_is_gone_is_not_replayed(
 
 
 def test_a_micro_batch_is_repeated_also_of_a_topic_that_is_not_assigned_any_more(
-    topic: FakeTopic, broker: FakeBroker, stream: Stream
+    broker: FakeBroker, stream: Stream
 ) -> None:
     broker.topic("refunds").publish(0, [b"r"] * 5)
     before = stream(assign='{"orders": [0], "refunds": [0]}')
@@ -467,9 +451,7 @@ def test_the_second_question_in_a_row_is_held_by_the_broker(
     ) in broker.requests
 
 
-def test_an_idle_stream_asks_twice_a_wait(
-    broker: FakeBroker, topic: FakeTopic, stream: Stream
-) -> None:
+def test_an_idle_stream_asks_twice_a_wait(broker: FakeBroker, stream: Stream) -> None:
     orders = stream(startingOffsets="latest", idleWaitMs="1")
     orders.batch()
     asked = len(broker.requests)
@@ -481,7 +463,7 @@ def test_an_idle_stream_asks_twice_a_wait(
 
 
 def test_a_question_after_something_else_is_answered_at_once(
-    broker: FakeBroker, topic: FakeTopic, stream: Stream
+    broker: FakeBroker, stream: Stream
 ) -> None:
     orders = stream(startingOffsets="latest")
     assert orders.batch() == {}
@@ -510,7 +492,7 @@ def test_many_topics_are_looked_at_less_often(broker: FakeBroker, stream: Stream
 
 
 def test_a_broker_that_does_not_hold_is_asked_now_and_then(
-    broker: FakeBroker, topic: FakeTopic, stream: Stream
+    broker: FakeBroker, stream: Stream
 ) -> None:
     orders = stream(startingOffsets="latest")
     assert orders.batch() == {}
@@ -519,15 +501,10 @@ def test_a_broker_that_does_not_hold_is_asked_now_and_then(
     assert orders.clock.slept_s == pytest.approx([0.2] * 5)
 
 
-def test_the_newest_offsets_are_those_seen_last(topic: FakeTopic, stream: Stream) -> None:
+def test_the_newest_offsets_are_those_seen_last(stream: Stream) -> None:
     orders = stream(maxOffsetsPerTrigger="10")
     assert orders.driver.newest() is None
     orders.batch()
     newest = orders.driver.newest()
     assert newest is not None
     assert newest["orders"].queues == {0: 100, 1: 100}
-
-
-def test_a_group_that_is_not_there_cannot_be_begun_from(topic: FakeTopic, stream: Stream) -> None:
-    with pytest.raises(InvalidOption, match="there is no group 'billing'"):
-        stream(startingOffsets="group:billing").batch()

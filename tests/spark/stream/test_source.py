@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any, cast
 
 import pytest
@@ -33,7 +34,7 @@ from holdfast.spark.stream.source import HoldfastStreamReader
 from tests.support.fake_broker import FakeBroker, FakeTopic
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def topic(broker: FakeBroker) -> FakeTopic:
     topic = broker.topic("orders", queues=2)
     for queue in range(2):
@@ -41,12 +42,20 @@ def topic(broker: FakeBroker) -> FakeTopic:
     return topic
 
 
+Open = Callable[..., HoldfastStreamReader]
+
+
 @pytest.fixture
-def readers() -> Iterator[list[HoldfastStreamReader]]:
-    opened: list[HoldfastStreamReader] = []
-    yield opened
-    for reader in opened:
-        reader.stop()
+def open_reader(broker: FakeBroker) -> Iterator[Open]:
+    """Return a function that returns a reader of a stream with these options."""
+    with ExitStack() as opened:
+
+        def make(**options: str) -> HoldfastStreamReader:
+            reader = loaded(broker, **options).streamReader(StructType())
+            opened.callback(reader.stop)
+            return reader
+
+        yield make
 
 
 def moved(thing: Any) -> Any:
@@ -62,15 +71,11 @@ def loaded(broker: FakeBroker, **options: str) -> HoldfastDataSource:
 
 
 @pytest.fixture
-def reader(
-    broker: FakeBroker, topic: FakeTopic, readers: list[HoldfastStreamReader]
-) -> HoldfastStreamReader:
-    source = loaded(broker, startingOffsets="earliest", columns="queue,offset,body")
-    readers.append(source.streamReader(StructType()))
-    return readers[-1]
+def reader(open_reader: Open) -> HoldfastStreamReader:
+    return open_reader(startingOffsets="earliest", columns="queue,offset,body")
 
 
-def test_rows_cross_the_processes(broker: FakeBroker, reader: HoldfastStreamReader) -> None:
+def test_rows_cross_the_processes(reader: HoldfastStreamReader) -> None:
     start = json.loads(json.dumps(reader.initialOffset()))
     end = json.loads(json.dumps(reader.latestOffset(start, reader.getDefaultReadLimit())))
     assert end == {
@@ -113,26 +118,21 @@ def test_nothing_to_read_is_no_partition(reader: HoldfastStreamReader) -> None:
         ({"minOffsetsPerTrigger": "5"}, ReadMinRows(5)),
     ],
 )
-def test_spark_is_told_the_limit(
-    broker: FakeBroker, topic: FakeTopic, options: dict[str, str], limit: ReadLimit
-) -> None:
-    assert loaded(broker, **options).streamReader(StructType()).getDefaultReadLimit() == limit
+def test_spark_gets_the_limit(open_reader: Open, options: dict[str, str], limit: ReadLimit) -> None:
+    assert open_reader(**options).getDefaultReadLimit() == limit
 
 
-def test_a_limit_is_kept_unless_the_trigger_takes_everything(
-    broker: FakeBroker, topic: FakeTopic, readers: list[HoldfastStreamReader]
-) -> None:
-    source = loaded(broker, startingOffsets="earliest", maxOffsetsPerTrigger="4")
-    readers.append(source.streamReader(StructType()))
-    start = readers[0].initialOffset()
-    end = readers[0].latestOffset(start, ReadMaxRows(4))
+def test_a_limit_is_kept_unless_the_trigger_takes_everything(open_reader: Open) -> None:
+    reader = open_reader(startingOffsets="earliest", maxOffsetsPerTrigger="4")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(4))
     assert end["topics"]["orders"]["queues"] == {"0": 2, "1": 2}
-    end = readers[0].latestOffset(start, ReadAllAvailable())
+    end = reader.latestOffset(start, ReadAllAvailable())
     assert end["topics"]["orders"]["queues"] == {"0": 3, "1": 3}
 
 
 def test_the_end_is_pinned_for_available_now(
-    topic: FakeTopic, reader: HoldfastStreamReader
+    reader: HoldfastStreamReader, topic: FakeTopic
 ) -> None:
     assert isinstance(reader, SupportsTriggerAvailableNow)
     start = reader.initialOffset()
@@ -143,7 +143,7 @@ def test_the_end_is_pinned_for_available_now(
     assert reader.latestOffset(end, ReadAllAvailable()) is end
 
 
-def test_the_newest_offsets_are_reported(topic: FakeTopic, reader: HoldfastStreamReader) -> None:
+def test_the_newest_offsets_are_reported(reader: HoldfastStreamReader) -> None:
     assert reader.reportLatestOffset() is None
     reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     newest = reader.reportLatestOffset()
@@ -151,44 +151,29 @@ def test_the_newest_offsets_are_reported(topic: FakeTopic, reader: HoldfastStrea
     assert newest["topics"]["orders"]["queues"] == {"0": 3, "1": 3}
 
 
-def test_progress_is_mirrored_to_a_group(
-    broker: FakeBroker, topic: FakeTopic, readers: list[HoldfastStreamReader]
-) -> None:
-    readers.append(loaded(broker, groupId="billing").streamReader(StructType()))
-    reader = readers[0]
+def test_progress_is_stored_in_a_group(open_reader: Open, broker: FakeBroker) -> None:
+    reader = open_reader(groupId="billing")
     end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     assert "billing" not in broker.groups
     reader.commit(end)
     assert broker.groups["billing"]["orders"][0] == {0: 3, 1: 3}
 
 
-def test_progress_in_a_topic_made_again_is_not_mirrored(
-    broker: FakeBroker, topic: FakeTopic, readers: list[HoldfastStreamReader]
-) -> None:
-    source = loaded(broker, groupId="billing", failOnDataLoss="false")
-    readers.append(source.streamReader(StructType()))
-    end = readers[0].initialOffset()
+def test_progress_in_a_recreated_topic_is_not_stored(open_reader: Open, broker: FakeBroker) -> None:
+    reader = open_reader(groupId="billing", failOnDataLoss="false")
+    end = reader.initialOffset()
     broker.topic("orders").publish(0, [b"other"])
-    readers[0].latestOffset(end, ReadAllAvailable())
-    readers[0].commit(end)
+    reader.latestOffset(end, ReadAllAvailable())
+    reader.commit(end)
     assert "billing" not in broker.groups
 
 
-def test_a_group_with_leases_is_refused_at_the_start(
-    broker: FakeBroker, topic: FakeTopic, readers: list[HoldfastStreamReader]
-) -> None:
-    broker.leased_groups.add("billing")
-    readers.append(loaded(broker, groupId="billing").streamReader(StructType()))
-    with pytest.raises(InvalidOption, match="leases messages"):
-        readers[0].initialOffset()
-
-
 def test_a_reader_that_could_not_open_leaves_nothing_open(
+    open_reader: Open,
     broker: FakeBroker,
-    topic: FakeTopic,
-    readers: list[HoldfastStreamReader],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A group with leases is refused at the start."""
     opened: list[BrokerClient] = []
     open_client, close_client = BrokerClient.open, BrokerClient.close
 
@@ -203,20 +188,21 @@ def test_a_reader_that_could_not_open_leaves_nothing_open(
     monkeypatch.setattr(BrokerClient, "open", counted)
     monkeypatch.setattr(BrokerClient, "close", closed)
     broker.leased_groups.add("billing")
-    readers.append(loaded(broker, groupId="billing").streamReader(StructType()))
+    reader = open_reader(groupId="billing")
     for _ in range(2):
         with pytest.raises(InvalidOption, match="leases messages"):
-            readers[0].initialOffset()
+            reader.initialOffset()
         assert opened == []
     broker.leased_groups.clear()
-    readers[0].initialOffset()
+    reader.initialOffset()
     assert len(opened) == 2
-    readers[0].stop()
+    reader.stop()
+    reader.stop()
     assert opened == []
 
 
-def test_a_reader_that_is_ended_while_it_stops_lets_go_of_its_leases(
-    broker: FakeBroker, reader: HoldfastStreamReader, monkeypatch: pytest.MonkeyPatch
+def test_a_reader_that_is_ended_while_it_stops_releases_its_leases(
+    reader: HoldfastStreamReader, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark closes the connection, so the reader stops, and then Spark sends SIGTERM."""
     acts: list[Callable[[], None]] = []
@@ -236,12 +222,6 @@ def test_a_reader_that_is_ended_while_it_stops_lets_go_of_its_leases(
     assert broker.leases == {}
 
 
-def test_a_stopped_reader_leaves_nothing_open(reader: HoldfastStreamReader) -> None:
-    reader.initialOffset()
-    reader.stop()
-    reader.stop()
-
-
 def test_a_checkpoint_of_another_version_is_refused(reader: HoldfastStreamReader) -> None:
     with pytest.raises(CheckpointUnreadable, match="their version is 2"):
         reader.latestOffset({"version": 2}, ReadAllAvailable())
@@ -250,14 +230,14 @@ def test_a_checkpoint_of_another_version_is_refused(reader: HoldfastStreamReader
 # -- options for both batches and streams -----------------------------------------------------
 
 
-def test_options_of_a_stream_alone_bind_nothing(broker: FakeBroker, topic: FakeTopic) -> None:
+def test_options_of_a_stream_alone_bind_nothing(broker: FakeBroker) -> None:
     source = loaded(broker, maxOffsetsPerTrigger="5")
     assert broker.requests == []
     with pytest.raises(InvalidOption, match=r"is for streams \(spark.readStream\)"):
         source.reader(StructType())
 
 
-def test_options_of_a_batch_alone_are_no_streams(broker: FakeBroker, topic: FakeTopic) -> None:
+def test_options_of_a_batch_alone_are_no_streams(broker: FakeBroker) -> None:
     source = loaded(broker, endingOffsets="latest")
     source.reader(StructType())
     with pytest.raises(InvalidOption, match="no meaning for a stream"):
@@ -274,15 +254,13 @@ def test_options_of_a_batch_alone_are_no_streams(broker: FakeBroker, topic: Fake
     ],
 )
 def test_options_of_neither_fail_at_load(
-    broker: FakeBroker, topic: FakeTopic, options: dict[str, str], says: str
+    broker: FakeBroker, options: dict[str, str], says: str
 ) -> None:
     with pytest.raises(InvalidOption, match=says):
         loaded(broker, **options)
 
 
-def test_a_start_that_a_batch_cannot_have_is_the_batchs_alone(
-    broker: FakeBroker, topic: FakeTopic
-) -> None:
+def test_a_start_that_a_batch_cannot_have_is_the_batchs_alone(broker: FakeBroker) -> None:
     # A stream continues at its checkpoint, and must not evaluate the option at all.
     source = loaded(broker, startingOffsets='{"0": 50}')
     source.streamReader(StructType())
@@ -293,6 +271,7 @@ def test_a_start_that_a_batch_cannot_have_is_the_batchs_alone(
 
 
 def test_a_topic_that_is_not_there_fails_at_load(broker: FakeBroker) -> None:
+    del broker.topics["orders"]
     with pytest.raises(BrokerRefused, match="there is no topic"):
         loaded(broker)
     source = loaded(broker, failOnDataLoss="false")
@@ -301,9 +280,7 @@ def test_a_topic_that_is_not_there_fails_at_load(broker: FakeBroker) -> None:
         source.reader(StructType())
 
 
-def test_a_bound_read_of_a_topic_made_again_fails_at_load(
-    broker: FakeBroker, topic: FakeTopic
-) -> None:
+def test_a_bound_read_of_a_topic_made_again_fails_at_load(broker: FakeBroker) -> None:
     with pytest.raises(TopicRecreated):
         loaded(broker, topicIds='{"orders": 7}')
 

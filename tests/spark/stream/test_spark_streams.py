@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 TIMEOUT_S = 90
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def topic(broker: FakeBroker) -> FakeTopic:
     """Two queues, each with ten blocks of ten messages."""
     topic = broker.topic("orders", queues=2)
@@ -87,7 +87,7 @@ NOW = {"availableNow": True}
 
 
 def test_available_now_takes_what_there_is_and_ends(
-    topic: FakeTopic, start: Start, sink: Sink
+    start: Start, sink: Sink, topic: FakeTopic
 ) -> None:
     finished(start(trigger=NOW, startingOffsets="earliest", maxOffsetsPerTrigger="90"))
     sizes = [len(rows) for ((rows),) in sink.batches.values()]
@@ -99,7 +99,7 @@ def test_available_now_takes_what_there_is_and_ends(
 
 
 def test_a_failed_micro_batch_is_replayed_as_it_was(
-    topic: FakeTopic, start: Start, sink: Sink
+    start: Start, sink: Sink, topic: FakeTopic
 ) -> None:
     sink.fail_once.add(1)
     query = start(trigger=NOW, startingOffsets="earliest", maxOffsetsPerTrigger="30")
@@ -116,7 +116,7 @@ def test_a_failed_micro_batch_is_replayed_as_it_was(
 
 
 def test_a_stream_starts_at_latest_and_goes_on(
-    broker: FakeBroker, topic: FakeTopic, start: Start, sink: Sink
+    start: Start, sink: Sink, broker: FakeBroker, topic: FakeTopic
 ) -> None:
     query = start(groupId="billing")
     query.processAllAvailable()
@@ -144,9 +144,7 @@ def polls(broker: FakeBroker) -> int:
     return sum("/messages?offsets" in each for each in broker.requests)
 
 
-def test_an_idle_stream_asks_its_broker_some_times_a_wait(
-    broker: FakeBroker, topic: FakeTopic, start: Start
-) -> None:
+def test_an_idle_stream_asks_its_broker_some_times_a_wait(start: Start, broker: FakeBroker) -> None:
     query = start(idleWaitMs="100")
     query.processAllAvailable()
     wait_until(lambda: polls(broker) > 0, "the first question that is held")
@@ -156,7 +154,7 @@ def test_an_idle_stream_asks_its_broker_some_times_a_wait(
 
 
 def test_a_question_that_is_held_does_not_keep_a_stream_from_stopping(
-    broker: FakeBroker, topic: FakeTopic, start: Start
+    start: Start, broker: FakeBroker
 ) -> None:
     held, stopped = threading.Event(), threading.Event()
     in_time: list[bool] = []
@@ -177,7 +175,7 @@ def test_a_question_that_is_held_does_not_keep_a_stream_from_stopping(
 
 
 def test_what_is_lost_fails_the_query_and_says_so(
-    topic: FakeTopic, start: Start, sink: Sink
+    start: Start, sink: Sink, topic: FakeTopic
 ) -> None:
     finished(start(trigger=NOW, startingOffsets="earliest"))
     topic.queues[1].min_offset = 107
@@ -189,15 +187,7 @@ def test_what_is_lost_fails_the_query_and_says_so(
     assert list(sink.batches.values())[-1] == [[(1, offset) for offset in range(107, 110)]]
 
 
-def test_a_mistaken_option_fails_at_load(spark: "SparkSession", broker: FakeBroker) -> None:
-    reader = spark.readStream.format("holdfast").options(url=broker.url, topic="orders")
-    with pytest.raises(Exception, match="mean 'maxOffsetsPerTrigger'"):
-        reader.option("maxOffsetPerTrigger", 5).load()
-
-
-def test_kafka_columns(
-    spark: "SparkSession", broker: FakeBroker, topic: FakeTopic, tmp_path: Path
-) -> None:
+def test_kafka_columns(spark: "SparkSession", broker: FakeBroker, tmp_path: Path) -> None:
     frame = (
         spark.readStream.format("holdfast")
         .option("kafka.bootstrap.servers", broker.url)

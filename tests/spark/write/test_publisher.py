@@ -13,7 +13,7 @@ from holdfast.commitlog.errors import ProducerFenced, SequenceGap, SequenceTooOl
 from holdfast.commitlog.format.batch import Batch, iter_batches
 from holdfast.commitlog.format.batch_header import Buffer
 from holdfast.spark.broker.client import PublishedBatch, PullOutcome
-from holdfast.spark.errors import BrokerRefused, ReplayDiffers, WriteRefused
+from holdfast.spark.errors import BrokerRefused, ReplayDiffers
 from holdfast.spark.write.outgoing import BatchEncoder, OutgoingBatch
 from holdfast.spark.write.partitioner import TargetTopic
 from holdfast.spark.write.producer_identity import Producer, WriterRun
@@ -203,16 +203,6 @@ def test_without_the_right_to_read_numbers_of_rows_are_compared() -> None:
     attempt(store, rows(list(range(20))), max_rows=6)
     with pytest.raises(ReplayDiffers, match=r"cannot be compared: .*403"):
         attempt(store, rows([7] * 20), max_rows=6)
-
-
-def test_rows_of_a_later_batch_are_new_and_an_earlier_batch_is_fenced() -> None:
-    store, batch = FakeStore(), rows(list(range(10)))
-    for epoch in (3, 4, 9):
-        attempt(store, batch, max_rows=4, epoch=epoch)
-    assert sum(map(len, store.bodies().values())) == 30
-    with pytest.raises(WriteRefused, match=r"rows 0 to 3 of partition 5.*producer-fenced"):
-        attempt(store, batch, max_rows=4, epoch=8)
-    assert sum(map(len, store.bodies().values())) == 30
 
 
 def test_without_identity_everything_is_stored_again() -> None:
