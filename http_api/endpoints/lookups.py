@@ -27,8 +27,16 @@ from holdfast.http_api.limits.reply_slots import LargeReplySlot
 from holdfast.http_api.routing.call import Call, NoParams
 from holdfast.http_api.routing.codecs import encode_elements, encode_listing, wrap_listing
 from holdfast.http_api.routing.context import ApiContext
-from holdfast.http_api.routing.params import flag, invalid, moment, text, whole
-from holdfast.http_api.routing.queue_offsets import EXAMPLE, PATTERN, parse_pairs
+from holdfast.http_api.routing.params import (
+    PAIRS_EXAMPLE,
+    PAIRS_PATTERN,
+    flag,
+    invalid,
+    moment,
+    parse_pairs,
+    text,
+    whole,
+)
 from holdfast.http_api.schemas.messages import (
     OffsetReply,
     SearchReply,
@@ -59,7 +67,7 @@ class SearchParams:
 #: At most this many results of a search are decoded at once. The number is low because each result
 #: may be in another batch, and decoding many batches takes longer than decoding one batch.
 _SEARCH_PORTION = 100
-_END_PATTERN = f"^(earliest|latest)$|{PATTERN}"
+_END_PATTERN = f"^(earliest|latest)$|{PAIRS_PATTERN}"
 _ENDS = "`earliest`, `latest`, or queue:offset pairs such as 0:12,1:40"
 
 
@@ -274,7 +282,7 @@ async def _reply_with_plan(
 def _queues_in(topic: Topic, start: str | None) -> Collection[int]:
     """Return the queues that a plan's `start` names. Raises Problem if `start` names no queue."""
     if start is None or start in ("earliest", "latest"):
-        raise invalid("start", start, EXAMPLE, "only_named needs a start that names queues")
+        raise invalid("start", start, PAIRS_EXAMPLE, "only_named needs a start that names queues")
     return parse_pairs("start", start, topic).keys()
 
 

@@ -45,8 +45,15 @@ from holdfast.http_api.routing.codecs import (
     wrap_listing,
 )
 from holdfast.http_api.routing.context import ApiContext
-from holdfast.http_api.routing.params import choice, invalid, moment, text, whole
-from holdfast.http_api.routing.queue_offsets import PATTERN, parse_pairs
+from holdfast.http_api.routing.params import (
+    PAIRS_PATTERN,
+    choice,
+    invalid,
+    moment,
+    parse_pairs,
+    text,
+    whole,
+)
 from holdfast.http_api.schemas.messages import PollReply, PullReply, QueueReply, SkippedRange
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.reply import Bytes, Headers, Reply
@@ -81,7 +88,7 @@ class PollParams(PullBounds):
         "Where to start in each queue: queue:offset pairs such as 0:12,1:40. Only these queues are "
         "read.",
         maximum=65_536,
-        pattern=PATTERN,
+        pattern=PAIRS_PATTERN,
     )
     from_: str | None = choice(
         "Start at this end of every queue of the topic.", "earliest", "latest", name="from"

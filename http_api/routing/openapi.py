@@ -16,8 +16,7 @@ from holdfast.http_api.routing.openapi_fields import (
     describe_field,
     plain_schema,
 )
-from holdfast.http_api.routing.params import declared
-from holdfast.http_api.routing.queue_offsets import PATTERN
+from holdfast.http_api.routing.params import PAIRS_PATTERN, declared
 from holdfast.http_api.routing.router import Route
 from holdfast.http_api.wire.problems import KINDS, TYPE_PREFIX
 from holdfast.http_api.wire.reply import PROBLEM_JSON
@@ -60,7 +59,7 @@ _REQUEST_HEADERS: Mapping[str, tuple[str, str]] = {
     "Last-Event-ID": (
         "The id of the last received event of a stream (text/event-stream). The stream continues "
         "after it. Has no effect on other requests.",
-        PATTERN,
+        PAIRS_PATTERN,
     ),
 }
 _HEADERS_OF = {

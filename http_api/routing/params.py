@@ -20,6 +20,8 @@ from urllib.parse import unquote_to_bytes
 
 from yarl import URL
 
+from holdfast.consumequeue.errors import UnknownQueue
+from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.routing.moments import (
     EXAMPLES,
@@ -36,6 +38,14 @@ MAX_OFFSET = 2**63 - 1
 _CACHE_SIZE = 1024
 #: Queries with more characters are not cached.
 _SHORT_CHARACTERS = 256
+PAIRS_PATTERN = "^[0-9]{1,10}:[0-9]{1,18}(,[0-9]{1,10}:[0-9]{1,18})*$"
+"""The pattern of offsets of several queues, in the OpenAPI document.
+
+It accepts slightly fewer texts than the parser, because a pattern cannot express the maximum of a
+number.
+"""
+PAIRS_EXAMPLE = "queue:offset pairs with commas between, as 0:12,1:40"
+_PLAIN_PAIRS = re.compile(PAIRS_PATTERN.replace("$", r"\Z"))
 _CLIENT_LABEL = re.compile(r"[!-~]{1,127}", re.ASCII)
 
 Bound = int | str
@@ -223,12 +233,8 @@ def read_value(config: HttpConfig, params: type, name: str, given: str) -> Any:
     try:
         return param.parse(param, given, config)
     except _AboveLimit as error:
-        raise Problem(
-            "limit-exceeded",
-            f"{name}={given[:40]} is above its limit; use {error.limit} at most",
-            parameter=name,
-            limit=error.limit,
-        ) from None
+        detail = f"{name}={given[:40]} is above its limit; use {error.limit} at most"
+        raise _limit_exceeded(detail, name, error.limit) from None
     except ValueError as error:
         raise invalid(name, given, str(error)) from None
 
@@ -342,32 +348,25 @@ def check_at_most(
 
     So a value above its limit is refused, never silently reduced to the limit.
     """
-    if value is None or value <= limit:
-        return
-    named = {} if limit_name is None else {"limit_name": limit_name}
-    raise Problem(
-        "limit-exceeded",
-        f"{parameter}={value} is above its limit; use {limit} at most",
-        parameter=parameter,
-        limit=limit,
-        **named,
-    )
+    if value is not None and value > limit:
+        detail = f"{parameter}={value} is above its limit; use {limit} at most"
+        raise _limit_exceeded(detail, parameter, limit, limit_name)
 
 
 def check_count_at_most(
     parameter: str, what: str, count: int, limit: int, limit_name: str | None = None
 ) -> None:
     """Raise Problem (limit-exceeded) if a list has more than `limit` elements."""
-    if count <= limit:
-        return
+    if count > limit:
+        detail = f"{count} {what} are given; give {limit} at most in one request"
+        raise _limit_exceeded(detail, parameter, limit, limit_name)
+
+
+def _limit_exceeded(
+    detail: str, parameter: str, limit: float, limit_name: str | None = None
+) -> Problem:
     named = {} if limit_name is None else {"limit_name": limit_name}
-    raise Problem(
-        "limit-exceeded",
-        f"{count} {what} are given; give {limit} at most in one request",
-        parameter=parameter,
-        limit=limit,
-        **named,
-    )
+    return Problem("limit-exceeded", detail, parameter=parameter, limit=limit, **named)
 
 
 def check_client_label(parameter: str, given: str) -> str:
@@ -378,3 +377,28 @@ def check_client_label(parameter: str, given: str) -> str:
     if not _CLIENT_LABEL.fullmatch(given):
         raise invalid(parameter, given, "1 to 127 visible characters of ASCII")
     return given
+
+
+def parse_pairs(parameter: str, given: str, topic: Topic) -> dict[int, int]:
+    """Return queue -> offset for a text such as "0:12,1:40", in the order of the text.
+
+    Raises Problem, UnknownQueue.
+    """
+    if _PLAIN_PAIRS.match(given):
+        numbers = [int(each) for each in given.replace(":", ",").split(",")]
+        plain = dict(zip(numbers[::2], numbers[1::2], strict=True))
+        if 2 * len(plain) == len(numbers) and max(plain) < topic.queue_count:
+            return plain
+    # The text is wrong or unusual. Parsing pair by pair finds the error, if there is one.
+    offsets: dict[int, int] = {}
+    for pair in given.split(","):
+        queue_text, _, offset_text = pair.partition(":")
+        queue, offset = whole_number(queue_text), whole_number(offset_text)
+        if queue is None or offset is None:
+            raise invalid(parameter, pair, PAIRS_EXAMPLE)
+        if queue >= topic.queue_count:
+            raise UnknownQueue(topic.name, queue, topic.queue_count)
+        if queue in offsets:
+            raise invalid(parameter, pair, "each queue once", f"queue {queue} is named twice")
+        offsets[queue] = offset
+    return offsets

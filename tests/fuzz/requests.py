@@ -34,8 +34,7 @@ from holdfast.http_api.endpoints.publish_request import (
 )
 from holdfast.http_api.routes import ROUTES
 from holdfast.http_api.routing.codecs import decode, encode, media_type, negotiate
-from holdfast.http_api.routing.params import query_pairs, read_params
-from holdfast.http_api.routing.queue_offsets import parse_pairs
+from holdfast.http_api.routing.params import parse_pairs, query_pairs, read_params
 from holdfast.http_api.routing.router import Router
 from holdfast.http_api.schemas.groups import OffsetsRequest, ResetRequest
 from holdfast.http_api.schemas.leases import (

@@ -12,8 +12,7 @@ from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.routes import ROUTES
 from holdfast.http_api.routing.openapi import openapi_document
 from holdfast.http_api.routing.openapi_fields import FIELDS, PROBLEM_MEMBERS
-from holdfast.http_api.routing.params import declared
-from holdfast.http_api.routing.queue_offsets import PATTERN
+from holdfast.http_api.routing.params import PAIRS_PATTERN, declared
 from holdfast.http_api.wire.problems import _RULES, KINDS
 from tests.http_api import test_bad_input
 from tests.http_api.endpoints import test_groups_bad_input
@@ -109,7 +108,7 @@ def test_required_parameters_are_declared_required() -> None:
     ("given", "fits"), [("0:12", True), ("0:12,1:40", True), ("0", False), ("0:1,", False)]
 )
 def test_the_pattern_of_pairs_matches_the_parser(given: str, fits: bool) -> None:
-    assert bool(re.search(PATTERN, given)) == fits
+    assert bool(re.search(PAIRS_PATTERN, given)) == fits
 
 
 def test_every_kind_of_problem_is_known_to_the_document() -> None:
