@@ -38,6 +38,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 async def api(request: pytest.FixtureRequest) -> AsyncIterator[Api]:
     by_aiohttp = getattr(request, "param", "ours") == "aiohttp"
-    async with running_api(by_aiohttp=by_aiohttp) as api:
-        await api.store.topics.create("orders", queues=2)
+    async with running_api(by_aiohttp=by_aiohttp, orders=2) as api:
         yield api

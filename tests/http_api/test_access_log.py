@@ -23,8 +23,7 @@ COMMON = re.compile(
 # O5: there was no access log.
 @pytest.fixture
 async def common() -> AsyncIterator[Api]:
-    async with running_api(access_log="common") as api:
-        await api.store.topics.create("orders")
+    async with running_api(access_log="common", orders=4) as api:
         yield api
 
 
@@ -101,8 +100,7 @@ async def test_a_path_cannot_forge_a_line(common: Api, caplog: pytest.LogCapture
 
 async def test_a_line_may_be_json(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", LOGGER)
-    async with running_api(access_log="json") as api:
-        await api.store.topics.create("orders")
+    async with running_api(access_log="json", orders=4) as api:
         await api.get("/v1/topics/orders/queues/0/messages?offset=0&wait_ms=50")
     (line,) = lines(caplog)
     event = json.loads(line)

@@ -56,24 +56,6 @@ async def post(session: aiohttp.ClientSession, path: str, body: object) -> Any:
         return await response.json()
 
 
-async def test_a_held_pull_gets_a_published_message(
-    session: aiohttp.ClientSession,
-) -> None:
-    await session.put("/v1/topics/orders", json={"queues": 2})
-    path = "/v1/topics/orders/queues/1/messages?offset=0&wait_ms=30000"
-    waiting = asyncio.create_task(get(session, path))
-    metrics = ""
-    while "holdfast_long_poll_parked 1.0" not in metrics:
-        async with session.get("/metrics") as response:
-            metrics = await response.text()
-    reply = await post(
-        session, "/v1/topics/orders/messages", {"messages": [{"body": "hé", "queue": 1}]}
-    )
-    assert reply["durable"] is True
-    (message,) = (await waiting)["messages"]
-    assert (message["body"], message["message_id"]) == ("hé", reply["results"][0]["message_id"])
-
-
 async def test_all_formats_of_publish_and_pull_agree(session: aiohttp.ClientSession) -> None:
     await session.put("/v1/topics/t", json={"queues": 1})
     path = "/v1/topics/t/messages"

@@ -131,8 +131,10 @@ async def test_the_deadline_of_a_head_after_a_held_pull_starts_at_the_reply(
 
 async def test_a_head_in_pieces_is_served_and_stops_its_deadline() -> None:
     clock = LoopClock()
-    async with running_api(header_timeout_ms=1000) as api, raw_connection(api.server.port) as one:
-        await api.store.topics.create("orders")
+    async with (
+        running_api(header_timeout_ms=1000, orders=4) as api,
+        raw_connection(api.server.port) as one,
+    ):
         await one.send(PULL[:20])
         await asyncio.sleep(0)
         await one.send(PULL[20:])
@@ -260,8 +262,7 @@ async def test_a_client_that_does_not_read_is_cut_off_without_harm_to_others(
 
 
 async def test_replies_that_wait_for_their_clients_share_a_limit() -> None:
-    async with running_api(max_unsent_bytes=30_000_000) as api:
-        await api.store.topics.create("orders")
+    async with running_api(max_unsent_bytes=30_000_000, orders=4) as api:
         for _ in range(4):
             await api.publish("orders", {"body": "x" * 4_000_000, "queue": 0})
         ask = PULL.replace(b"&wait", b"&max_bytes=16000000&max_messages=4&wait")
@@ -291,8 +292,7 @@ async def test_replies_that_wait_for_their_clients_share_a_limit() -> None:
 
 
 async def test_the_send_buffer_of_a_connection_is_limited() -> None:
-    async with running_api(send_buffer_bytes=32 * 1024) as api:
-        await api.store.topics.create("orders")
+    async with running_api(send_buffer_bytes=32 * 1024, orders=4) as api:
         await api.publish("orders", {"body": "x" * 1_000_000, "queue": 0})
         with socket.create_connection(("127.0.0.1", api.server.port)) as stuck:
             stuck.sendall(PULL.replace(b"&wait", b"&max_bytes=2000000&wait"))
@@ -455,8 +455,7 @@ async def test_a_request_under_way_is_answered_before_the_end(api: Api) -> None:
 
 
 async def test_a_stop_does_not_wait_for_the_idle_and_the_slow() -> None:
-    async with running_api(shutdown_timeout_ms=1000) as api:
-        await api.store.topics.create("orders")
+    async with running_api(shutdown_timeout_ms=1000, orders=4) as api:
         async with (
             raw_connection(api.server.port) as idle,
             raw_connection(api.server.port) as held,
@@ -479,8 +478,7 @@ async def test_a_stop_does_not_wait_for_the_idle_and_the_slow() -> None:
 
 
 async def test_a_stop_cuts_off_a_client_that_does_not_read() -> None:
-    async with running_api(shutdown_timeout_ms=100) as api:
-        await api.store.topics.create("orders")
+    async with running_api(shutdown_timeout_ms=100, orders=4) as api:
         for _ in range(4):
             await api.publish("orders", {"body": "x" * 4_000_000, "queue": 0})
         with socket.create_connection(("127.0.0.1", api.server.port)) as stuck:

@@ -149,6 +149,12 @@ class Api:
         cq = self.storage.opened.queues[self.store.table.get("orders").topic_id, queue]
         cq.trim_queue(min_offset, cq.min_bytes)
 
+    async def held_pull(self, path: str, **headers: str) -> "asyncio.Task[Answer]":
+        """Start a pull, and return when it is held. No other pull may be held."""
+        pull = asyncio.create_task(self.get(path, **headers))
+        await self.held(1)
+        return pull
+
     async def held(self, count: int) -> None:
         """Wait until exactly `count` pulls are held."""
         async with asyncio.timeout(10):
@@ -163,9 +169,13 @@ async def running_api(
     hold: HoldServiceConfig | None = None,
     limits: GroupsConfig | None = None,
     by_aiohttp: bool = False,
+    orders: int = 0,
     **settings: Any,
 ) -> AsyncIterator[Api]:
-    """Serve the API, with aiohttp's server if `by_aiohttp`. `settings` are fields of HttpConfig."""
+    """Serve the API, with aiohttp's server if `by_aiohttp`. `settings` are fields of HttpConfig.
+
+    If `orders` is not 0, there is a topic "orders" with this number of queues.
+    """
     config = replace(HttpConfig(port=0), **settings)
     with tempfile.TemporaryDirectory(dir=folder_in_memory(64 * MIB)) as folder:
         async with open_storage(
@@ -208,6 +218,8 @@ async def running_api(
                 status = BrokerStatus("ready")
                 api = Api(storage, holder, groups, context, server, session, status)
                 _record_publishes(api)
+                if orders:
+                    await store.topics.create("orders", queues=orders)
                 await holder.start()
                 try:
                     yield api

@@ -146,17 +146,18 @@ async def test_many_messages_come_in_order(api: Api) -> None:
 
 
 async def test_heartbeats_have_the_offsets_of_the_stream() -> None:
-    async with running_api(event_heartbeat_ms=20) as api:
-        await api.store.topics.create("orders", queues=2)
-        async with streaming(api, f"{PULL}?from=earliest&tag=yes") as stream:
-            await stream.block()
-            for _ in range(3):
-                found = await stream.block()
-                assert found is not None
-                assert (found.comment, found.id, found.data) == ("heartbeat", "0:0", None)
-            await publish(api, "a", tag="no")
-            while (found := await stream.block()) is not None and found.id != "0:1":
-                assert found.comment == "heartbeat"
+    async with (
+        running_api(event_heartbeat_ms=20, orders=2) as api,
+        streaming(api, f"{PULL}?from=earliest&tag=yes") as stream,
+    ):
+        await stream.block()
+        for _ in range(3):
+            found = await stream.block()
+            assert found is not None
+            assert (found.comment, found.id, found.data) == ("heartbeat", "0:0", None)
+        await publish(api, "a", tag="no")
+        while (found := await stream.block()) is not None and found.id != "0:1":
+            assert found.comment == "heartbeat"
 
 
 async def test_a_stop_ends_every_stream(api: Api) -> None:
@@ -242,21 +243,21 @@ async def test_a_token_that_is_revoked_ends_its_streams(api: Api, tmp_path: Path
 
 @pytest.mark.parametrize(("limit", "is_let_in"), [(1, False), (2, True), (3, True)])
 async def test_the_number_of_streams_is_limited(limit: int, is_let_in: bool) -> None:
-    async with running_api(max_event_streams=limit) as api:
-        await api.store.topics.create("orders", queues=1)
-        async with streaming(api, f"{PULL}?from=earliest"):
-            answer = api.session.get(f"{api.url}{PULL}?from=earliest", headers=ACCEPT)
-            async with answer as response:
-                assert response.status == (200 if is_let_in else 429)
-                if not is_let_in:
-                    assert (await response.json(content_type=None))["limit_name"] == (
-                        "max_event_streams"
-                    )
+    async with (
+        running_api(max_event_streams=limit, orders=1) as api,
+        streaming(api, f"{PULL}?from=earliest"),
+    ):
+        answer = api.session.get(f"{api.url}{PULL}?from=earliest", headers=ACCEPT)
+        async with answer as response:
+            assert response.status == (200 if is_let_in else 429)
+            if not is_let_in:
+                assert (await response.json(content_type=None))["limit_name"] == (
+                    "max_event_streams"
+                )
 
 
 async def test_a_broker_that_holds_no_requests_ends_a_stream_at_once() -> None:
-    async with running_api(max_wait_ms=0) as api:
-        await api.store.topics.create("orders", queues=2)
+    async with running_api(max_wait_ms=0, orders=2) as api:
         await publish(api, "a", "b")
         async with streaming(api, f"{PULL}?from=earliest&max_messages=1") as stream:
             assert await stream.bodies(2) == ["a", "b"]
@@ -389,8 +390,7 @@ async def test_the_first_read_of_a_large_stream_needs_a_slot() -> None:
 
 async def test_a_stream_over_its_rate_reads_again_and_loses_nothing() -> None:
     """While the client waits, no read messages are kept."""
-    async with running_api(max_bytes_per_s_per_client=150_000) as api:
-        await api.store.topics.create("orders", queues=1)
+    async with running_api(max_bytes_per_s_per_client=150_000, orders=1) as api:
         for _ in range(30):
             await api.fill(9_000)
         async with streaming(api, f"{PULL}?from=earliest&max_messages=100") as stream:
@@ -402,8 +402,7 @@ async def test_a_stream_over_its_rate_reads_again_and_loses_nothing() -> None:
 
 
 async def test_a_rate_limit_slows_a_stream_and_loses_nothing() -> None:
-    async with running_api(max_bytes_per_s_per_client=20_000) as api:
-        await api.store.topics.create("orders", queues=1)
+    async with running_api(max_bytes_per_s_per_client=20_000, orders=1) as api:
         for _ in range(3):
             await api.fill(9_000)
         async with streaming(api, f"{PULL}?from=earliest&max_messages=1") as stream:

@@ -140,8 +140,7 @@ GROUPS: Sequence[Bad] = [
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def api() -> AsyncIterator[Api]:
-    async with running_api() as api:
-        await api.store.topics.create("orders", queues=2)
+    async with running_api(orders=2) as api:
         await api.groups.put_group("g", GroupSettings({"orders": Subscription()}))
         await api.groups.put_group("k", GroupSettings({"orders": Subscription()}, mode="keyed"))
         await api.store.offsets.store_offsets("plain", api.store.table.get("orders"), {0: 0})

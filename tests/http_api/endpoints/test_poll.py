@@ -40,8 +40,7 @@ async def test_several_queues_are_read_at_once(api: Api) -> None:
 
 async def test_a_poll_waits_until_any_queue_has_a_message(api: Api) -> None:
     await publish(api, 0, "old")
-    waiting = asyncio.create_task(api.get(f"{POLL}?offsets=0:1,1:0&wait_ms=60000"))
-    await api.held(1)
+    waiting = await api.held_pull(f"{POLL}?offsets=0:1,1:0&wait_ms=60000")
     await publish(api, 1, "new")
     answer = await waiting
     assert found(answer) == [(1, "new")]
@@ -189,8 +188,7 @@ async def test_a_poll_reads_a_topic_from_its_beginning_and_continues(api: Api) -
 
 async def test_a_poll_waits_at_the_end_of_a_topic(api: Api) -> None:
     await api.publish("orders", {"body": "old", "queue": 0})
-    waiting = asyncio.create_task(api.get(f"{POLL}?from=latest&wait_ms=60000"))
-    await api.held(1)
+    waiting = await api.held_pull(f"{POLL}?from=latest&wait_ms=60000")
     await api.publish("orders", {"body": "new", "queue": 1})
     assert [each["body"] for each in (await waiting).json()["messages"]] == ["new"]
 

@@ -236,8 +236,7 @@ async def test_sql92_and_tag_hold_together(api: Api) -> None:
 
 
 async def test_a_pull_waits_until_a_message_arrives(api: Api) -> None:
-    waiting = asyncio.create_task(api.get(f"{PULL}?offset=0&wait_ms=60000"))
-    await api.held(1)
+    waiting = await api.held_pull(f"{PULL}?offset=0&wait_ms=60000")
     await publish(api, "at last")
     assert bodies(await waiting) == ["at last"]
     assert api.hold.stats().held == 0
@@ -247,8 +246,7 @@ async def test_a_pull_at_the_end_is_held_and_one_outside_the_queue_is_not(api: A
     # L8
     await publish(api, "0", "1", "2")
     api.trim(0, 1)
-    waiting = asyncio.create_task(api.get(f"{PULL}?offset=3&wait_ms=60000"))
-    await api.held(1)
+    waiting = await api.held_pull(f"{PULL}?offset=3&wait_ms=60000")
     for offset, status, problem in ((4, 416, "offset-beyond-end"), (0, 410, "offset-trimmed")):
         answer = await api.get(f"{PULL}?offset={offset}&wait_ms=60000")
         assert (answer.status, answer.problem) == (status, problem)
@@ -272,8 +270,7 @@ async def test_a_pull_ends_empty_at_its_deadline(api: Api) -> None:
 
 
 async def test_a_message_for_another_queue_does_not_wake(api: Api) -> None:
-    waiting = asyncio.create_task(api.get(f"{PULL}?offset=0&wait_ms=60000"))
-    await api.held(1)
+    waiting = await api.held_pull(f"{PULL}?offset=0&wait_ms=60000")
     await api.publish("orders", {"body": "elsewhere", "queue": 1})
     await publish(api, "here")
     assert bodies(await waiting) == ["here"]
@@ -281,8 +278,7 @@ async def test_a_message_for_another_queue_does_not_wake(api: Api) -> None:
 
 
 async def test_a_message_that_does_not_match_does_not_wake(api: Api) -> None:  # L13
-    waiting = asyncio.create_task(api.get(f"{PULL}?offset=0&wait_ms=60000&tag=blue"))
-    await api.held(1)
+    waiting = await api.held_pull(f"{PULL}?offset=0&wait_ms=60000&tag=blue")
     await publish(api, "0", "1", tag="red")
     assert not waiting.done()
     await publish(api, "2", tag="blue")
@@ -292,26 +288,22 @@ async def test_a_message_that_does_not_match_does_not_wake(api: Api) -> None:  #
 
 
 async def test_an_expired_pull_returns_the_scanned_offset(api: Api) -> None:  # L14
-    waiting = asyncio.create_task(api.get(f"{PULL}?offset=0&wait_ms=2000&tag=blue"))
-    await api.held(1)
+    waiting = await api.held_pull(f"{PULL}?offset=0&wait_ms=2000&tag=blue")
     await publish(api, "0", "1", tag="red")
     answer = await waiting
     assert (bodies(answer), offsets(answer)) == ([], (2, 0, 2))
 
 
 async def test_a_disconnected_client_frees_its_slot(api: Api) -> None:
-    waiting = asyncio.create_task(api.get(f"{PULL}?offset=0&wait_ms=60000"))
-    await api.held(1)
+    waiting = await api.held_pull(f"{PULL}?offset=0&wait_ms=60000")
     waiting.cancel()
     await api.held(0)
     assert api.hold.stats().cancelled_total == 1
 
 
 async def test_too_many_held_pulls_are_refused() -> None:
-    async with running_api(hold=HoldServiceConfig(max_held=1)) as api:
-        await api.store.topics.create("orders", queues=2)
-        waiting = asyncio.create_task(api.get(f"{PULL}?offset=0&wait_ms=60000"))
-        await api.held(1)
+    async with running_api(hold=HoldServiceConfig(max_held=1), orders=2) as api:
+        waiting = await api.held_pull(f"{PULL}?offset=0&wait_ms=60000")
         answer = await api.get(f"{PULL}?offset=0&wait_ms=60000")
         assert (answer.status, answer.problem) == (429, "too-many-held")
         assert answer.headers["Retry-After"] == "1"
@@ -321,8 +313,7 @@ async def test_too_many_held_pulls_are_refused() -> None:
 
 
 async def test_deleting_the_topic_answers_its_pulls(api: Api) -> None:
-    waiting = asyncio.create_task(api.get(f"{PULL}?offset=0&wait_ms=60000"))
-    await api.held(1)
+    waiting = await api.held_pull(f"{PULL}?offset=0&wait_ms=60000")
     await api.ask("DELETE", "/v1/topics/orders?confirm=orders")
     answer = await waiting
     assert (answer.status, answer.problem) == (404, "unknown-topic")
@@ -347,8 +338,7 @@ async def test_other_requests_do_not_affect_a_held_pull(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other requests, including bad ones, do not affect it."""
-    waiting = asyncio.create_task(api.get(f"{PULL}?offset=0&wait_ms=60000"))
-    await api.held(1)
+    waiting = await api.held_pull(f"{PULL}?offset=0&wait_ms=60000")
     await api.get("/nowhere")
     with monkeypatch.context() as broken:
         broken.setattr(api.store.publishing, "publish", raising(RuntimeError("a bug")))
@@ -368,8 +358,7 @@ async def test_no_pull_is_served_unless_the_broker_is_ready(api: Api, phase: str
 
 async def test_a_broker_that_holds_no_requests_answers_at_once() -> None:
     # L5: a pull is held if its client asks for it and the broker allows it
-    async with running_api(max_wait_ms=0) as api:
-        await api.store.topics.create("orders", queues=2)
+    async with running_api(max_wait_ms=0, orders=2) as api:
         await api.groups.put_group("g", GroupSettings({"orders": Subscription()}))
         for path in (f"{PULL}?offset=0", "/v1/topics/orders/messages?offsets=0:0,1:0"):
             for wait_ms in ("0", "1", "60000", str(10**15)):

@@ -355,8 +355,7 @@ async def test_a_client_that_publishes_too_fast_waits_and_may_read_meanwhile() -
 
 
 async def test_the_rates_of_a_token_take_precedence_over_the_configured_ones() -> None:
-    async with running_api(max_publish_bytes_per_s_per_client=1000) as api:
-        await api.store.topics.create("orders", queues=1)
+    async with running_api(max_publish_bytes_per_s_per_client=1000, orders=1) as api:
         tokens = {}
         for name, rates in (("default", None), ("free", (None, 0)), ("slow", (1, None))):
             token, text = make_token("publish:*")
