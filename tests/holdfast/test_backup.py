@@ -1,7 +1,6 @@
 """A backup holds everything, is refused if a byte is wrong, and can be restored completely."""
 
 import asyncio
-import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +31,7 @@ from holdfast.consumequeue.state.records import (
     encode_offsets,
     offsets_key,
 )
+from tests.support.small_log import flip_bit
 from tests.support.stored import (
     MIB,
     batch,
@@ -42,6 +42,7 @@ from tests.support.stored import (
     small_config,
     until,
 )
+from tests.support.three_segments import fingerprints
 
 Contents = dict[int, list[tuple[int, bytes]]]
 
@@ -102,14 +103,6 @@ def data_dir(filled: tuple[Path, Contents], tmp_path: Path) -> Path:
 @pytest.fixture
 def stored(backed_up: tuple[Path, Contents], tmp_path: Path) -> Path:
     return Path(shutil.copytree(backed_up[0], tmp_path / "stored"))
-
-
-def fingerprints(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != "lock.mdb"
-    }
 
 
 # -- backup and restore --------------------------------------------------------------------
@@ -242,7 +235,7 @@ def test_blocks_after_damage_in_the_last_segment_are_backed_up(
     asyncio.run(_publish(data_dir, "soon damaged"))
     asyncio.run(_publish(data_dir, "after it"))
     segment = data_dir / "commitlog" / segment_name(2 * MIB)
-    flip(segment, segment.read_bytes().index(b"soon damaged"))
+    flip_bit(segment, segment.read_bytes().index(b"soon damaged"))
     report = make_backup(data_dir, tmp_path / "b")
     assert report.manifest.end_offset == 2 * MIB + _last_block(segment)[1]
     (damage,) = report.manifest.damage
@@ -276,7 +269,7 @@ def test_sealed_segments_are_not_copied_twice(data_dir: Path, tmp_path: Path) ->
 
 def test_a_segment_damaged_in_the_backup_is_copied_again(data_dir: Path, tmp_path: Path) -> None:
     make_backup(data_dir, tmp_path / "b")
-    flip(tmp_path / "b" / "commitlog" / segment_name(0), 9000)
+    flip_bit(tmp_path / "b" / "commitlog" / segment_name(0), 9000)
     report = make_backup(data_dir, tmp_path / "b", incremental=True)
     assert any("copied again" in note for note in report.notes)
     assert verify_files(tmp_path / "b", report.manifest) == []
@@ -284,7 +277,7 @@ def test_a_segment_damaged_in_the_backup_is_copied_again(data_dir: Path, tmp_pat
 
 def test_a_damaged_source_does_not_replace_an_intact_copy(data_dir: Path, tmp_path: Path) -> None:
     make_backup(data_dir, tmp_path / "b")
-    flip(data_dir / "commitlog" / segment_name(0), 9000)
+    flip_bit(data_dir / "commitlog" / segment_name(0), 9000)
     report = make_backup(data_dir, tmp_path / "b", incremental=True)
     assert report.reused_bytes == 2 * MIB
     restore_backup(tmp_path / "b", tmp_path / "new")
@@ -292,7 +285,7 @@ def test_a_damaged_source_does_not_replace_an_intact_copy(data_dir: Path, tmp_pa
 
 
 def test_damage_of_the_source_is_copied_and_listed(data_dir: Path, tmp_path: Path) -> None:
-    flip(data_dir / "commitlog" / segment_name(0), 9000)
+    flip_bit(data_dir / "commitlog" / segment_name(0), 9000)
     report = make_backup(data_dir, tmp_path / "b")
     assert any("the source's log" in each for each in report.manifest.damage)
     restore_backup(tmp_path / "b", tmp_path / "new")
@@ -312,7 +305,7 @@ def test_segments_of_another_history_are_not_reused(data_dir: Path, tmp_path: Pa
 def test_a_segment_whose_header_is_damaged_is_backed_up_with_all_its_blocks(
     data_dir: Path, filled: tuple[Path, Contents], tmp_path: Path
 ) -> None:
-    flip(data_dir / "commitlog" / segment_name(MIB), 9)
+    flip_bit(data_dir / "commitlog" / segment_name(MIB), 9)
     report = make_backup(data_dir, tmp_path / "b")
     assert any("segment-header" in each for each in report.manifest.damage)
     restore_backup(tmp_path / "b", tmp_path / "new")
@@ -331,7 +324,7 @@ def test_a_target_with_other_files_is_refused(data_dir: Path, stored: Path, tmp_
         make_backup(data_dir, tmp_path / "letters", incremental=True)
     with pytest.raises(BackupRefused, match="inside the data directory"):
         make_backup(data_dir, data_dir / "commitlog" / "b")
-    flip(stored / MANIFEST_NAME, 200)
+    flip_bit(stored / MANIFEST_NAME, 200)
     with pytest.raises(BackupRefused, match="damaged"):
         make_backup(data_dir, stored, incremental=True)
 
@@ -382,14 +375,6 @@ def test_files_of_an_interrupted_backup_do_no_harm(data_dir: Path, tmp_path: Pat
 # -- restoring -----------------------------------------------------------------------------
 
 
-def flip(path: Path, position: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(position)
-        old = file.read(1)
-        file.seek(position)
-        file.write(bytes([old[0] ^ 0x10]))
-
-
 def _drop_last_byte(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
@@ -402,9 +387,9 @@ def _add_a_byte(path: Path) -> None:
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda path: flip(path, 0),
-        lambda path: flip(path, path.stat().st_size // 2),
-        lambda path: flip(path, path.stat().st_size - 1),
+        lambda path: flip_bit(path, 0),
+        lambda path: flip_bit(path, path.stat().st_size // 2),
+        lambda path: flip_bit(path, path.stat().st_size - 1),
         _drop_last_byte,
         _add_a_byte,
         Path.unlink,
@@ -460,7 +445,7 @@ def test_one_sealed_segment_can_be_restored_by_hand(
     """A check names this as the fix. The other segments have grown meanwhile."""
     asyncio.run(_publish(data_dir, "since the backup"))
     segment = data_dir / "commitlog" / segment_name(0)
-    flip(segment, 9000)
+    flip_bit(segment, 9000)
     assert not check_data_dir(data_dir).is_sound
     asyncio.run(_publish(data_dir, "while it was damaged"))
     shutil.copy(stored / "commitlog" / segment_name(0), segment)

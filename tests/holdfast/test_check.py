@@ -1,10 +1,8 @@
 """`check` finds each kind of damage, reports it, and changes nothing."""
 
 import asyncio
-import hashlib
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,16 @@ from holdfast.consumequeue.index.consume_queue import CqUnit
 from holdfast.consumequeue.index.index import _decode_unit, _encode_unit
 from holdfast.http_api.access.token_file import TokenFile
 from tests.support.stored import MIB, open_storage, settled, small_config
-from tests.support.three_segments import FIRST, LAST, SECOND, fill
+from tests.support.three_segments import (
+    FIRST,
+    LAST,
+    SECOND,
+    block_of,
+    change_lmdb,
+    fill,
+    fingerprints,
+    flip,
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +41,6 @@ def data_dir(sound: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(sound, tmp_path / "data"))
 
 
-def fingerprints(data_dir: Path) -> dict[str, tuple[str, int]]:
-    """Return every file's hash and modification time."""
-    return {
-        str(path.relative_to(data_dir)): (
-            hashlib.sha256(path.read_bytes()).hexdigest(),
-            path.stat().st_mtime_ns,
-        )
-        for path in data_dir.rglob("*")
-        if path.is_file()
-    }
-
-
 def checked(data_dir: Path, *, deep: bool = True) -> CheckReport:
     """Check the directory, and assert that the check changed nothing."""
     before = fingerprints(data_dir)
@@ -56,14 +51,6 @@ def checked(data_dir: Path, *, deep: bool = True) -> CheckReport:
 
 def findings(report: CheckReport, *, damage: bool) -> list[str]:
     return [f"{f.where}: {f.what}" for f in report.findings if f.damage == damage]
-
-
-def change(path: Path, what: bytes, *, at: int = 0, to: bytes | None = None) -> None:
-    """Flip a bit `at` bytes after the start of `what` in a file, or write `to` there."""
-    image = bytearray(path.read_bytes())
-    position = (image.index(what) if what else 0) + at
-    image[position : position + (len(to) if to else 1)] = to or bytes([image[position] ^ 1])
-    path.write_bytes(image)
 
 
 # -- sound directories ---------------------------------------------------------------------
@@ -121,23 +108,21 @@ def test_only_data_directories_of_known_versions_are_checked(tmp_path: Path) -> 
 
 
 def test_a_flipped_bit_in_a_body_names_the_block_and_the_offsets(data_dir: Path) -> None:
-    change(data_dir / "commitlog" / FIRST, b"body 4")
+    flip(data_dir / "commitlog" / FIRST, b"body 4")
     found = findings(checked(data_dir), damage=True)
     assert any(FIRST in each and "payload-crc" in each for each in found)
     assert any("queue 0 of 't'" in each and "between offsets 4 and 6" in each for each in found)
 
 
 def test_a_shallow_check_does_not_verify_bodies(data_dir: Path) -> None:
-    change(data_dir / "commitlog" / FIRST, b"body 4")
+    flip(data_dir / "commitlog" / FIRST, b"body 4")
     assert findings(checked(data_dir, deep=False), damage=True) == []
 
 
 @pytest.mark.parametrize("field", range(0, 128, 5))
 def test_a_flipped_bit_in_a_header_is_found(data_dir: Path, field: int) -> None:
     segment = data_dir / "commitlog" / FIRST
-    image = segment.read_bytes()
-    block = image.rindex(b"HFBT", 0, image.index(b"body 4"))
-    change(segment, b"", at=block + field)
+    flip(segment, at=block_of(segment, b"body 4")[0] + field)
     found = findings(checked(data_dir, deep=False), damage=True)
     assert any(FIRST in each for each in found)
     assert any("between offsets 4 and 6" in each for each in found)
@@ -147,7 +132,7 @@ def test_a_torn_tail_is_a_note(data_dir: Path) -> None:
     # the index's position would prove that the block was durable
     shutil.rmtree(data_dir / "consumequeue")
     segment = data_dir / "commitlog" / LAST
-    change(segment, b"the very last")
+    flip(segment, b"the very last")
     report = checked(data_dir)
     assert report.is_sound
     assert any("torn tail" in each for each in findings(report, damage=False))
@@ -208,13 +193,14 @@ def test_a_damaged_block_is_reported_with_its_position_and_loss(
     if forgotten:
         shutil.rmtree(data_dir / forgotten)
     path = data_dir / "commitlog" / FIRST
-    image = path.read_bytes()
-    block = image.rindex(b"HFBT", 0, image.index(b"body 4"))
-    size = int.from_bytes(image[block + 8 : block + 12], "little")
-    change(path, b"", at=image.index(b"body 4") if kind == "payload-crc" else block + 40)
+    block, end = block_of(path, b"body 4")
+    if kind == "payload-crc":
+        flip(path, b"body 4")
+    else:
+        flip(path, at=block + 40)
     report = checked(data_dir)
     (found,) = [each for each in report.findings if each.kind == kind]
-    assert (found.where, found.start, found.end) == (f"commitlog/{FIRST}", block, block + size)
+    assert (found.where, found.start, found.end) == (f"commitlog/{FIRST}", block, end)
     assert _lost(report, kind) == ["offsets 4 to 6 of queue 0 of 't'"]
     assert "backup" in found.mend
     assert report.lost == {(1, 0): [(4, 6)]}
@@ -223,8 +209,7 @@ def test_a_damaged_block_is_reported_with_its_position_and_loss(
 def test_the_index_shows_the_loss_at_the_end_of_the_log(data_dir: Path) -> None:
     last = data_dir / "commitlog" / LAST
     end = checked(data_dir).ends[1, 0]
-    image = last.read_bytes()
-    os.truncate(last, image.rindex(b"HFBT", 0, image.index(b"the very last")))
+    os.truncate(last, block_of(last, b"the very last")[0])
     report = checked(data_dir)
     assert report.lost == {(1, 0): [(end - 1, end)]}
     assert report.ends[1, 0] == end
@@ -243,7 +228,7 @@ def test_tokens_are_checked(data_dir: Path) -> None:
     TokenFile(data_dir).change(lambda tokens: tokens)
     assert checked(data_dir).findings == []
     for name, is_sound in (("tokens", True), ("tokens.copy", False)):
-        change(data_dir / "access" / name, b"generation")
+        flip(data_dir / "access" / name, b"generation")
         report = checked(data_dir)
         assert report.is_sound == is_sound
         assert [each.kind for each in report.findings] == ["tokens"]
@@ -253,7 +238,7 @@ def test_tokens_are_checked(data_dir: Path) -> None:
 
 
 def test_a_damaged_segment_header_is_a_note(data_dir: Path) -> None:
-    change(data_dir / "commitlog" / SECOND, b"", at=9)
+    flip(data_dir / "commitlog" / SECOND, b"", at=9)
     report = checked(data_dir)
     assert report.is_sound
     assert any(
@@ -264,7 +249,7 @@ def test_a_damaged_segment_header_is_a_note(data_dir: Path) -> None:
 @pytest.mark.parametrize("from_end", [1, 30, 40, 64, 70, 100, 200])
 def test_a_damaged_footer_is_a_note(data_dir: Path, from_end: int) -> None:
     segment = data_dir / "commitlog" / FIRST
-    change(segment, b"", at=MIB - from_end)
+    flip(segment, b"", at=MIB - from_end)
     report = checked(data_dir)
     assert report.is_sound
     # The trailer's last 24 bytes are unused.
@@ -301,18 +286,11 @@ def test_unknown_and_unfinished_files_are_notes(data_dir: Path) -> None:
 # -- the index -----------------------------------------------------------------------------
 
 
-def _in_index(data_dir: Path, db: bytes, change_db: Callable[[Any], object]) -> None:
-    env = lmdb.open(str(data_dir / "consumequeue"), max_dbs=3)
-    with env.begin(write=True, db=env.open_db(db)) as txn:
-        change_db(txn)
-    env.close()
-
-
 KEY = bytes.fromhex("00000001000000000000000000000004")
 
 
 def test_a_missing_entry_is_damage_with_block_and_offset(data_dir: Path) -> None:
-    _in_index(data_dir, b"entries", lambda txn: txn.delete(KEY))
+    change_lmdb(data_dir / "consumequeue", lambda txn: txn.delete(KEY), b"entries")
     (found,) = findings(checked(data_dir), damage=True)
     assert "no entry for block" in found
     assert "offset 4 of queue 0 of 't'" in found
@@ -325,13 +303,13 @@ def test_an_entry_that_describes_another_block_is_damage(data_dir: Path) -> None
         unit = _decode_unit(KEY, value)._replace(tag_summary=7)
         txn.put(*_encode_unit((1, 0), unit))
 
-    _in_index(data_dir, b"entries", spoil)
+    change_lmdb(data_dir / "consumequeue", spoil, b"entries")
     (found,) = findings(checked(data_dir), damage=True)
     assert "does not describe it" in found
 
 
 def test_a_damaged_entry_is_damage_with_a_remedy(data_dir: Path) -> None:
-    _in_index(data_dir, b"entries", lambda txn: txn.put(KEY, b"?" * 44))
+    change_lmdb(data_dir / "consumequeue", lambda txn: txn.put(KEY, b"?" * 44), b"entries")
     (found,) = findings(checked(data_dir), damage=True)
     assert "delete the folder" in found
     assert not (data_dir / "consumequeue" / "condemned").exists()
@@ -341,7 +319,7 @@ def test_entries_beyond_the_log_are_damage(data_dir: Path) -> None:
     def add(txn: Any) -> None:
         txn.put(*_encode_unit((1, 1), CqUnit(5000, 90 * MIB, 128, 5, 0, 0, 0)))
 
-    _in_index(data_dir, b"entries", add)
+    change_lmdb(data_dir / "consumequeue", add, b"entries")
     (found,) = findings(checked(data_dir), damage=True)
     assert found.startswith("queue 1 of 't': 1 indexed batches are missing or damaged in the log,")
     assert "between offsets 5000 and 5005" in found
@@ -372,15 +350,8 @@ def test_a_missing_index_is_a_note(data_dir: Path) -> None:
 # -- the state -----------------------------------------------------------------------------
 
 
-def _in_state(data_dir: Path, key: bytes, value: bytes) -> None:
-    env = lmdb.open(str(data_dir / "state"))
-    with env.begin(write=True) as txn:
-        txn.put(key, value)
-    env.close()
-
-
 def test_a_damaged_record_is_damage_and_named(data_dir: Path) -> None:
-    _in_state(data_dir, b"offsets/g/1", b"?????????")
+    change_lmdb(data_dir / "state", lambda txn: txn.put(b"offsets/g/1", b"?????????"))
     (found,) = findings(checked(data_dir), damage=True)
     assert "offsets/g/1" in found
 

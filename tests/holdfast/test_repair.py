@@ -1,14 +1,12 @@
 """A repair makes a directory sound, reports the loss, and loses nothing else."""
 
 import asyncio
-import hashlib
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lmdb
 import pytest
 
 from holdfast.check import check_data_dir
@@ -17,8 +15,20 @@ from holdfast.commitlog.format.segment_format import segment_name
 from holdfast.repair import Loss, NotRepairable, RepairReport, repair_data_dir
 from holdfast.repair.apply import Repair
 from holdfast.repair.plan import loss_of
+from tests.support.small_log import overwrite
 from tests.support.stored import MIB, batch, open_storage, small_config
-from tests.support.three_segments import FIRST, LAST, SECOND, Messages, fill, read_all
+from tests.support.three_segments import (
+    FIRST,
+    LAST,
+    SECOND,
+    Messages,
+    block_of,
+    change_lmdb,
+    fill,
+    fingerprints,
+    flip,
+    read_all,
+)
 
 
 async def _publish(data_dir: Path, text: str, queue: int) -> int:
@@ -42,61 +52,23 @@ def data_dir(filled: tuple[Path, Messages], tmp_path: Path) -> Path:
     return Path(shutil.copytree(filled[0], tmp_path / "data"))
 
 
-def flip(path: Path, what: bytes, at: int = 0) -> None:
-    image = path.read_bytes()
-    position = (image.index(what) if what else 0) + at
-    with path.open("r+b") as file:
-        file.seek(position)
-        file.write(bytes([image[position] ^ 1]))
-
-
-def block_of(path: Path, text: bytes) -> tuple[int, int]:
-    """Return the start and the end of the block with `text` in its file."""
-    image = path.read_bytes()
-    start = image.rindex(b"HFBT", 0, image.index(text))
-    return start, start + int.from_bytes(image[start + 8 : start + 12], "little")
-
-
-def fingerprints(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
 # -- kinds of damage -----------------------------------------------------------------------
-
-
-def _payload(data_dir: Path) -> None:
-    flip(data_dir / "commitlog" / FIRST, b"body 4")
 
 
 def _header(data_dir: Path) -> None:
     path = data_dir / "commitlog" / FIRST
-    flip(path, b"", block_of(path, b"body 4")[0] + 40)
+    flip(path, at=block_of(path, b"body 4")[0] + 40)
 
 
 def _several(data_dir: Path) -> None:
     path = data_dir / "commitlog" / FIRST
-    start, _ = block_of(path, b"body 4")
-    _, end = block_of(path, b"body 9")
-    with path.open("r+b") as file:
-        file.seek(start)
-        file.write(b"\xee" * (end - start))
-
-
-def _first_missing(data_dir: Path) -> None:
-    (data_dir / "commitlog" / FIRST).unlink()
-
-
-def _middle_missing(data_dir: Path) -> None:
-    (data_dir / "commitlog" / SECOND).unlink()
+    start, end = block_of(path, b"body 4")[0], block_of(path, b"body 9")[1]
+    overwrite(path, start, b"\xee" * (end - start))
 
 
 def _last_missing(data_dir: Path) -> None:
-    (data_dir / "commitlog" / LAST).unlink()
-    (data_dir / "commitlog" / segment_name(3 * MIB)).unlink()
+    for name in (LAST, segment_name(3 * MIB)):
+        (data_dir / "commitlog" / name).unlink()
 
 
 def _truncated(data_dir: Path) -> None:
@@ -106,11 +78,7 @@ def _truncated(data_dir: Path) -> None:
 
 def _truncated_without_header(data_dir: Path) -> None:
     _truncated(data_dir)
-    flip(data_dir / "commitlog" / SECOND, b"", 9)
-
-
-def _empty_file(data_dir: Path) -> None:
-    os.truncate(data_dir / "commitlog" / SECOND, 0)
+    flip(data_dir / "commitlog" / SECOND, at=9)
 
 
 def _end_lost(data_dir: Path) -> None:
@@ -118,40 +86,35 @@ def _end_lost(data_dir: Path) -> None:
     os.truncate(path, block_of(path, b"the very last")[0] + 10)
 
 
-def _end_mark(data_dir: Path) -> None:
-    flip(data_dir / "commitlog" / FIRST, b"HFND", 17)
+Damage = Callable[[Path], object]
+
+LOSING: dict[str, Damage] = {
+    "payload": lambda path: flip(path / "commitlog" / FIRST, b"body 4"),
+    "header": _header,
+    "several": _several,
+    "first missing": lambda path: (path / "commitlog" / FIRST).unlink(),
+    "middle missing": lambda path: (path / "commitlog" / SECOND).unlink(),
+    "last missing": _last_missing,
+    "truncated": _truncated,
+    "truncated without header": _truncated_without_header,
+    "empty file": lambda path: os.truncate(path / "commitlog" / SECOND, 0),
+    "end lost": _end_lost,
+    "end mark": lambda path: flip(path / "commitlog" / FIRST, b"HFND", at=17),
+}
+#: Damage that is also tested without an index.
+_NO_INDEX = ("payload", "header", "several", "first missing", "middle missing", "truncated")
 
 
-def _no_index(spoil: Callable[[Path], None]) -> Callable[[Path], None]:
-    def both(data_dir: Path) -> None:
-        spoil(data_dir)
-        shutil.rmtree(data_dir / "consumequeue")
-
-    both.__name__ = f"{spoil.__name__}_no_index"
-    return both
-
-
-LOSING = [
-    _payload,
-    _header,
-    _several,
-    _first_missing,
-    _middle_missing,
-    _last_missing,
-    _truncated,
-    _truncated_without_header,
-    _empty_file,
-    _end_lost,
-    _end_mark,
-    *map(_no_index, (_payload, _header, _several, _first_missing, _middle_missing, _truncated)),
-]
-
-
-@pytest.mark.parametrize("spoil", LOSING, ids=lambda spoil: spoil.__name__)
+@pytest.mark.parametrize(
+    ("kind", "has_index"),
+    [*((each, True) for each in LOSING), *((each, False) for each in _NO_INDEX)],
+)
 async def test_the_loss_is_as_reported_and_readers_skip_it(
-    data_dir: Path, filled: tuple[Path, Messages], spoil: Callable[[Path], None]
+    data_dir: Path, filled: tuple[Path, Messages], kind: str, has_index: bool
 ) -> None:
-    spoil(data_dir)
+    LOSING[kind](data_dir)
+    if not has_index:
+        shutil.rmtree(data_dir / "consumequeue")
     before = fingerprints(data_dir)
     said = await asyncio.to_thread(repair_data_dir, data_dir, accept_loss=False)
     assert not said.is_sound
@@ -177,13 +140,7 @@ async def test_the_loss_is_as_reported_and_readers_skip_it(
     assert degraded == []
     _, all_messages = filled
     assert messages == {place: body for place, body in all_messages.items() if place not in lost}
-    passed = {
-        (queue, offset)
-        for queue, ranges in skipped.items()
-        for start, end in ranges
-        for offset in range(start, end)
-    }
-    assert passed == lost
+    assert _offsets_in(skipped) == lost
     # Lost offsets are not assigned to new messages, and a second start finds no fault.
     for queue in (0, 1):
         offset = await _publish(data_dir, "after the repair", queue)
@@ -191,6 +148,15 @@ async def test_the_loss_is_as_reported_and_readers_skip_it(
         assert offset == 1 + max(at for of, at in all_messages if of == queue)
     assert (await read_all(data_dir))[2] == []
     assert (await asyncio.to_thread(check_data_dir, data_dir)).is_sound
+
+
+def _offsets_in(ranges: dict[int, list[tuple[int, int]]]) -> set[tuple[int, int]]:
+    return {
+        (queue, offset)
+        for queue, pairs in ranges.items()
+        for start, end in pairs
+        for offset in range(start, end)
+    }
 
 
 def test_overwritten_bytes_are_copied(data_dir: Path) -> None:
@@ -261,30 +227,7 @@ async def test_an_accepted_loss_is_also_known_from_the_log(data_dir: Path) -> No
 
 
 def _segment_header(data_dir: Path) -> None:
-    flip(data_dir / "commitlog" / SECOND, b"", 9)
-
-
-def _footer(data_dir: Path) -> None:
-    flip(data_dir / "commitlog" / FIRST, b"", MIB - 40)
-
-
-def _tables(data_dir: Path) -> None:
-    flip(data_dir / "commitlog" / FIRST, b"", MIB - 100)
-
-
-def _version(data_dir: Path) -> None:
-    (data_dir / "VERSION").write_text("q\n")
-
-
-def _index_entry(data_dir: Path) -> None:
-    env = lmdb.open(str(data_dir / "consumequeue"), max_dbs=3)
-    with env.begin(write=True, db=env.open_db(b"entries")) as txn:
-        txn.put(bytes.fromhex("00000001000000000000000000000004"), b"?" * 44)
-    env.close()
-
-
-def _overlapping(data_dir: Path) -> None:
-    (data_dir / "commitlog" / segment_name(4096)).write_bytes(b"\1" * 8192)
+    flip(data_dir / "commitlog" / SECOND, at=9)
 
 
 def _empty_file_within_a_segment_without_header(data_dir: Path) -> None:
@@ -292,35 +235,29 @@ def _empty_file_within_a_segment_without_header(data_dir: Path) -> None:
     _segment_header(data_dir)
 
 
-def _state_record(data_dir: Path) -> None:
-    env = lmdb.open(str(data_dir / "state"))
-    with env.begin(write=True) as txn:
-        txn.put(b"offsets/g/1", b"?????????")
-    env.close()
+ENTRY = bytes.fromhex("00000001000000000000000000000004")
+LOSSLESS: dict[str, Damage] = {
+    "segment header": _segment_header,
+    "footer": lambda path: flip(path / "commitlog" / FIRST, at=MIB - 40),
+    "tables": lambda path: flip(path / "commitlog" / FIRST, at=MIB - 100),
+    "version": lambda path: (path / "VERSION").write_text("q\n"),
+    "index entry": lambda path: change_lmdb(
+        path / "consumequeue", lambda txn: txn.put(ENTRY, b"?" * 44), b"entries"
+    ),
+    "overlapping": lambda path: (path / "commitlog" / segment_name(4096)).write_bytes(b"\1" * 8192),
+    "empty file within a segment": _empty_file_within_a_segment_without_header,
+    "state record": lambda path: change_lmdb(
+        path / "state", lambda txn: txn.put(b"offsets/g/1", b"?????????")
+    ),
+    "state": lambda path: (path / "state" / "data.mdb").write_bytes(b"no environment" * 1000),
+}
 
 
-def _state(data_dir: Path) -> None:
-    (data_dir / "state" / "data.mdb").write_bytes(b"no environment" * 1000)
-
-
-FREE = [
-    _segment_header,
-    _footer,
-    _tables,
-    _version,
-    _index_entry,
-    _overlapping,
-    _empty_file_within_a_segment_without_header,
-    _state_record,
-    _state,
-]
-
-
-@pytest.mark.parametrize("spoil", FREE, ids=lambda spoil: spoil.__name__)
+@pytest.mark.parametrize("kind", LOSSLESS)
 async def test_damage_without_loss_is_repaired_without_consent(
-    data_dir: Path, filled: tuple[Path, Messages], spoil: Callable[[Path], None]
+    data_dir: Path, filled: tuple[Path, Messages], kind: str
 ) -> None:
-    spoil(data_dir)
+    LOSSLESS[kind](data_dir)
     done = await asyncio.to_thread(repair_data_dir, data_dir, accept_loss=False)
     assert done.is_sound
     assert done.loss.is_nothing
@@ -393,17 +330,19 @@ class _CutShort(Exception):
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("spoil", [_header, _middle_missing, _end_lost, _truncated_without_header])
+@pytest.mark.parametrize(
+    "kind", ["header", "middle missing", "end lost", "truncated without header"]
+)
 async def test_an_interrupted_repair_is_completed_by_the_next_one(
     filled: tuple[Path, Messages],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    spoil: Callable[[Path], None],
+    kind: str,
 ) -> None:
     expected: RepairReport | None = None
     for count in range(1, 60):
         data_dir = Path(shutil.copytree(filled[0], tmp_path / f"data{count}"))
-        spoil(data_dir)
+        LOSING[kind](data_dir)
         left = count
 
         def counted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -435,12 +374,7 @@ async def test_an_interrupted_repair_is_completed_by_the_next_one(
         assert done.is_sound, f"cut short at call {count}"
         messages, skipped, degraded = await read_all(data_dir)
         assert degraded == []
-        lost = {
-            (queue, offset)
-            for queue, ranges in skipped.items()
-            for start, end in ranges
-            for offset in range(start, end)
-        }
+        lost = _offsets_in(skipped)
         assert messages.keys() | lost == filled[1].keys()
         assert not messages.keys() & lost
         shutil.rmtree(data_dir)

@@ -17,7 +17,7 @@ from holdfast.commitlog.disk.disk import Bytes
 from holdfast.commitlog.errors import CorruptRecord
 from holdfast.commitlog.format.batch import Batch, payload_crc
 from holdfast.commitlog.format.batch_encoding import encode_batch
-from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader, Section
+from holdfast.commitlog.format.batch_header import HEADER_SIZE, SECTION_NAMES, BatchHeader, Section
 from holdfast.commitlog.format.segment_format import BLOCK_DTYPE, END_MARK_SIZE, TRAILER_SIZE
 from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.commitlog.segments.footer import read_footer, seal_segment
@@ -360,25 +360,7 @@ def _place(header: BatchHeader) -> tuple[int, ...]:
 
 def columns_of(batch: Batch) -> list[tuple[str, Section]]:
     """Return the sections of a batch with their names, in order."""
-    layout = batch.layout
-    names = [
-        "body_offsets",
-        "bodies",
-        "key_hashes",
-        "key_offsets",
-        "keys",
-        "tag_codes",
-        "tag_offsets",
-        "tags",
-        "property_list",
-        "name_offsets",
-        "names",
-        "value_offsets",
-        "values",
-        "born",
-        "expires",
-    ]
-    found = [(name, getattr(layout, name)) for name in names]
+    found = [(name, getattr(batch.layout, name)) for name in SECTION_NAMES]
     return [(name, section) for name, section in found if section is not None]
 
 

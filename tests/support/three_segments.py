@@ -1,8 +1,15 @@
-"""A data directory with two sealed segments and an active one, for tests of checks and repairs."""
+"""A data directory with two sealed segments and an active one, for tests of checks and repairs, and
+functions that damage and compare directories."""
 
+import hashlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import lmdb
 
 from holdfast.commitlog.format.segment_format import segment_name
+from tests.support.small_log import flip_bit
 from tests.support.stored import (
     MIB,
     batch,
@@ -62,3 +69,35 @@ async def read_all(data_dir: Path) -> tuple[Messages, dict[int, list[tuple[int, 
                 assert fetched.next_offset > at
                 at = fetched.next_offset
         return messages, skipped, [str(fault) for fault in storage.degraded]
+
+
+def fingerprints(folder: Path) -> dict[str, tuple[str, int]]:
+    """Return the hash and the modification time of every file, except LMDB's table of readers."""
+    return {
+        str(path.relative_to(folder)): (
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+            path.stat().st_mtime_ns,
+        )
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "lock.mdb"
+    }
+
+
+def flip(path: Path, text: bytes = b"", *, at: int = 0) -> None:
+    """Flip a bit of a file, `at` bytes after the start of `text`."""
+    flip_bit(path, (path.read_bytes().index(text) if text else 0) + at)
+
+
+def block_of(path: Path, text: bytes) -> tuple[int, int]:
+    """Return the start and the end of the block with `text` in its file."""
+    image = path.read_bytes()
+    start = image.rindex(b"HFBT", 0, image.index(text))
+    return start, start + int.from_bytes(image[start + 8 : start + 12], "little")
+
+
+def change_lmdb(folder: Path, change: Callable[[Any], object], db: bytes | None = None) -> None:
+    """Call `change` with a transaction on one of the databases of an LMDB environment."""
+    env = lmdb.open(str(folder), max_dbs=3)
+    with env.begin(write=True, db=None if db is None else env.open_db(db)) as txn:
+        change(txn)
+    env.close()

@@ -304,22 +304,6 @@ def test_a_full_disk_fails_only_publishes_that_need_a_segment(publishing: Publis
     assert [h.base_offset for h in publishing.dispatched()] == [0, 1, 2, 3]
 
 
-def test_a_retry_completes_a_publish_that_a_full_disk_split(publishing: Publishing) -> None:
-    batches = [batch(400_000, queue=q, producer_id=1, sequence=0) for q in range(3)]
-    publishing.log.roll()
-    publishing.disk.full = True
-    publishing.appender.start()
-    request = publishing.submit(*batches)
-    assert publishing.events.next_completed() is request
-    assert isinstance(request.error, DiskFull)
-    assert len(publishing.dispatched()) == 2
-    publishing.disk.full = False
-    again = publishing.submit(*batches)
-    assert publishing.events.next_completed() is again
-    assert [result.duplicate for result in again.results] == [True, True, False]
-    assert [h.queue_id for h in publishing.dispatched()] == [0, 1, 2]
-
-
 def test_a_failed_write_fails_every_publish_once(publishing: Publishing) -> None:
     publishing.log.roll()
     wrong = publishing.submit(batch(producer_id=1, sequence=1), batch(producer_id=1, sequence=5))
