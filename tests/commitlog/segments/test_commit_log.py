@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.commitlog.config import CommitLogConfig
-from holdfast.commitlog.disk.disk import PooledFile
+from holdfast.commitlog.disk.disk import Disk, PooledFile
 from holdfast.commitlog.errors import (
     BatchTooLarge,
     CorruptRecord,
@@ -35,6 +35,7 @@ from holdfast.commitlog.segments import commit_log
 from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.commitlog.segments.footer import block_tables, read_footer, seal_segment
 from holdfast.commitlog.segments.log_scan import Damage, scan_segment
+from holdfast.commitlog.segments.recovery import recover
 from holdfast.commitlog.segments.segment import Segment
 from tests.support.batches import Columns, columns
 from tests.support.simulated_disk import SimulatedDisk
@@ -53,6 +54,7 @@ from tests.support.small_log import (
 
 LOG = Path("/log")
 KEY_OF_HASH_0 = "bbfsptr"
+MIB = 1024 * 1024
 
 
 @pytest.fixture
@@ -636,3 +638,67 @@ def test_a_failed_write_counts_no_block(simulated: SmallLog) -> None:
     with pytest.raises(OSError, match="error"):
         simulated.append(raw_batch())
     assert simulated.log.written_offset == written
+
+
+# -- the sizes of segments ---------------------------------------------------------------------
+
+
+def _log(disk: Disk, first: int = MIB, most: int = 5 * MIB) -> CommitLog:
+    config = CommitLogConfig(segment_bytes=most, first_segment_bytes=first)
+    return CommitLog(LOG, config, disk, now_us=lambda: 1)
+
+
+def _sizes(log: CommitLog) -> list[int]:
+    return [segment.size // MIB for segment in log.segments]
+
+
+def test_segments_double_up_to_the_configured_size() -> None:
+    log = _log(SimulatedDisk())
+    for _ in range(5):
+        log.roll()
+    assert _sizes(log) == [1, 2, 4, 5, 5]
+    assert [segment.start_offset // MIB for segment in log.segments] == [0, 1, 3, 7, 12]
+
+
+def test_a_first_segment_is_never_larger_than_the_others() -> None:
+    log = _log(SimulatedDisk(), first=8 * MIB)
+    log.roll()
+    assert _sizes(log) == [5]
+
+
+def test_a_large_batch_gets_a_segment_that_is_large_enough() -> None:
+    log = _log(SimulatedDisk())
+    for size in (3 * MIB // 2, 3 * MIB):
+        log.roll(size, 0, 1)
+        assert log.has_room(size, 0, 1)
+    assert _sizes(log) == [2, 4]
+    log.roll(99 * MIB, 0, 1)  # no segment fits this, but the roll still ends one
+    assert _sizes(log) == [2, 4, 5]
+
+
+def test_after_a_restart_sizes_continue_from_the_prepared_segment() -> None:
+    disk = SimulatedDisk()
+    log = _log(disk)
+    log.roll()
+    log.prepare_next()
+    log.close()
+    log = _log(disk)
+    log.open()
+    recover(log, from_offset=0, from_counts=(0, 0, 0), on_blocks=lambda run: None)
+    assert _sizes(log) == [1]
+    log.roll()
+    log.roll()
+    assert _sizes(log) == [1, 2, 4]
+    assert len(disk.names(LOG)) == 3
+
+
+def test_a_smaller_configured_size_applies_to_the_next_segment() -> None:
+    disk = SimulatedDisk()
+    log = _log(disk)
+    for _ in range(4):
+        log.roll()
+    log.close()
+    log = _log(disk, most=2 * MIB)
+    log.open()
+    log.roll()
+    assert _sizes(log) == [1, 2, 4, 5, 2]
