@@ -19,6 +19,7 @@ LogError
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 #: Reason of a CorruptRecord: the whole segment file is missing.
 MISSING_SEGMENT = "missing-segment"
@@ -30,10 +31,15 @@ UNKNOWN_VERSION = "unknown-version"
 
 class LogError(Exception):
     """Base class of the commit log's errors. The fields of an error are its `args`, so that it can
-    be copied and pickled."""
+    be copied and pickled. `sentence` is its text, with the names of fields in braces."""
+
+    sentence: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         self.args = tuple(self.__dict__.values())
+
+    def __str__(self) -> str:
+        return self.sentence.format_map(vars(self)) if self.sentence else super().__str__()
 
 
 @dataclass(eq=False, repr=False)
@@ -41,11 +47,9 @@ class CorruptBatch(LogError):
     """Bytes that are not an intact batch. `reason` is a fixed word for programs, `detail` is free
     text for people."""
 
+    sentence = "not an intact batch ({reason}): {detail}"
     reason: str
     detail: str = ""
-
-    def __str__(self) -> str:
-        return f"not an intact batch ({self.reason}): {self.detail}"
 
 
 class CorruptRecord(CorruptBatch):
@@ -72,26 +76,22 @@ class CorruptRecord(CorruptBatch):
 class UnknownFormatVersion(LogError):
     """A file or block of a version that this code does not know."""
 
+    sentence = (
+        "{what} has format version {found}; this Holdfast reads {known}. "
+        "Use the Holdfast version that wrote it, or a newer one. Nothing was changed."
+    )
     what: str
     found: object
     known: object
-
-    def __str__(self) -> str:
-        return (
-            f"{self.what} has format version {self.found}; this Holdfast reads {self.known}. "
-            "Use the Holdfast version that wrote it, or a newer one. Nothing was changed."
-        )
 
 
 @dataclass(eq=False, repr=False)
 class BatchTooLarge(LogError):
     """A batch that no segment of the configured size can hold."""
 
+    sentence = "a batch of {size} bytes does not fit in a segment; the limit is {limit}"
     size: int
     limit: int
-
-    def __str__(self) -> str:
-        return f"a batch of {self.size} bytes does not fit in a segment; the limit is {self.limit}"
 
 
 class LogClosed(LogError):
@@ -105,25 +105,21 @@ class LogClosed(LogError):
 class LogOverloaded(LogError):
     """More bytes wait to be stored than the limit `limit_name` allows."""
 
+    sentence = "{waiting_bytes} bytes are waiting ({limit_name} is {limit})"
     waiting_bytes: int
     limit: int
     limit_name: str = "max_waiting_bytes"
-
-    def __str__(self) -> str:
-        return f"{self.waiting_bytes} bytes are waiting ({self.limit_name} is {self.limit})"
 
 
 @dataclass(eq=False, repr=False)
 class DiskFull(LogError):
     """There is no room for the next segment."""
 
+    sentence = (
+        "the disk has no room for the next segment ({needed_bytes} bytes); "
+        "free space or lower the retention, then publishing resumes automatically"
+    )
     needed_bytes: int
-
-    def __str__(self) -> str:
-        return (
-            f"the disk has no room for the next segment ({self.needed_bytes} bytes); "
-            "free space or lower the retention, then publishing resumes automatically"
-        )
 
 
 @dataclass(eq=False, repr=False)
@@ -185,10 +181,8 @@ class NoSegment(LogError):
     """The next segment could not be created, and the reason is not a full disk, but for example
     too few descriptors, no memory or an I/O error. The log is unchanged."""
 
+    sentence = "the next segment cannot be created now ({cause})"
     cause: str
-
-    def __str__(self) -> str:
-        return f"the next segment cannot be created now ({self.cause})"
 
 
 @dataclass(eq=False, repr=False)
@@ -196,15 +190,13 @@ class SyncTimeout(LogError):
     """A publish was not written or synced in time. It may be stored already, or be stored
     later."""
 
+    sentence = (
+        "the disk did not confirm the publish within sync_timeout_ms ({timeout_ms}); "
+        "it is unknown whether the messages are stored"
+    )
     stored = "unknown"
 
     timeout_ms: int
-
-    def __str__(self) -> str:
-        return (
-            f"the disk did not confirm the publish within sync_timeout_ms ({self.timeout_ms}); "
-            "it is unknown whether the messages are stored"
-        )
 
 
 @dataclass(eq=False, repr=False)
@@ -212,21 +204,17 @@ class LogPoisoned(LogError):
     """A write or a sync failed. It is unknown which bytes are stored, so the log accepts no more
     writes."""
 
+    sentence = "the log is read-only because a write failed ({cause}); restart the broker"
     cause: str
-
-    def __str__(self) -> str:
-        return f"the log is read-only because a write failed ({self.cause}); restart the broker"
 
 
 @dataclass(eq=False, repr=False)
 class SequenceGap(LogError):
     """An idempotent producer skipped a sequence."""
 
+    sentence = "sequence {found} leaves a gap; the next one is {expected}"
     expected: int
     found: int
-
-    def __str__(self) -> str:
-        return f"sequence {self.found} leaves a gap; the next one is {self.expected}"
 
 
 @dataclass(eq=False, repr=False)
@@ -234,14 +222,12 @@ class SequenceTooOld(LogError):
     """A publish with this sequence was stored before, but the broker no longer remembers its
     offsets."""
 
+    sentence = (
+        "sequence {found} was stored before, but the broker only remembers the offsets "
+        "of sequence {oldest} and later"
+    )
     found: int
     oldest: int
-
-    def __str__(self) -> str:
-        return (
-            f"sequence {self.found} was stored before, but the broker only remembers the offsets "
-            f"of sequence {self.oldest} and later"
-        )
 
 
 @dataclass(eq=False, repr=False)
@@ -249,24 +235,20 @@ class RoutedOtherwise(LogError):
     """An earlier publish with this sequence was stored in other queues than those of this request,
     for example because queues were added to the topic."""
 
+    sentence = (
+        "sequence {found} was stored before, in other queues: queues were added to the "
+        "topic since then, or the request has changed"
+    )
     found: int
-
-    def __str__(self) -> str:
-        return (
-            f"sequence {self.found} was stored before, in other queues: queues were added to the "
-            "topic since then, or the request has changed"
-        )
 
 
 @dataclass(eq=False, repr=False)
 class ProducerFenced(LogError):
     """The producer's epoch is lower than an epoch that the broker has seen."""
 
+    sentence = "epoch {epoch} is fenced; a producer with epoch {current_epoch} took over"
     epoch: int
     current_epoch: int
-
-    def __str__(self) -> str:
-        return f"epoch {self.epoch} is fenced; a producer with epoch {self.current_epoch} took over"
 
 
 @dataclass(eq=False, repr=False)

@@ -30,10 +30,8 @@ Row = dict[str, Any]
 class NotASegment(LogError):
     """Neither the header nor the name of the file is that of a segment."""
 
+    sentence = "{path} is not a segment; use a file in commitlog/ of a data directory"
     path: Path
-
-    def __str__(self) -> str:
-        return f"{self.path} is not a segment; use a file in commitlog/ of a data directory"
 
 
 def dump_segment(path: Path, *, messages: bool = False) -> Iterator[Row]:

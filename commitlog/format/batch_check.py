@@ -33,13 +33,11 @@ class MessageLimits:
 class LimitExceeded(LogError):
     """A message exceeds the limit `limit_name`. `row` is its index in the batch, from 0."""
 
+    sentence = "message {row}: {found} bytes exceed {limit_name} ({limit})"
     limit_name: str
     limit: int
     found: int
     row: int
-
-    def __str__(self) -> str:
-        return f"message {self.row}: {self.found} bytes exceed {self.limit_name} ({self.limit})"
 
 
 def check_batch(batch: Batch, limits: MessageLimits) -> None:

@@ -68,11 +68,9 @@ _STATE_MAP_BYTES = 1024**3
 class BackupRefused(LogError):
     """A backup may not be put into the given folder. `reason` includes how to fix it."""
 
+    sentence = "no backup is made in {where}: {reason}"
     where: Path
     reason: str
-
-    def __str__(self) -> str:
-        return f"no backup is made in {self.where}: {self.reason}"
 
 
 @dataclass(slots=True)

@@ -27,11 +27,9 @@ _NAMES = re.compile(rf"commitlog/\d{{20}}|state/(groups/)?data\.mdb|access/{_PAR
 class NotABackup(LogError):
     """The folder is not a complete backup, or the backup is damaged."""
 
+    sentence = "{where} is not an intact backup: {reason}"
     where: object
     reason: str
-
-    def __str__(self) -> str:
-        return f"{self.where} is not an intact backup: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,9 @@ from holdfast.commitlog.errors import LogError
 class RestoreRefused(LogError):
     """A backup cannot be restored to the given place. `reason` includes how to fix it."""
 
+    sentence = "nothing is restored to {where}: {reason}"
     where: Path
     reason: str
-
-    def __str__(self) -> str:
-        return f"nothing is restored to {self.where}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,11 +68,9 @@ DROP_INDEX = Step(StepKind.DROP_INDEX)
 class NotRepairable(LogError):
     """Damage that a repair cannot make sound. `reason` includes what would help."""
 
+    sentence = "{where} cannot be repaired: {reason}"
     where: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"{self.where} cannot be repaired: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
