@@ -617,14 +617,11 @@ class AsyncClient:
         """Create a group with leases, or change it; return its description.
 
         `topics` is one name, several names, or names with weights (`{"orders": 3}`) or with
-        weight and filter (`{"orders": {"weight": 3, "filter": "paid,served"}}`). `mode` is
-        "competing", "keyed", "single_active" or "exclusive"; `engine` is "sfq" or "dwrr"; `cost`
-        is "count", "bytes" or "time"; `start` is "earliest" or "latest", for queues without a
-        stored offset. A setting that is not given gets the broker's default in a new group, and
-        does not change in an existing group. If `topics` is given, it replaces all topics of the
-        group. If `dead_letter_topic` is empty, the group has no dead-letter topic any more.
-        docs/groups.md describes each setting. Raises GroupBusy when `mode` would change while
-        messages are leased.
+        weight and filter (`{"orders": {"weight": 3, "filter": "paid,served"}}`); it replaces all
+        topics of the group. `start` is for queues without a stored offset. An empty
+        `dead_letter_topic` removes the dead-letter topic. docs/groups.md describes each setting.
+        A setting that is not given gets the broker's default in a new group, and does not change
+        in an existing group. Raises GroupBusy when `mode` would change while messages are leased.
         """
         fields: dict[str, Any] = drop_none(
             mode=mode,
@@ -808,11 +805,10 @@ class AsyncClient:
     async def redrive(self, group: str, max_messages: int | None = None) -> Redriven:
         """Republish a group's dead letters to their original topics, in order; return the counts.
 
-        The broker publishes each message as it was originally, without the dead-letter properties,
-        and acknowledges the dead letter once the message is synced. If a crash prevents the
-        acknowledgement, a later redrive does not store the message twice (as long as the broker
-        remembers the producer). A dead letter whose original topic the group does not subscribe to
-        stays and is counted in `stuck`. Raises NoDeadLetters.
+        Messages are published as they were originally, without the dead-letter properties. After a
+        crash, a later redrive does not store a message twice (as long as the broker remembers the
+        producer). A dead letter whose original topic the group does not subscribe to stays and is
+        counted in `stuck`. Raises NoDeadLetters.
         """
         return await self._group(group).redrive(max_messages)
 

@@ -12,14 +12,5 @@ from holdfast.client.read.message import (
     texts_of,
 )
 
-__all__ = [
-    "PublishResult",
-    "StoredOffsets",
-    "Skipped",
-    "PullResult",
-    "Message",
-    "LoneMessage",
-    "MessageList",
-    "MessageBatch",
-    "texts_of",
-]
+__all__ = ["PublishResult", "StoredOffsets", "Skipped", "PullResult", "Message", "LoneMessage"]
+__all__ += ["MessageList", "MessageBatch", "texts_of"]

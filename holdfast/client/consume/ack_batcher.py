@@ -58,14 +58,11 @@ class AckBatcher:
     _timer: asyncio.TimerHandle | None = None
     _pump: asyncio.Task[None] | None = None
 
-    @property
-    def pending(self) -> int:
-        return sum(map(len, self._pending.values()))
-
     def add(self, kind: AckKind, ack: PendingAck) -> None:
         """Add a settled delivery and send it, at once or with its batch."""
         self._pending.setdefault(kind, []).append(ack)
-        if kind.verb != "ack" or self.pending >= self.batch:
+        pending = sum(map(len, self._pending.values()))
+        if kind.verb != "ack" or pending >= self.batch:
             self.flush_soon()
         elif self._timer is None and self._pump is None:
             self._timer = asyncio.get_running_loop().call_later(self.interval_s, self.flush_soon)

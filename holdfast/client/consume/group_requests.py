@@ -21,10 +21,8 @@ from holdfast.client.transport.requests import (
 )
 from holdfast.client.transport.retry import RetryPolicy
 
-WeightedTopics = Mapping[str, int | Mapping[str, Any]]
-"""Topics of a group, each with its weight or with {"weight": ..., "filter": ...}."""
-
-Topics = str | Sequence[str] | WeightedTopics
+#: One or several topics, or topics each with its weight or with {"weight": ..., "filter": ...}.
+Topics = str | Sequence[str] | Mapping[str, int | Mapping[str, Any]]
 ResetTo = End | Time
 SeekTo = ResetTo | Mapping[str, Mapping[int, int]]
 

@@ -443,7 +443,7 @@ class Membership:
             return OrderingKey(delivery.topic, key=delivery.key)
         return OrderingKey(delivery.topic, delivery.queue, offset=delivery.offset)
 
-    # -- leases ------------------------------------------------------------------------------
+    # -- leases and settling -----------------------------------------------------------------
 
     async def _extend(self, receipts: Sequence[str]) -> list[Status]:
         return await self._group.settle("extend", receipts, lease_ms=self.options.lease_ms)
@@ -459,8 +459,6 @@ class Membership:
                 delivery.offset,
             )
         self.notify_change()
-
-    # -- settling ----------------------------------------------------------------------------
 
     def settle(self, delivery: Delivery, verb: Verb, delay_ms: int | None = None) -> Settling:
         """Record how a delivery is settled; only the first call counts. Any thread may call."""

@@ -33,15 +33,12 @@ class PublishQueue:
     def __init__(self, topic: str, durability: str | None) -> None:
         self.topic = topic
         self.durability = durability
+        self.key = topic, durability
         self._waiting: deque[PendingPublish] = deque()
         self._waiting_bytes = 0
         self._in_flight = 0
         #: Whether a request was started that has not taken its messages yet.
         self._is_starting = False
-
-    @property
-    def key(self) -> tuple[str, str | None]:
-        return self.topic, self.durability
 
     @property
     def is_empty(self) -> bool:

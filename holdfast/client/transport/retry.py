@@ -26,8 +26,6 @@ T = TypeVar("T")
 
 _log = logging.getLogger("holdfast.client")
 
-_GATEWAY_FAILED = (502, 504)
-
 #: While the broker is unreachable, one retry in this time is logged, of all requests together.
 REPEAT_S = 30.0
 #: If a broker fails again soon after it has answered, this is logged at most once in this time.
@@ -93,7 +91,7 @@ def _is_transient(error: HoldfastError, *, safe: bool) -> bool:
         return safe
     if isinstance(error, ApiError):
         passes = error.is_passing or error.retry_after_s is not None
-        return passes or (safe and error.status in _GATEWAY_FAILED)
+        return passes or (safe and error.status in (502, 504))
     return False
 
 

@@ -1,7 +1,7 @@
 """A broker's address, with the headers and the TLS context that every request needs."""
 
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Self
@@ -71,7 +71,7 @@ class Target:
     host: str
     port: int
     prefix: str
-    headers: str
+    headers: str = field(repr=False)
     tls: ssl.SSLContext | None
 
     @classmethod
@@ -105,9 +105,6 @@ class Target:
         if token is not None:
             headers += f"Authorization: Bearer {check_token(token)}\r\n"
         return cls(url, host, port, quote(parts.path, safe="/%:@!$&'()*+,;=~"), headers, context)
-
-    def __repr__(self) -> str:
-        return f"Target({self.url!r})"
 
 
 def _encode_host(host: str, wrong: str) -> str:
