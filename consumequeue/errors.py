@@ -170,14 +170,17 @@ class TopicFull(StoreError):
 
 
 @dataclass(eq=False, repr=False)
-class OffsetTrimmed(StoreError):
-    """The offset is below the queue's first kept message."""
-
+class _OffsetOutside(StoreError):
     topic: str
     queue: int
     offset: int
     min_offset: int
     max_offset: int
+
+
+@dataclass(eq=False, repr=False)
+class OffsetTrimmed(_OffsetOutside):
+    """The offset is below the queue's first kept message."""
 
     def __str__(self) -> str:
         return (
@@ -187,14 +190,8 @@ class OffsetTrimmed(StoreError):
 
 
 @dataclass(eq=False, repr=False)
-class OffsetBeyondEnd(StoreError):
+class OffsetBeyondEnd(_OffsetOutside):
     """The offset is after the next offset to be written."""
-
-    topic: str
-    queue: int
-    offset: int
-    min_offset: int
-    max_offset: int
 
     def __str__(self) -> str:
         return (

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 from holdfast.commitlog.append.appender import Appender, AppendRequest
 from holdfast.commitlog.errors import LogError, LogOverloaded, SyncTimeout
@@ -53,26 +53,20 @@ class StoredBatch:
     store_timestamp_us: int
 
 
+@dataclass(eq=False)
 class Publisher:
     """Publishes to the log. `timeout_ms` is how long a publish waits for the disk. After each pass
     of reput, every listener in `arrival_listeners` is called."""
 
-    def __init__(
-        self,
-        table: TopicTable,
-        config: TopicsConfig,
-        appender: Appender,
-        admission: "PublishAdmission",
-        arrival_listeners: Sequence[ArrivalListener],
-        *,
-        timeout_ms: int,
-    ) -> None:
-        self.timeout_ms = timeout_ms
-        self._table = table
-        self._config = config
-        self._appender = appender
-        self._admission = admission
-        self._arrival_listeners = arrival_listeners
+    table: TopicTable
+    config: TopicsConfig
+    appender: Appender
+    admission: "PublishAdmission"
+    arrival_listeners: Sequence[ArrivalListener]
+    _: KW_ONLY
+    timeout_ms: int
+
+    def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._is_waking = False
         #: The publishes that wait, oldest first, each with its deadline. While any publish waits,
@@ -81,7 +75,7 @@ class Publisher:
         self._timer: asyncio.TimerHandle | None = None
 
     def limits(self, topic: Topic) -> MessageLimits:
-        config = self._config
+        config = self.config
         return MessageLimits(
             topic.config.max_message_bytes,
             config.max_key_bytes,
@@ -113,7 +107,7 @@ class Publisher:
         error and SyncTimeout are LogErrors. Cancelling is safe. After SyncTimeout or after
         cancelling, the batches may still be stored.
         """
-        if self._table.by_id(topic.topic_id) is None:
+        if self.table.by_id(topic.topic_id) is None:
             raise UnknownTopic(topic.name)
         for batch in batches:
             if not 0 <= batch.queue_id < topic.queue_count:
@@ -145,11 +139,11 @@ class Publisher:
 
     def _submit(self, request: AppendRequest) -> None:
         """Hand a request to the appender, which is woken once per event loop iteration."""
-        self._admission.enter(request.size)
+        self.admission.enter(request.size)
         try:
-            self._appender.submit(request, wake=False)
+            self.appender.submit(request, wake=False)
         except LogError:
-            self._admission.in_flight_bytes -= request.size
+            self.admission.in_flight_bytes -= request.size
             raise
         if not self._is_waking:
             self._is_waking = True
@@ -157,7 +151,7 @@ class Publisher:
 
     def _wake(self) -> None:
         self._is_waking = False
-        self._appender.wake()
+        self.appender.wake()
 
     def _expire(self) -> None:
         """Fail the publishes that waited too long. They still count as in flight."""
@@ -183,14 +177,14 @@ class Publisher:
         """Call the listeners, then complete the publishes of the finished requests."""
         try:
             if advanced:
-                for listener in self._arrival_listeners:
+                for listener in self.arrival_listeners:
                     listener(advanced)
         finally:
             for request in finished:
                 future = request.context
                 if not isinstance(future, asyncio.Future):
                     continue
-                self._admission.in_flight_bytes -= request.size
+                self.admission.in_flight_bytes -= request.size
                 if future.done():
                     continue
                 if request.error is None:
@@ -199,16 +193,16 @@ class Publisher:
                     future.set_exception(request.error)
 
 
+@dataclass(eq=False)
 class PublishAdmission:
     """Admits publishes: none while an alarm is raised, and only a limited number of bytes at once.
 
     Subtract the size of every admitted publish from `in_flight_bytes` when it is complete.
     """
 
-    def __init__(self, max_in_flight_bytes: int, alarms: Mapping[str, PublishAlarm]) -> None:
-        self._limit = max_in_flight_bytes
-        self._alarms = alarms
-        self.in_flight_bytes = 0
+    max_in_flight_bytes: int
+    alarms: Mapping[str, PublishAlarm]
+    in_flight_bytes: int = 0
 
     def enter(self, size: int) -> None:
         """Admit a publish of `size` bytes. If no other publish is in flight, admit any size.
@@ -216,13 +210,15 @@ class PublishAdmission:
         Raises the LogError of a raised alarm, or LogOverloaded above the limit.
         """
         self.check()
-        if self.in_flight_bytes and self.in_flight_bytes + size > self._limit:
-            raise LogOverloaded(self.in_flight_bytes, self._limit, "max_in_flight_bytes")
+        if self.in_flight_bytes and self.in_flight_bytes + size > self.max_in_flight_bytes:
+            raise LogOverloaded(
+                self.in_flight_bytes, self.max_in_flight_bytes, "max_in_flight_bytes"
+            )
         self.in_flight_bytes += size
 
     def check(self) -> None:
         """Raise the LogError of an alarm that is raised, if any."""
-        for alarm in self._alarms.values():
+        for alarm in self.alarms.values():
             error = alarm()
             if error is not None:
                 raise copy(error)  # `error` itself would keep the frames of every caller
@@ -237,19 +233,19 @@ class _Usage:
     arriving: int = 0
 
 
+@dataclass(eq=False)
 class TopicRoom:
     """Admits publishes to topics with a `max_bytes`. Call `leave` once for every admitted publish.
     Topics without a limit are not tracked.
 
+    `stored_bytes` measures a topic; `now_s` is a monotonic clock. Publishes in progress count too.
     Retention deletes the oldest messages to keep a topic within `retention_bytes`; `max_bytes`
-    instead makes the broker refuse new messages. Publishes in progress count too.
+    instead makes the broker refuse new messages.
     """
 
-    def __init__(self, stored_bytes: Callable[[Topic], int], now_s: Callable[[], float]) -> None:
-        """`stored_bytes` measures a topic; `now_s` is a monotonic clock."""
-        self._stored_bytes = stored_bytes
-        self._now_s = now_s
-        self._usages: dict[int, _Usage] = {}
+    stored_bytes: Callable[[Topic], int]
+    now_s: Callable[[], float]
+    _usages: dict[int, _Usage] = field(default_factory=dict, init=False)
 
     def enter(self, topic: Topic, size: int) -> int:
         """Admit `size` bytes. Return the bytes that count: 0 if the topic has no limit, otherwise
@@ -260,9 +256,9 @@ class TopicRoom:
         usage = self._usages.get(topic.topic_id)
         if usage is None:
             usage = self._usages[topic.topic_id] = _Usage()
-        now_s = self._now_s()
+        now_s = self.now_s()
         if topic.queue_count <= _QUICK_QUEUES or now_s - usage.measured_s >= _MEASURED_S:
-            usage.stored, usage.measured_s = self._stored_bytes(topic), now_s
+            usage.stored, usage.measured_s = self.stored_bytes(topic), now_s
         if usage.stored + usage.arriving + size > limit:
             raise TopicFull(topic.name, usage.stored, limit)
         usage.arriving += size

@@ -36,6 +36,8 @@ _logger = logging.getLogger(__name__)
 MAX_RANGES = 1000
 #: At most this many faults are listed. If there are more, the last item has their number.
 MAX_FAULTS = 100
+#: Damage that is found within this time is stored together.
+GATHER_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,23 +185,17 @@ class DamageBook:
                 self._is_damage_changed = True
 
 
-_logger = logging.getLogger(__name__)
-
-#: Damage that is found within this time is stored together.
-GATHER_S = 0.2
-
-
+@dataclass(eq=False)
 class DamageKeeper:
     """Stores the changes of the damage book, soon after they are recorded."""
 
-    def __init__(
-        self, book: DamageBook, commit_state: Callable[[Changes], Awaitable[None]]
-    ) -> None:
-        self._book = book
-        self._commit_state = commit_state
+    book: DamageBook
+    commit_state: Callable[[Changes], Awaitable[None]]
+
+    def __post_init__(self) -> None:
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        book.changed = self._start_saving
+        self.book.changed = self._start_saving
         self._start_saving()
 
     async def stop(self) -> None:
@@ -213,12 +209,12 @@ class DamageKeeper:
             self._task = asyncio.get_running_loop().create_task(self._save(), name="damage")
 
     async def _save(self) -> None:
-        while changes := self._book.take_changes():
+        while changes := self.book.take_changes():
             try:
-                await self._commit_state(changes)
+                await self.commit_state(changes)
             except StateUnavailable as error:
                 # When more damage is found, try again. A restart finds most damage again, too.
-                self._book.put_back(changes)
+                self.book.put_back(changes)
                 _logger.warning("the damage could not be recorded: %s", error)
                 return
             try:

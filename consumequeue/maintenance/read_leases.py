@@ -44,25 +44,20 @@ class Pinned:
     until_ms: int
 
 
+@dataclass(eq=False, kw_only=True)
 class ReadLeases:
     """The active leases, as many as `limits` allow. `readable(topic, queue, offset)` raises if a
     queue cannot be read from an offset. `now_ms` is the wall clock."""
 
-    def __init__(
-        self,
-        *,
-        readable: Callable[[Topic, int, int], object],
-        limits: ConsumeQueueConfig,
-        now_ms: Callable[[], int],
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.now_ms = now_ms
-        self.monotonic = monotonic
+    readable: Callable[[Topic, int, int], object]
+    limits: ConsumeQueueConfig
+    now_ms: Callable[[], int]
+    monotonic: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self.trimming = asyncio.Lock()
         """`take` holds this lock. Retention holds it from reading the leases until it has raised
         the queues' min offsets, so that no lease is granted on messages that will be deleted."""
-        self._readable = readable
-        self._limits = limits
         self._leases: dict[str, _Lease] = {}
         self._leases_of: Counter[str] = Counter()
         self._queues_of: Counter[str] = Counter()
@@ -79,7 +74,7 @@ class ReadLeases:
         TooManyReadLeases, UnknownQueue, OffsetTrimmed, OffsetBeyondEnd."""
         async with self.trimming:
             for queue, start in starts.items():
-                self._readable(topic, queue, start)
+                self.readable(topic, queue, start)
             leases = self.count() + 1
             leases_of, queues_of = (
                 self._leases_of[client] + 1,
@@ -91,7 +86,7 @@ class ReadLeases:
                 ("max_read_leases", leases),
                 ("max_leased_queues", self.queue_count + len(starts)),
             ):
-                if wanted > (limit := getattr(self._limits, limit_name)):
+                if wanted > (limit := getattr(self.limits, limit_name)):
                     self.refused_total += 1
                     raise TooManyReadLeases(limit_name, limit)
             lease_id, until_s = secrets.token_hex(16), self.monotonic() + lease_ms / 1000

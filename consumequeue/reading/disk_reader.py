@@ -6,6 +6,7 @@ which only a part is wanted.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from time import sleep
 
@@ -40,23 +41,23 @@ from holdfast.consumequeue.topics import QueueKey
 READS_IN_A_ROW = 16
 
 
+@dataclass(frozen=True)
 class DiskReader:
     """Reads from the disk. Any thread may call it; every call may wait for the disk."""
 
-    def __init__(self, log: CommitLog, index: Index) -> None:
-        self._log = log
-        self._index = index
+    log: CommitLog
+    index: Index
 
     def read(self, place: Place, wanted: Wanted) -> Fetched:
         """Return messages from a place on, with the same result and errors as `collect`."""
         key, cq = place.key, place.cq
-        units = units_from(self._index, key, cq, place.offset)
+        units = units_from(self.index, key, cq, place.offset)
         first = _take_first_units(units, wanted)
         ahead = None
         if len(first) == FEW:
             units.close()
             ahead = self._read_ahead(place, wanted)
-            first, units = [], units_from(self._index, key, cq, ahead.next_offset)
+            first, units = [], units_from(self.index, key, cq, ahead.next_offset)
         return collect(
             chain(first, units),
             self._read_block,
@@ -95,7 +96,7 @@ class DiskReader:
         at, count, size = place.offset, 0, 0
         while True:
             entries = columns_from(
-                self._index,
+                self.index,
                 place.key,
                 place.cq,
                 at,
@@ -106,7 +107,7 @@ class DiskReader:
             if entries is None or len(entries) < FEW:
                 break
             done = 0
-            for found in read_runs(self._log, entries.physical_offsets, entries.sizes):
+            for found in read_runs(self.log, entries.physical_offsets, entries.sizes):
                 part = entries.cut(done, done + (len(found) if isinstance(found, BatchRun) else 1))
                 piece = _select_piece(found, part, place.key, at)
                 if piece is None:
@@ -124,15 +125,15 @@ class DiskReader:
         return Fetched(pieces, at, cq.min_offset, place.max_offset, count)
 
     def _read_block(self, unit: CqUnit) -> Batch:
-        return self._log.read_batch(unit.physical_offset, unit.size)
+        return self.log.read_batch(unit.physical_offset, unit.size)
 
     def _gap_end(self, place: Place, unit: CqUnit) -> int:
         """Return the offset where a queue continues after the missing segment of `unit`."""
-        following = self._log.segment_after(unit.physical_offset)
+        following = self.log.segment_after(unit.physical_offset)
         if following is None:
             return place.max_offset
         found = first_unit_reaching(
-            self._index, place.key, place.cq, PHYSICAL_OFFSET, following.start_offset
+            self.index, place.key, place.cq, PHYSICAL_OFFSET, following.start_offset
         )
         return place.max_offset if found is None else found.base_offset
 

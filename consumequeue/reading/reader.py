@@ -6,6 +6,7 @@ message.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -159,16 +160,16 @@ def collect(
     return Fetched(pieces, at, min_offset, max_offset, count, damage.skipped)
 
 
+@dataclass(slots=True)
 class _DamageSkipper:
-    """Decides for one pull which damage is skipped, and records the skipped damage."""
+    """Decides for one pull which damage is skipped, and records the skipped damage. `met` is the
+    damage at the pull's first offset, if the pull may not skip it."""
 
-    def __init__(self, offset: int, skip_corrupt: bool, lost: LostRanges) -> None:
-        self._offset = offset
-        self._skip_corrupt = skip_corrupt
-        self._lost = lost
-        self.skipped: LostRanges = ()
-        self.met: CorruptRecord | None = None
-        """The damage at the pull's first offset, if the pull may not skip it."""
+    offset: int
+    skip_corrupt: bool
+    lost: LostRanges
+    skipped: LostRanges = ()
+    met: CorruptRecord | None = None
 
     @property
     def is_full(self) -> bool:
@@ -180,12 +181,12 @@ class _DamageSkipper:
         is set, it continues only to find the end of the damage."""
         if self.met is not None:
             return True
-        accepted = is_accepted(self._lost, start, end)
-        if accepted or self._skip_corrupt:
+        accepted = is_accepted(self.lost, start, end)
+        if accepted or self.skip_corrupt:
             found = LostRange(start, end, error.reason, accepted)
             self.skipped = with_lost(self.skipped, found)
             return True
-        if start == self._offset:
+        if start == self.offset:
             self.met = error
         return self.met is not None
 

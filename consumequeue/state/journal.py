@@ -1,11 +1,8 @@
-"""The copy of the state in the log: messages of the broker's own topic.
+"""The copy of the state in the log: messages of the broker's own topic (replay.py, FORMAT.md 4).
 
-The key of a message is the record's key, and the body is the record's value. The tag `deleted`
-means that the record was deleted. Every change is appended, so the newest message with a key has
-the current value. Every segment begins with a snapshot of all records, so that old segments can be
-deleted. A snapshot ends with a message without a key; its tag is `all`, and its body is the number
-of records in digits. A record that is not in a snapshot was deleted, even if a crash prevented the
-message about its deletion.
+Every change is appended, so the newest message with a key has the current value. Every segment
+begins with a snapshot of all records, so that old segments can be deleted. A record that is not in
+a snapshot was deleted, even if a crash prevented the message about its deletion.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""The bytes of the state's records: topics, kept ranges, stored offsets. Pure.
+"""The bytes of the state's records: topics, min offsets, stored offsets. Pure.
 
     topic/NAME             the topic
     next_topic_id          the id that the next new topic gets
@@ -142,11 +142,7 @@ def decode_topic(name: str, value: bytes) -> Topic:
     )
 
 
-def encode_kept(min_offsets: dict[int, int]) -> bytes:
-    return pack(min_offsets)
-
-
-@reads("kept ranges")
+@reads("min offsets")
 def decode_kept(value: bytes) -> dict[int, int]:
     """Return the first kept offsets of a topic's queues; a queue that is not included begins at
     0."""
@@ -164,7 +160,7 @@ def encode_lost(lost: Mapping[int, LostRanges]) -> bytes:
     )
 
 
-@reads("what a topic has lost")
+@reads("lost ranges")
 def decode_lost(value: bytes) -> dict[int, LostRanges]:
     fields = msgpack.unpackb(value, strict_map_key=False)
     return {
@@ -198,10 +194,6 @@ def decode_offsets(value: bytes) -> StoredOffsets:
     return StoredOffsets(fields["offsets"], fields["version"])
 
 
-def encode_number(number: int) -> bytes:
-    return pack(number)
-
-
 @reads("a number")
 def decode_number(value: bytes) -> int:
     return int(msgpack.unpackb(value))
@@ -211,3 +203,6 @@ def pack(value: object) -> bytes:
     packed = msgpack.packb(value)
     assert isinstance(packed, bytes)
     return packed
+
+
+encode_kept = encode_number = pack

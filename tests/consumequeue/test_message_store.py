@@ -205,16 +205,10 @@ async def test_a_topic_has_all_queues_at_each_priority_level(store: MessageStore
     assert default.queue_count == 40
 
 
-@pytest.mark.parametrize("levels", [0, 11])
-async def test_there_are_one_to_ten_levels(store: MessageStore, levels: int) -> None:
+@pytest.mark.parametrize("wrong", [{"priority_levels": 0}, {"priority_levels": 11}, {"queues": 0}])
+async def test_invalid_numbers_are_refused(store: MessageStore, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidTopicChange):
-        await store.topics.create("t", priority_levels=levels)
-
-
-@pytest.mark.parametrize("queues", [0, -1])
-async def test_a_topic_has_at_least_one_queue(store: MessageStore, queues: int) -> None:
-    with pytest.raises(InvalidTopicChange):
-        await store.topics.create("t", queues=queues)
+        await store.topics.create("t", **wrong)
 
 
 async def test_there_are_limits_to_topics_queues_and_groups(tmp_path: Path) -> None:
@@ -485,7 +479,11 @@ async def test_offsets_outside_a_queue_raise_their_errors(
     store: MessageStore, topic: Topic
 ) -> None:
     await _publish_five(store, topic)
-    for read in (store.reading.read, _hot(store)):
+
+    async def read_hot(*arguments: Any, **bounds: Any) -> Any:
+        return store.reading.read_hot(*arguments, **bounds)
+
+    for read in (store.reading.read, read_hot):
         with pytest.raises(OffsetBeyondEnd) as beyond:
             await read(topic, 0, 6, **ALL)
         assert (beyond.value.offset, beyond.value.max_offset) == (6, 5)
@@ -497,13 +495,6 @@ async def test_offsets_outside_a_queue_raise_their_errors(
             with pytest.raises(UnknownQueue):
                 await read(topic, queue, 0, **ALL)
         assert bodies(await read(topic, 1, 0, **ALL)) == []
-
-
-def _hot(store: MessageStore) -> Any:
-    async def read_hot(*arguments: Any, **bounds: Any) -> Any:
-        return store.reading.read_hot(*arguments, **bounds)
-
-    return read_hot
 
 
 async def test_an_unknown_queue_has_no_max_offset(store: MessageStore, topic: Topic) -> None:

@@ -1,5 +1,6 @@
 """Entries as arrays: equal to those of index and memory, and limited to the bounds of a read."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,13 @@ from holdfast.consumequeue.index.entry_columns import (
 from holdfast.consumequeue.index.index import Index, ReputPosition, _encode_unit
 
 KEY = (1, 2)
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[Index]:
+    index = Index(tmp_path, 16 * 1024 * 1024)
+    yield index
+    index.close()
 
 
 def units(*counts: int, size: int = 100) -> list[CqUnit]:
@@ -55,8 +63,7 @@ def test_entries_in_memory_become_columns() -> None:
 
 @pytest.mark.parametrize("count", [1, 16, 17, 1000])
 @pytest.mark.parametrize("start", [0, 1, 5])
-def test_entries_on_disk_start_at_the_offset(tmp_path: Path, count: int, start: int) -> None:
-    index = Index(tmp_path, 16 * 1024 * 1024)
+def test_entries_on_disk_start_at_the_offset(index: Index, count: int, start: int) -> None:
     stored = units(*[3] * count)
     others = [((1, 1), unit) for unit in stored] + [((1, 3), unit) for unit in stored]
     index.commit([*((KEY, unit) for unit in stored), *others], ReputPosition())
@@ -66,11 +73,9 @@ def test_entries_on_disk_start_at_the_offset(tmp_path: Path, count: int, start: 
         assert rows(found) == expected(after)
     else:
         assert found is None
-    index.close()
 
 
-def test_about_as_many_entries_are_read_as_needed(tmp_path: Path) -> None:
-    index = Index(tmp_path, 16 * 1024 * 1024)
+def test_about_as_many_entries_are_read_as_needed(index: Index) -> None:
     index.commit([(KEY, unit) for unit in units(*[10] * 3000)], ReputPosition())
     for bounds in ({"max_messages": 5000}, {"max_bytes": 50_000}, {"max_messages": 1}):
         limits = {"max_messages": 10**6, "max_bytes": 10**6, **bounds}
@@ -78,11 +83,9 @@ def test_about_as_many_entries_are_read_as_needed(tmp_path: Path) -> None:
         assert found is not None
         enough = min(limits["max_messages"] // 10, limits["max_bytes"] // 100)
         assert enough <= len(found) <= enough + 16
-    index.close()
 
 
-def test_an_offset_in_a_gap_has_no_entries(tmp_path: Path) -> None:
-    index = Index(tmp_path, 16 * 1024 * 1024)
+def test_an_offset_in_a_gap_has_no_entries(index: Index) -> None:
     first, _, third = units(1, 1, 1)
     index.commit([(KEY, first), (KEY, third)], ReputPosition())
     assert index.columns(KEY, 1, max_messages=10, max_bytes=1000) is None
@@ -90,7 +93,6 @@ def test_an_offset_in_a_gap_has_no_entries(tmp_path: Path) -> None:
     assert found is not None
     assert within(found, 0) == [0]  # the next entry is after the gap
     assert within(found, 1) == []
-    index.close()
 
 
 def test_only_whole_entries_within_the_limits_are_taken() -> None:

@@ -24,6 +24,19 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
     index.close()
 
 
+@pytest.fixture
+def look_ups(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The arguments of all searches in an index."""
+    made: list[object] = []
+
+    def search(*args: Any) -> CqUnit | None:
+        made.append(args)
+        return first_unit_reaching(*args)
+
+    monkeypatch.setattr("holdfast.consumequeue.reading.splits.first_unit_reaching", search)
+    return made
+
+
 def queue(*batches: tuple[int, int]) -> ConsumeQueue:
     """Return a queue of batches, each (count, bytes)."""
     cq = ConsumeQueue(None, 0, 0)
@@ -110,19 +123,11 @@ def test_few_pieces_need_few_look_ups(index: Index, monkeypatch: pytest.MonkeyPa
     assert looked < 300
 
 
-def test_few_batches_need_few_look_ups(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_batches_need_few_look_ups(index: Index, look_ups: list[object]) -> None:
     """Otherwise one request for pieces of one byte would keep a reader thread busy for hours."""
-    looked = 0
-
-    def counted(*args: Any) -> CqUnit | None:
-        nonlocal looked
-        looked += 1
-        return first_unit_reaching(*args)
-
-    monkeypatch.setattr("holdfast.consumequeue.reading.splits.first_unit_reaching", counted)
     plan = plan_splits(index, 1, [(0, queue(*[(10, 10_000)] * 3), 0, 30)], 1, 1)
     assert plan == [Split(0, 0, 10, 10_000), Split(0, 10, 20, 10_000), Split(0, 20, 30, 10_000)]
-    assert looked <= 3
+    assert len(look_ups) <= 3
 
 
 @pytest.mark.parametrize(("max_splits", "count"), [(9, 9), (10, 10), (11, 10)])
@@ -148,21 +153,13 @@ def test_max_splits_allows_min_splits(index: Index) -> None:
     assert len(plan_splits(index, 1, parts, None, 9, 9)) >= 9
 
 
-def test_a_plan_is_computed_piece_by_piece(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_is_computed_piece_by_piece(index: Index, look_ups: list[object]) -> None:
     """Otherwise the planning could not be stopped."""
-    looked = 0
-
-    def counted(*args: Any) -> CqUnit | None:
-        nonlocal looked
-        looked += 1
-        return first_unit_reaching(*args)
-
-    monkeypatch.setattr("holdfast.consumequeue.reading.splits.first_unit_reaching", counted)
     (part,) = measure_parts(index, 1, [(0, queue(*[(1, 100)] * 1000), 0, 1000)])
     pieces = cut_parts(index, 1, [part], 1)
     for number in range(1, 20):
         next(pieces)
-        assert looked <= 2 * number
+        assert len(look_ups) <= 2 * number
 
 
 @settings(deadline=None)  # it waits for the disk
