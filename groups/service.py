@@ -151,8 +151,8 @@ class GroupService:
         return self._state_of(self._get(group).record)
 
     async def describe(self, group: str) -> GroupReply:
-        """Return a group's settings, progress and members; `describe.describe` says which fields
-        the caller must fill in. Raises InvalidName, UnknownGroup."""
+        """Return a group's settings, progress and members; the caller must add the lag in
+        bytes and seconds. Raises InvalidName, UnknownGroup."""
         server, now_ms = self._get(group), self.registry.clock.now_ms()
         await server.watch.catch_up()
         return await describing.describe(server, now_ms)

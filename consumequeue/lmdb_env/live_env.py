@@ -193,21 +193,21 @@ class LiveEnv:
                 self._is_blocked = False
                 self._changed.notify_all()
 
-    def _reopen(self, given_up: lmdb.Environment | None) -> None:
+    def _reopen(self, is_reserve_released: lmdb.Environment | None) -> None:
         """Close and reopen an environment whose transactions LMDB refuses, unless another thread
         has reopened it. lmdb.Error propagates; then a later transaction tries again."""
         with self._exclusive() as is_exclusive:
-            if self._env is not given_up or self._is_closed:
+            if self._env is not is_reserve_released or self._is_closed:
                 return
             if not is_exclusive:
                 raise lmdb.PanicError("LMDB gave the environment up, and it is still read")
-            if given_up is not None:
+            if is_reserve_released is not None:
                 _logger.error(
                     "%s is not usable after a failed write: it is opened again at its last commit",
-                    given_up.path(),
+                    is_reserve_released.path(),
                 )
                 self._env = None
-                given_up.close()
+                is_reserve_released.close()
             try:
                 self._env = self._open()
             except OSError as error:

@@ -1,14 +1,14 @@
 """Appends a group's dead letters to the dead-letter topic, each once. On the event loop.
 
-    taken from the core -> read -> appended, durable -> marked as dead -> committed
+    the core returns a letter -> read its message -> append it durably -> mark it as dead -> commit
 
 If the broker crashes after the append and before the commit, the letter is appended again at the
 next start. Each letter has its own producer id, derived from the letter's id. So the log recognizes
 the repetition, and returns the record that it already has.
 
 Transient failures are retried. A letter that is too large for a segment is given up: its message is
-marked as dead without a record, and a log line and a metric give the reason. A letter whose message
-cannot be read at the moment is put at the end of the waiting letters.
+marked as dead without a record, and a log line and a metric contain the reason. A letter whose
+message cannot be read at the moment is moved to the end of the waiting letters.
 """
 
 import asyncio
@@ -37,15 +37,14 @@ _logger = logging.getLogger(__name__)
 
 #: At most this many letters are appended together.
 AT_ONCE = 64
-#: When the letters that will be appended together have this many bytes, no further letter is added
-#: to them. This is far less than the limit of bytes in flight, so that publishes leave room for
-#: the letters.
+#: A set of letters that are appended together is complete when it has this many bytes. This is far
+#: less than the limit of bytes in flight, so publishes leave room for the letters.
 AT_ONCE_BYTES = 4 * 1024 * 1024
 #: Why a letter is given up.
 _REASONS = {
     "no-topic": "the group keeps no dead letters any more",
     "unreadable": "the message cannot be read any more",
-    "too-large": "with its properties it does not fit a segment",
+    "too-large": "with its properties the message is larger than a segment",
 }
 #: How long to wait before a retry.
 RETRY_S = 1.0
@@ -148,7 +147,7 @@ class DeadLetters:
                     await self._next_marks.wait()
         except TimeoutError:
             raise StateUnavailable(
-                "dead letters of these queues wait for the log to take them; try again later"
+                "dead letters of these queues are not appended to the log yet; try again later"
             ) from None
 
     def _wake(self) -> None:
@@ -252,8 +251,8 @@ class DeadLetters:
             return topic
 
     def _rows(self, letter: DeadLetter, batch: Batch, topic: Topic) -> Rows:
-        """Return the record of a letter: the original message, and properties that tell why it
-        became a dead letter."""
+        """Return the record of a letter: the original message, and properties that describe why
+        it became a dead letter."""
         row = letter.offset - batch.header.base_offset
         source = self._store.table.by_id(letter.queue[0])
         key = batch.key(row)

@@ -32,7 +32,7 @@ class FloorExporter:
 
     def start(self) -> None:
         """Start copying periodically."""
-        self._task = asyncio.create_task(self._run(), name="group-mirror")
+        self._task = asyncio.create_task(self._run(), name="group-floors")
 
     async def stop(self) -> None:
         """Stop, and then copy all floors once more. May be called twice."""
@@ -71,7 +71,7 @@ class FloorExporter:
                 try:
                     await self._store.offsets.store_offsets(name, topic, floors)
                 except StoreError as error:
-                    _logger.warning("the floors of %r were not mirrored: %s", name, error)
+                    _logger.warning("the floors of %r were not stored as offsets: %s", name, error)
 
     async def _run(self) -> None:
         while True:

@@ -298,7 +298,7 @@ class GroupChanges:
             topics.pop(topic.topic_id, None)
             changed.append((group, replace(group.record, topics=topics)))
             _logger.info(
-                "the group %r has the topic %r no more: it is the dead-letter topic of %r now",
+                "the group %r lost the topic %r, which is the dead-letter topic of %r now",
                 group.record.name,
                 name,
                 named_by.name,
@@ -315,7 +315,7 @@ class GroupChanges:
         changed = await self._groups_to_add(topic, (), turn)
         for group, _ in changed:
             _logger.info(
-                "the group %r has the topic %r again: it is no dead-letter topic any more",
+                "the group %r has the topic %r again, which is not a dead-letter topic any more",
                 group.record.name,
                 name,
             )
@@ -521,8 +521,8 @@ class GroupChanges:
 
 
 def _work_items(record: GroupRecord) -> int:
-    """Return how many items of work it is to loop over a record's topics, or to encode the
-    record."""
+    """Return how many items a loop over a record's topics, or the encoding of the record, counts
+    as."""
     return 1 + (len(record.topics) + len(record.subscriptions)) // TOPICS_AN_ITEM
 
 
@@ -570,6 +570,6 @@ def _warn_of_limit(group: str, topic: str, limit: str) -> None:
 
 
 def _check_topics(group: GroupServer, check_topic: CheckTopic) -> None:
-    """Raise what `check_topic` raises for any topic that the group has."""
+    """Call `check_topic` for every topic of the group."""
     for topic in group.topics():
         check_topic(topic.name)

@@ -24,14 +24,14 @@ from holdfast.consumequeue.reading.queue_reading import QueueReader
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.cursor.heads import Head, Heads
 
-#: A read from memory (a "look") returns at most this many bytes.
+#: A read from memory returns at most this many bytes.
 HOT_BYTES = 256 * 1024
 #: A fetch returns at most this many messages.
 FETCH_MESSAGES = 1024
 #: A fetch returns at most this many bytes, unless its caller gives another limit.
 FETCH_BYTES = 1024 * 1024
-#: At most this many looks are done in one event loop iteration. Each takes tens of microseconds,
-#: so a group with many queues that have messages needs several iterations.
+#: At most this many reads from memory are done in one event loop iteration. Each takes tens of
+#: microseconds, so a group with many queues that have messages needs several iterations.
 READS_A_TURN = 100
 #: At most this many single messages are compared with filters in one event loop iteration. Each
 #: takes at least two microseconds.
@@ -146,7 +146,8 @@ class StoreHeads:
         self._pieces: dict[QueueKey, dict[object | None, _Piece]] = {}
         #: The needed reads, for `fetch`: (queue, offset) -> the filter.
         self._needed: dict[tuple[QueueKey, int], MessageFilter | None] = {}
-        #: The numbers of looks and of comparisons that this event loop iteration may still do.
+        #: How many reads from memory, and how many comparisons with filters, this event loop
+        #: iteration may still do.
         self._reads_left = READS_A_TURN
         self._matches_left = MATCHES_A_TURN
         #: Whether the reset of the two numbers is scheduled for the next iteration.
@@ -310,7 +311,7 @@ class StoreHeads:
         self, queue: QueueKey, start: int, *, max_messages: int, filter: object | None
     ) -> Fetched | None:
         """Read from memory, and cache the batches. Return None if the disk is needed, or if this
-        event loop iteration has no look left."""
+        event loop iteration may not read more."""
         if self._reads_left <= 0:
             return None
         self._schedule_turn_end()

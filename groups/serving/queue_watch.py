@@ -1,7 +1,7 @@
 """Informs groups about changes of their queues: new messages, or a first offset that increased.
 
 A change is recorded once for its topic. A group with waiting requests processes the change at once,
-every other group at its next request. So a change costs groups without requests nothing. On the
+every other group at its next request. So a change costs nothing for groups without requests. On the
 event loop.
 """
 

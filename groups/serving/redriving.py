@@ -1,6 +1,6 @@
 """Redrive: publishes a group's dead letters to their original topics. On the event loop.
 
-    leased from the dead-letter topic -> published to its own topic, durably -> acknowledged
+    lease from the dead-letter topic -> publish to the original topic, durably -> acknowledge
 
 To put a letter back means to publish it to its original topic again. The group `GROUP.redrive` on
 the dead-letter topic records which letters were put back. Each letter is published under its own
@@ -61,8 +61,8 @@ AT_ONCE_BYTES = 4 * 1024 * 1024
 STUCK_MS = 60_000
 #: After this time a request puts no further letters back.
 LONGEST_S = 10.0
-#: If only letters at given offsets are requested, at most this many receives may find none of them.
-#: Each receive reads a limited number of messages, and the next one continues there.
+#: If a request lists the offsets of letters, a redrive ends after this many receives without such a
+#: letter. Each receive reads a limited number of messages, and the next receive continues there.
 MAX_EMPTY = 100
 #: A dry run reads at most this many letters in one read.
 READ_AT_ONCE = 1_000
@@ -134,8 +134,8 @@ class Redriver:
         if not is_ours:
             raise InvalidGroup(
                 "group",
-                f"the group {progress!r}, which would keep which letters were put back, is in use "
-                "for something else; delete it or give that group another name",
+                f"the group {progress!r}, in which a redrive records its progress, is in use for "
+                "something else; delete it or give that group another name",
             )
 
     async def _progress_group(self, progress: str, source: GroupRecord, dead: Topic) -> GroupServer:

@@ -11,7 +11,7 @@ from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.serving.group_server import GroupServer
 
 #: One call of `scan_some` scans about this many queues, which takes a few milliseconds.
-QUEUES_A_LOOK = 5_000
+QUEUES_A_CALL = 5_000
 #: `_scan_round` yields after this many queues.
 _STEP = 500
 
@@ -36,7 +36,7 @@ class Scan:
         their number."""
         if self._round is None:
             self._round = self._scan_round()
-        left, rescued = QUEUES_A_LOOK, 0
+        left, rescued = QUEUES_A_CALL, 0
         while left > 0:
             step = next(self._round, None)
             if step is None:

@@ -40,7 +40,7 @@ _CRC = struct.Struct("<I")
 
 
 class CursorsCorrupt(Exception):
-    """The environment is damaged as a whole, so every cursor must begin anew."""
+    """The environment is damaged as a whole, so every cursor must begin again."""
 
 
 class _Change(NamedTuple):

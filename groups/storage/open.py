@@ -78,26 +78,12 @@ def open_groups(
         page = ProgressPage(state_directory / PAGE, boot_id)
         table = GroupTable(records)
         now_ms = max(now_ms, store.clock_ms)
-
-        def queue_range(key: QueueKey) -> QueueRange:
-            cq = queues.get(key)
-            return QueueRange() if cq is None else QueueRange(cq.min_offset, cq.max_offset)
-
-        known = RestoreInput(
-            boot=store.boot + 1,
-            now_ms=now_ms,
-            pages=page.found,
-            is_page_trusted=page.is_trusted,
-            is_copy=store.is_copy,
-            topic=topics.by_id,
-            queue_range=queue_range,
-            stored_offsets=lambda group, topic_id: topics.offsets(group, topic_id).offsets,
-        )
+        known = _restore_input(store, page, topics, queues, now_ms)
         restored = restore_cursors(table.all(), found, known)
         if store.is_new and len(table):
             faults.append(
-                "the cursors of groups are lost: groups go on from their stored offsets, what "
-                "they settled beyond those is delivered again"
+                "the cursors of groups are lost: the groups continue at their stored offsets, and "
+                "messages that they settled after these offsets are delivered again"
             )
         store.begin(restored.writes, found.damaged)
         restored.mark_written()
@@ -109,6 +95,29 @@ def open_groups(
         raise
     faults += restored.notes
     return OpenedGroups(store, page, table, restored.cursors, restored.active, faults, now_ms)
+
+
+def _restore_input(
+    store: CursorStore,
+    page: ProgressPage,
+    topics: TopicTable,
+    queues: Mapping[QueueKey, ConsumeQueue],
+    now_ms: int,
+) -> RestoreInput:
+    def queue_range(key: QueueKey) -> QueueRange:
+        cq = queues.get(key)
+        return QueueRange() if cq is None else QueueRange(cq.min_offset, cq.max_offset)
+
+    return RestoreInput(
+        boot=store.boot + 1,
+        now_ms=now_ms,
+        pages=page.found,
+        is_page_trusted=page.is_trusted,
+        is_copy=store.is_copy,
+        topic=topics.by_id,
+        queue_range=queue_range,
+        stored_offsets=lambda group, topic_id: topics.offsets(group, topic_id).offsets,
+    )
 
 
 def _open_store(
@@ -126,7 +135,7 @@ def _open_store(
     except CursorsCorrupt as error:
         aside = directory.with_name(f"{directory.name}.corrupt-{now_ms}")
         set_aside(directory, aside)
-        faults.append(f"the cursors of groups are damaged ({error}), they are kept as {aside.name}")
+        faults.append(f"the cursors of groups are damaged ({error}); they are kept as {aside.name}")
         _logger.error("%s", faults[0])
     store = CursorStore(directory, config.map_size_bytes, disk_full=disk_full)
     return store, StoredCursors(), faults

@@ -219,11 +219,11 @@ def _damage_note(
     restored: Restored,
 ) -> str:
     if key is None or key not in owners:
-        return "a row of a cursor that no group has any more is damaged: it is gone"
+        return "a row of a cursor that belongs to no group is damaged: the row is deleted"
     group, topic = owners[key]
     return (
-        f"rows of group {group.name} on queue {key[2]} of {topic.name!r} are damaged: messages "
-        f"from offset {restored.cursors[key].floor} on that were settled may be delivered again"
+        f"rows of group {group.name} on queue {key[2]} of {topic.name!r} are damaged: settled "
+        f"messages from offset {restored.cursors[key].floor} on may be delivered again"
     )
 
 

@@ -125,7 +125,7 @@ def dead_letters(client: Client, topic: str, *keys: str | None) -> list[Message]
     return list(client.pull(f"{topic}.dead", follow=False))
 
 
-def test_nobody_but_the_broker_writes_a_letter(client: Client) -> None:
+def test_only_the_broker_writes_dead_letters(client: Client) -> None:
     """S3: a client that may publish to the dead-letter topic could forge dead letters there."""
     dead_letters(client, "forged", "k")
     forged = {"holdfast-dead-topic": "forged", "holdfast-dead-queue": "0", "a": "b"}
@@ -342,7 +342,7 @@ async def test_workers_time_is_shared_out_equally(broker: RunningBroker) -> None
 
 
 @pytest.mark.parametrize("mode", ["competing", "keyed"])
-def test_consuming_to_the_end_may_wait_for_what_is_delayed(client: Client, mode: Mode) -> None:
+def test_consuming_to_the_end_may_wait_for_delayed_messages(client: Client, mode: Mode) -> None:
     # C6: the consumer ended while a failed message waited for its back-off
     topic, group = f"delayed-{mode}", f"delays-{mode}"
     client.create_topic(topic, queues=1)

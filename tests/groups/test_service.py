@@ -24,7 +24,7 @@ from tests.support.group_broker import bodies_of, receipts_of, running, running_
 from tests.support.stored import copy_running, until
 
 
-async def test_who_is_cancelled_waits_no_more_in_the_same_turn(tmp_path: Path) -> None:
+async def test_a_cancelled_receive_stops_waiting_at_once(tmp_path: Path) -> None:
     # L17
     """This holds even before the task runs: all messages that return meanwhile skip this
     request."""
@@ -187,7 +187,7 @@ async def test_dead_letters_never_come_back_to_their_own_group(tmp_path: Path) -
         (GroupSettings(topics={"t": Subscription()}, dead_letter_topic="t"), "dead_letter_topic"),
     ],
 )
-async def test_what_no_group_can_be_is_refused(
+async def test_invalid_settings_are_refused(
     tmp_path: Path, spec: GroupSettings, field: str
 ) -> None:
     async with running(tmp_path) as broker:
@@ -219,7 +219,7 @@ async def test_a_group_waits_for_its_own_leases_not_for_those_of_others(tmp_path
 
 
 @pytest.mark.parametrize("mode", ["single_active", "exclusive", "competing"])
-async def test_who_is_active_is_shown(tmp_path: Path, mode: str) -> None:
+async def test_a_description_shows_the_active_members(tmp_path: Path, mode: str) -> None:
     async with running_group(tmp_path, ["x", "y"], mode=mode) as broker:
 
         async def active() -> list[str]:
@@ -271,7 +271,7 @@ async def test_no_more_wait_than_may(tmp_path: Path) -> None:
         assert (await broker.receive()).deliveries == []
 
 
-async def test_a_group_takes_in_no_more_members_than_it_may(tmp_path: Path) -> None:
+async def test_a_group_has_at_most_max_members(tmp_path: Path) -> None:
     async with running_group(
         tmp_path, limits=GroupsConfig(max_members=3), member_ttl_ms=10_000
     ) as broker:
@@ -309,7 +309,7 @@ async def test_without_long_polling_a_receive_waits_as_briefly_as_a_pull(tmp_pat
         assert bodies_of(await asyncio.wait_for(waiting, 10)) == ["x"]
 
 
-async def test_an_answer_tells_how_long_it_was_waited_for(tmp_path: Path) -> None:
+async def test_an_answer_reports_how_long_it_waited(tmp_path: Path) -> None:
     async with running_group(tmp_path) as broker:
         assert (await broker.receive(wait_s=0.02)).held_s >= 0.015
         await broker.publish("x")

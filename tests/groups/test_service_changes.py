@@ -153,7 +153,7 @@ async def test_a_mode_that_cannot_be_stored_leaves_the_group_as_it_was(tmp_path:
         assert bodies_of(await waiting) == ["x"], "it goes on"
 
 
-async def test_a_crash_never_leaves_another_mode_with_what_was_leased_before(
+async def test_a_crash_never_leaves_a_new_mode_with_old_leases(
     tmp_path: Path,
 ) -> None:
     async with (
@@ -184,7 +184,7 @@ async def test_a_crash_never_leaves_another_mode_with_what_was_leased_before(
 # -- filters ---------------------------------------------------------------------------------
 
 
-async def test_a_crash_never_leaves_another_filter_with_what_the_one_before_skipped(
+async def test_a_crash_never_leaves_a_new_filter_with_messages_that_the_old_filter_skipped(
     tmp_path: Path,
 ) -> None:
     # R8: messages that a filter skipped ahead of `next` are offered to the next filter
@@ -231,7 +231,7 @@ async def test_a_mode_waits_for_leases_of_before_a_restart_too(tmp_path: Path) -
 # -- a topic that is deleted and created again -------------------------------------------------
 
 
-async def test_a_topic_that_comes_back_goes_on_at_the_floor(tmp_path: Path) -> None:
+async def test_a_topic_that_is_added_again_continues_at_the_floor(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         await broker.topic()
         await broker.topic("u")
@@ -246,7 +246,9 @@ async def test_a_topic_that_comes_back_goes_on_at_the_floor(tmp_path: Path) -> N
         assert bodies_of(await broker.receive()) == ["d", "e"], "e was settled above the floor"
 
 
-async def test_a_receipt_is_stale_once_its_topic_went_and_came_back(tmp_path: Path) -> None:
+async def test_a_receipt_is_stale_after_its_topic_was_removed_and_added_again(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path) as broker:
         await broker.topic()
         await broker.topic("u")

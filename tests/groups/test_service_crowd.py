@@ -40,7 +40,7 @@ QUEUES = 2_000
 MOST = 600
 
 
-async def test_a_publish_costs_groups_in_which_nobody_waits_nothing(tmp_path: Path) -> None:
+async def test_a_publish_costs_nothing_for_groups_without_waiting_requests(tmp_path: Path) -> None:
     # M3: each publish cost 16 us for every group of its topic
     async with running(tmp_path) as broker:
         await broker.topic()
@@ -65,7 +65,7 @@ async def test_a_publish_costs_groups_in_which_nobody_waits_nothing(tmp_path: Pa
         assert bodies_of(await broker.receive(group="g3")) == ["x"]
 
 
-async def test_what_comes_as_a_receive_begins_to_wait_wakes_it(tmp_path: Path) -> None:
+async def test_a_message_that_arrives_as_a_receive_begins_to_wait_wakes_it(tmp_path: Path) -> None:
     # M3: between the check and the wait the group gets no notice of an arrival
     async with running_group(tmp_path, queues=3) as broker:
         served = broker.groups.registry.by_name["g"]
@@ -240,7 +240,7 @@ async def test_groups_that_a_new_topic_comes_to_have_no_more_queues_than_the_lim
             assert broker.groups.registry.cursor_count == 4 * (expected - 1)
 
 
-async def test_messages_in_many_queues_at_once_are_looked_at_over_many_turns(
+async def test_changes_of_many_queues_are_processed_over_many_turns(
     tmp_path: Path,
 ) -> None:
     # M2, M3: the work of one publish for a waiting group
@@ -275,7 +275,9 @@ async def test_a_receive_looks_into_many_queues_over_many_turns(tmp_path: Path) 
         assert looked.most <= MOST
 
 
-async def test_a_scan_passes_by_so_many_groups_in_which_nobody_waits(tmp_path: Path) -> None:
+async def test_a_scan_skips_a_limited_number_of_groups_without_waiting_requests(
+    tmp_path: Path,
+) -> None:
     # 10,000 groups took 16 ms
     async with running(tmp_path, hold=HoldServiceConfig(scan_interval_ms=3_600_000)) as broker:
         await broker.topic()
@@ -283,7 +285,7 @@ async def test_a_scan_passes_by_so_many_groups_in_which_nobody_waits(tmp_path: P
             await broker.group(f"g{number}")
         waiting = await broker.wait_to_receive(1, group="g11")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(scanning, "QUEUES_A_LOOK", 4)
+            patch.setattr(scanning, "QUEUES_A_CALL", 4)
             patch.setattr(scanning, "_STEP", 2)
             with calls_a_turn(Waiters, "__len__") as passed_by:
                 while broker.groups._scan._round is not None or not passed_by.total:
@@ -325,7 +327,7 @@ async def test_many_messages_are_received_over_many_turns(
         assert broker.groups.stats().delivered_total == count
 
 
-async def test_a_receive_that_is_cancelled_between_turns_gives_back_what_it_has(
+async def test_a_receive_that_is_cancelled_between_turns_releases_its_leases(
     tmp_path: Path,
 ) -> None:
     count = 4 * SELECTED_A_TURN
@@ -438,7 +440,7 @@ async def test_many_cumulative_receipts_look_for_leases_once_a_turn(tmp_path: Pa
         assert broker.groups.stats().in_flight == 0
 
 
-async def test_settling_goes_on_to_its_end_when_the_client_goes_away(tmp_path: Path) -> None:
+async def test_settling_completes_when_the_client_disconnects(tmp_path: Path) -> None:
     count = 3 * SETTLED_A_TURN
     async with running_group(tmp_path, ["x"] * count, max_in_flight=count) as broker:
         receipts = receipts_of(await broker.receive(count))
@@ -477,7 +479,7 @@ async def test_a_large_reply_is_given_back_whole_as_the_broker_stops(tmp_path: P
         assert broker.groups.stats().in_flight == 0
 
 
-async def test_a_scan_of_many_queues_goes_on_where_it_was_and_finds_what_nobody_told(
+async def test_a_scan_of_many_queues_continues_and_finds_messages_without_notification(
     tmp_path: Path,
 ) -> None:
     # M2: similarly, the periodic scan visited all queues of all waiting groups in one loop
@@ -487,7 +489,7 @@ async def test_a_scan_of_many_queues_goes_on_where_it_was_and_finds_what_nobody_
         await broker.group()
         waiting = await broker.wait_to_receive(1)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(scanning, "QUEUES_A_LOOK", 5)
+            patch.setattr(scanning, "QUEUES_A_CALL", 5)
             patch.setattr(scanning, "_STEP", 5)
             patch.setattr(broker.groups.queue_changes, "note", lambda advanced: None)
             await broker.publish("x", queue=11)

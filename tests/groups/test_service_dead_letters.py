@@ -39,7 +39,9 @@ async def _group_of_two_topics(broker: GroupBroker) -> None:
     await broker.group(topics=both, dead_letter_topic="dead")
 
 
-async def test_what_is_rejected_or_fails_too_often_is_a_dead_letter(tmp_path: Path) -> None:
+async def test_a_message_that_is_rejected_or_fails_too_often_becomes_a_dead_letter(
+    tmp_path: Path,
+) -> None:
     async with running_group(
         tmp_path, max_attempts=2, backoff_ms=[0], dead_letter_topic="dead"
     ) as broker:
@@ -106,7 +108,9 @@ async def test_a_letter_that_was_appended_before_a_crash_is_not_appended_again(
         assert (await broker.groups.describe("g")).topics[0].queues[0].dead == 3
 
 
-async def test_what_a_seek_delivers_again_may_die_again(tmp_path: Path) -> None:
+async def test_a_message_that_a_seek_redelivers_may_become_a_dead_letter_again(
+    tmp_path: Path,
+) -> None:
     # Each rejection makes a letter: the previous letter may have been redriven or trimmed.
     async with running_group(tmp_path, ["x"], dead_letter_topic="dead") as broker:
         for count in (1, 2):
@@ -130,7 +134,7 @@ async def test_letters_are_sent_at_the_next_start_when_the_log_took_none(tmp_pat
         assert len(await _dead(broker, 2)) == 2
 
 
-async def test_a_group_goes_elsewhere_only_when_its_letters_have_gone(
+async def test_a_seek_waits_until_dead_letters_are_appended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "DRAIN_TIMEOUT_S", 60.0)
@@ -197,7 +201,7 @@ async def test_a_letter_of_exactly_the_largest_size_is_kept(
         assert broker.store.reading.max_offset((dead.topic_id, 0)) == kept
 
 
-async def test_a_letter_of_the_largest_size_is_kept_beside_one_that_is_too_large(
+async def test_a_letter_of_the_largest_size_is_kept_with_one_that_is_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # R11: of letters that are appended together, only those above the limit are given up
@@ -280,7 +284,7 @@ async def test_a_message_that_cannot_be_read_for_the_moment_holds_up_no_other_le
         assert [each["holdfast-dead-offset"] for each in found] == ["1", "2", "0"]
 
 
-async def test_a_group_whose_letters_cannot_go_stays_where_it_is(
+async def test_a_seek_fails_while_dead_letters_cannot_be_appended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "DRAIN_TIMEOUT_S", 0)
@@ -322,7 +326,7 @@ async def test_a_letter_whose_message_is_trimmed_is_not_waited_for(tmp_path: Pat
         }
 
 
-async def test_a_topic_that_is_let_go_while_its_letter_is_read_stops_no_other_letter(
+async def test_removing_a_topic_while_its_letter_is_read_stops_no_other_letter(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as broker:
@@ -422,7 +426,7 @@ async def _reject_all(broker: GroupBroker, count: int) -> None:
         None,
     ],
 )
-async def test_what_was_rejected_is_a_dead_letter_before_the_group_loses_it(
+async def test_a_rejected_message_becomes_a_dead_letter_before_its_topic_is_removed(
     tmp_path: Path, change: dict[str, Any] | None, is_made: bool
 ) -> None:
     async with running(tmp_path) as broker:
@@ -439,7 +443,7 @@ async def test_what_was_rejected_is_a_dead_letter_before_the_group_loses_it(
         assert not broker.groups.stats().letters_not_kept_total
 
 
-async def test_a_topic_that_becomes_dead_letters_is_left_once_its_own_have_gone(
+async def test_a_topic_becomes_a_dead_letter_topic_after_its_own_letters_are_appended(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as broker:
@@ -484,7 +488,7 @@ async def test_a_group_whose_letters_cannot_go_is_not_changed(
         assert await broker.settle(await broker.receive()) == [Status.DONE], "it goes on"
 
 
-async def test_nothing_is_rejected_while_a_topic_is_let_go(tmp_path: Path) -> None:
+async def test_nothing_is_rejected_while_a_topic_is_removed(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         await _group_of_two_topics(broker)
         await broker.publish("x", "t")

@@ -72,7 +72,7 @@ async def test_a_dry_run_counts_and_changes_nothing(tmp_path: Path) -> None:
         assert (counted.topics, counted.more) == ({"t": 1}, True)
 
 
-async def test_only_so_many_go_back_at_a_time(tmp_path: Path) -> None:
+async def test_a_redrive_puts_back_at_most_limit_letters(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         await letters(broker, *map(str, range(200)))
         done = await redrive(broker, limit=150)
@@ -131,7 +131,7 @@ async def test_a_letter_of_before_this_rule_goes_back(tmp_path: Path) -> None:
         assert (await redrive(broker)).topics == {"t": 2}
 
 
-async def test_a_topic_that_the_group_let_go_of_gets_nothing(tmp_path: Path) -> None:
+async def test_a_topic_that_the_group_lost_gets_no_letters(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         await letters(broker, "x")
         await broker.topic("u")
@@ -143,7 +143,7 @@ async def test_a_topic_that_the_group_let_go_of_gets_nothing(tmp_path: Path) -> 
         assert (await redrive(broker)).topics == {"t": 1}
 
 
-async def test_nobody_can_publish_first_as_the_producer_of_a_letter(tmp_path: Path) -> None:
+async def test_no_client_can_compute_the_producer_id_of_a_letter(tmp_path: Path) -> None:
     """If every client could compute the id, any client could make the letter disappear."""
     async with running(tmp_path) as broker:
         await letters(broker, "x")
@@ -158,7 +158,7 @@ async def test_nobody_can_publish_first_as_the_producer_of_a_letter(tmp_path: Pa
 # -- failures ------------------------------------------------------------------------------
 
 
-async def test_what_a_crash_kept_from_being_acknowledged_is_stored_once(tmp_path: Path) -> None:
+async def test_a_letter_that_a_crash_left_unacknowledged_is_stored_once(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         await letters(broker, "x", "y")
         await redrive(broker, limit=0)
@@ -178,7 +178,7 @@ async def test_what_a_crash_kept_from_being_acknowledged_is_stored_once(tmp_path
         assert (await redrive(broker, dry_run=True)).total == 0
 
 
-async def test_what_was_in_hand_before_is_put_back_at_once(tmp_path: Path) -> None:
+async def test_letters_that_an_earlier_redrive_leases_are_put_back_at_once(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         await letters(broker, "x", "y", "z")
         assert (await redrive(broker, limit=1)).total == 1
@@ -187,7 +187,7 @@ async def test_what_was_in_hand_before_is_put_back_at_once(tmp_path: Path) -> No
         assert (await redrive(broker)).total == 2
 
 
-async def test_a_letter_that_is_too_large_by_now_ends_it_and_nothing_overtakes_it(
+async def test_a_letter_above_a_new_size_limit_ends_the_redrive_and_is_not_overtaken(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as broker:
@@ -245,7 +245,7 @@ async def test_a_broker_that_stops_puts_no_more_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-async def test_a_letter_stays_whose_topic_the_caller_may_not_publish_to(
+async def test_a_letter_stays_if_the_caller_may_not_publish_to_its_topic(
     tmp_path: Path, dry_run: bool
 ) -> None:
     # S2: the group gets a topic after the caller's grants were compared with its topics
@@ -262,7 +262,7 @@ async def test_a_letter_stays_whose_topic_the_caller_may_not_publish_to(
         assert await stored(broker, "secret") == [b"y"]
 
 
-async def test_a_full_topic_takes_the_letters_that_fit_and_ends_it_at_the_next(
+async def test_a_full_topic_gets_the_letters_that_fit_and_then_the_redrive_ends(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as broker:
@@ -337,7 +337,7 @@ async def test_stuck_letters_are_counted_though_they_are_not_tried_again_yet(
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
-async def test_as_many_stuck_letters_as_may_come_back_are_a_limit(
+async def test_stuck_letters_at_the_limit_of_returned_messages_are_reported(
     tmp_path: Path, more: int
 ) -> None:
     async with running(tmp_path, limits=GroupsConfig(max_returned_per_group=3)) as broker:

@@ -57,7 +57,7 @@ def found(received: Received) -> list[tuple[str, int, bool]]:
 
 
 @ends
-async def test_only_what_is_leased_waits_each_to_its_own_end(
+async def test_only_leased_messages_wait_until_their_own_deadlines(
     tmp_path: Path, is_killed: bool
 ) -> None:  # R1
     lives = Lives(tmp_path, is_killed)
@@ -82,7 +82,7 @@ async def test_only_what_is_leased_waits_each_to_its_own_end(
         assert await broker.settle(long, Verb.ACK) == [DONE]
 
 
-async def test_a_start_that_takes_long_has_no_lease_end_early_after_the_next(
+async def test_after_a_slow_start_no_lease_ends_early_at_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path) as broker:
@@ -108,7 +108,7 @@ async def test_a_start_that_takes_long_has_no_lease_end_early_after_the_next(
 
 
 @ends
-async def test_what_was_never_delivered_comes_for_the_first_time(
+async def test_messages_that_were_never_delivered_are_first_deliveries(
     tmp_path: Path, is_killed: bool
 ) -> None:  # R1, R2
     """A member's filter skipped it, or it comes after a message that was settled when sent."""
@@ -129,7 +129,7 @@ async def test_what_was_never_delivered_comes_for_the_first_time(
 
 
 @ends
-async def test_what_a_member_gave_back_by_leaving_comes_at_once(
+async def test_messages_of_a_member_that_left_are_available_at_once(
     tmp_path: Path, is_killed: bool
 ) -> None:  # R1
     lives = Lives(tmp_path, is_killed)
@@ -148,7 +148,7 @@ async def test_what_a_member_gave_back_by_leaving_comes_at_once(
 
 
 @ends
-async def test_a_higher_level_that_came_back_comes_first(
+async def test_a_returned_message_of_a_higher_level_is_delivered_first(
     tmp_path: Path, is_killed: bool
 ) -> None:  # R1
     lives = Lives(tmp_path, is_killed)
@@ -165,7 +165,7 @@ async def test_a_higher_level_that_came_back_comes_first(
 
 
 @ends
-async def test_a_key_stays_its_members_and_other_keys_go_on(
+async def test_a_key_stays_with_its_member_and_other_keys_continue(
     tmp_path: Path, is_killed: bool
 ) -> None:  # R1
     lives = Lives(tmp_path, is_killed)
@@ -184,7 +184,7 @@ async def test_a_key_stays_its_members_and_other_keys_go_on(
 
 
 @ends
-async def test_what_comes_back_in_a_keyed_group_regains_its_place(
+async def test_a_returned_message_of_a_keyed_group_regains_its_place(
     tmp_path: Path, is_killed: bool
 ) -> None:
     """The page has the keys of leased messages, before the rest of the queue is read."""
@@ -204,7 +204,7 @@ async def test_what_comes_back_in_a_keyed_group_regains_its_place(
 
 @ends
 @pytest.mark.parametrize("mode", ["exclusive", "single_active"])
-async def test_the_active_member_goes_on_and_the_others_wait_for_it(
+async def test_the_active_member_continues_and_the_others_wait(
     tmp_path: Path, mode: str, is_killed: bool
 ) -> None:  # R3
     lives = Lives(tmp_path, is_killed)
@@ -272,7 +272,7 @@ async def test_a_request_is_answered_once_more(tmp_path: Path, is_killed: bool) 
 
 @ends
 @pytest.mark.parametrize("verb", [Verb.ACK, Verb.REJECT, Verb.RELEASE, Verb.NACK])
-async def test_a_settling_that_is_said_again_is_answered_the_same(
+async def test_a_repeated_settlement_gets_the_same_answer(
     tmp_path: Path, verb: Verb, is_killed: bool
 ) -> None:  # R6
     lives = Lives(tmp_path, is_killed)

@@ -31,7 +31,7 @@ async def delayed(broker: GroupBroker, count: int, group: str = "g", **fields: A
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
-async def test_a_group_with_as_many_delayed_messages_as_may_gets_no_new_ones(
+async def test_a_group_at_its_limit_of_returned_messages_gets_no_new_messages(
     tmp_path: Path, more: int
 ) -> None:
     async with running_group(
@@ -87,7 +87,7 @@ async def test_returned_messages_that_a_members_filter_passes_over_count_too(
 
 
 @pytest.mark.parametrize("rotating", [3, MAX_FILTERS + 2])
-async def test_what_came_back_is_gone_over_once_whatever_filters_members_ask_with(
+async def test_returned_messages_are_scanned_once_for_all_filters(
     tmp_path: Path, rotating: int
 ) -> None:
     # each new filter iterated over 100,000 messages, for 30 ms
@@ -138,7 +138,7 @@ async def test_returned_messages_count_after_a_restart(tmp_path: Path) -> None:
         assert bodies_of(await broker.receive(2)) == ["4", "5"]
 
 
-async def test_a_seek_forgets_what_came_back(tmp_path: Path) -> None:
+async def test_a_seek_forgets_returned_messages(tmp_path: Path) -> None:
     async with running_group(
         tmp_path, numbers(9), limits=GroupsConfig(max_returned_per_group=4)
     ) as broker:
@@ -159,7 +159,9 @@ async def test_it_holds_in_other_modes(tmp_path: Path, mode: str) -> None:
         assert bodies_of(await broker.receive()) == []
 
 
-async def test_a_keyed_group_goes_on_with_what_it_has_looked_at(tmp_path: Path) -> None:
+async def test_a_keyed_group_at_the_limit_delivers_messages_that_it_has_scanned(
+    tmp_path: Path,
+) -> None:
     """No key waits for another key, and yet the number of returnable messages is limited."""
     limits = GroupsConfig(max_returned_per_group=2)
     async with running_group(
@@ -176,7 +178,7 @@ async def test_a_keyed_group_goes_on_with_what_it_has_looked_at(tmp_path: Path) 
         assert bodies_of(held) == numbers(1_000)
 
 
-async def test_topics_that_a_group_lets_go_of_count_no_more(tmp_path: Path) -> None:
+async def test_returned_messages_of_removed_topics_do_not_count(tmp_path: Path) -> None:
     async with running(tmp_path, limits=GroupsConfig(max_returned_per_group=2)) as broker:
         for name in ("t", "u"):
             await broker.topic(name)

@@ -22,7 +22,7 @@ def _topics(broker: GroupBroker, group: str = "g") -> list[str]:
     return sorted(broker.groups.group_state(group).topics)
 
 
-async def test_a_topic_that_is_deleted_and_made_again_comes_back_to_its_groups(
+async def test_a_topic_that_is_deleted_and_created_again_is_added_to_its_groups(
     tmp_path: Path,
 ) -> None:
     # R7: the group received nothing any more, and reported lag 0
@@ -119,7 +119,7 @@ async def _broker_with_some_settled(tmp_path: Path, broker: GroupBroker) -> None
 
 
 @pytest.mark.parametrize("way", ["another topic", "none", "the group is deleted"])
-async def test_a_topic_that_is_no_dead_letter_topic_any_more_comes_back_where_it_was(
+async def test_a_topic_that_ceases_to_be_a_dead_letter_topic_continues_at_its_floor(
     tmp_path: Path, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -127,9 +127,7 @@ async def test_a_topic_that_is_no_dead_letter_topic_any_more_comes_back_where_it
         await _broker_with_some_settled(tmp_path, broker)
         await broker.group("other", "u", dead_letter_topic="t")
         assert _topics(broker) == []
-        assert "'g' has the topic 't' no more: it is the dead-letter topic of 'other'" in (
-            caplog.text
-        )
+        assert "'g' lost the topic 't', which is the dead-letter topic of 'other'" in (caplog.text)
         assert bodies_of(await broker.receive()) == []
         waiting = await broker.wait_to_receive()
         if way == "another topic":
@@ -143,7 +141,7 @@ async def test_a_topic_that_is_no_dead_letter_topic_any_more_comes_back_where_it
         assert "'g' has the topic 't' again" in caplog.text
 
 
-async def test_a_dead_letter_topic_comes_back_only_once_no_group_names_it(tmp_path: Path) -> None:
+async def test_a_dead_letter_topic_is_added_when_no_group_names_it_any_more(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         await _broker_with_some_settled(tmp_path, broker)
         await broker.group("first", "u", dead_letter_topic="t")
@@ -166,7 +164,7 @@ async def test_a_group_whose_own_dead_letter_topic_it_was_gets_it_by_its_pattern
         assert _topics(broker) == ["t", "u"]
 
 
-async def test_a_dead_letter_topic_comes_back_where_it_was_after_restarts_too(
+async def test_a_former_dead_letter_topic_continues_at_its_floor_after_restarts(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as broker:
@@ -180,7 +178,7 @@ async def test_a_dead_letter_topic_comes_back_where_it_was_after_restarts_too(
         assert bodies_of(await broker.receive()) == ["2", "3"]
 
 
-async def test_a_crash_as_a_dead_letter_topic_comes_back_goes_on_where_it_was(
+async def test_a_crash_as_a_former_dead_letter_topic_is_added_keeps_its_floor(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path / "data") as broker:
@@ -198,7 +196,9 @@ async def test_a_crash_as_a_dead_letter_topic_comes_back_goes_on_where_it_was(
     assert True in found
 
 
-async def test_who_may_not_change_a_group_takes_no_topic_from_it(tmp_path: Path) -> None:
+async def test_a_caller_that_may_not_change_a_group_removes_no_topic_from_it(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path) as broker:
         await _broker_with_some_settled(tmp_path, broker)
         spec = GroupSettings({"u": Subscription()}, dead_letter_topic="t")
@@ -213,7 +213,9 @@ async def test_who_may_not_change_a_group_takes_no_topic_from_it(tmp_path: Path)
         await broker.groups.put_group("other", spec, checks=ChangeChecks(loser=_forbid))
 
 
-async def test_a_pattern_finds_only_what_its_owner_may_have_at_that_time(tmp_path: Path) -> None:
+async def test_a_pattern_matches_only_topics_that_its_owner_may_consume_at_that_time(
+    tmp_path: Path,
+) -> None:
     may = {"alice": {"a1", "a2", "b1"}, "bob": {"a1", "b2"}}
     async with running(tmp_path) as broker:
         broker.may_subscribe = lambda owner, topic, group: topic in may.get(owner, ())
@@ -236,7 +238,7 @@ async def test_a_pattern_finds_only_what_its_owner_may_have_at_that_time(tmp_pat
 
 
 @pytest.mark.parametrize(("limit", "found"), [(3, 3), (4, 4), (5, 4)])
-async def test_a_group_gets_at_most_so_many_topics(tmp_path: Path, limit: int, found: int) -> None:
+async def test_a_group_gets_at_most_max_topics(tmp_path: Path, limit: int, found: int) -> None:
     async with running(tmp_path, limits=GroupsConfig(max_topics=limit)) as broker:
         for name in "ab":
             await broker.topic(name)
@@ -260,7 +262,7 @@ async def test_a_match_waits_for_room_among_all_groups_cursors(tmp_path: Path) -
         assert _topics(broker) == ["a", "c"]
 
 
-async def test_a_crash_as_a_topic_is_made_takes_it_from_no_group(tmp_path: Path) -> None:
+async def test_a_crash_as_a_topic_is_created_removes_it_from_no_group(tmp_path: Path) -> None:
     async with running(tmp_path / "data") as broker:
         await broker.groups.put_group("g", GroupSettings(ALL, start="latest"))
         async with crashes(broker, tmp_path / "data") as left:

@@ -26,7 +26,7 @@ async def test_every_group_that_waits_is_answered_by_one_arrival(tmp_path: Path)
             assert [bodies_of(await each) for each in waiting] == [["x"]] * 3
 
 
-async def test_what_is_published_at_once_has_one_order_for_all(tmp_path: Path) -> None:  # Q2
+async def test_concurrent_publishes_have_one_order_for_all_groups(tmp_path: Path) -> None:  # Q2
     async with running(tmp_path) as broker:
         await broker.topic()
         for name in ("g", "h"):
@@ -56,7 +56,7 @@ async def test_what_is_published_at_once_has_one_order_for_all(tmp_path: Path) -
             assert own == [f"{publisher}.{number}" for number in range(25)]
 
 
-async def test_members_that_ask_at_once_for_what_is_on_the_disk_share_it(tmp_path: Path) -> None:
+async def test_concurrent_receives_from_disk_get_different_messages(tmp_path: Path) -> None:
     # Q5
     async with running(tmp_path) as broker:
         await broker.topic(queues=3)
@@ -96,7 +96,7 @@ async def test_a_member_that_leaves_as_its_reply_fails_gives_back_once(
         assert await broker.settle(lost) == [Status.STALE] * 2
 
 
-async def test_a_topic_that_is_let_go_while_it_is_browsed_has_nothing(tmp_path: Path) -> None:
+async def test_a_topic_that_is_removed_while_it_is_browsed_shows_nothing(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         for name in ("t", "u"):
             await broker.topic(name)

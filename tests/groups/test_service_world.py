@@ -11,7 +11,7 @@ from tests.support.stored import fill_segment, settled, until
 WEIGHTS = {f"p{n}": 4 * (n + 1) for n in range(10)}
 
 
-async def test_what_retention_takes_is_counted_as_lost(tmp_path: Path) -> None:
+async def test_messages_that_retention_removes_count_as_lost(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         topic = await broker.topic()
         await broker.group()
@@ -110,7 +110,7 @@ async def test_old_messages_are_read_from_the_disk_once_a_batch(tmp_path: Path) 
         assert topic.queue_count == 1
 
 
-async def test_a_waiting_receive_finds_what_is_far_behind_what_is_not_wanted(
+async def test_a_waiting_receive_finds_a_match_after_many_messages_that_do_not_match(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as broker:
@@ -125,7 +125,7 @@ async def test_a_waiting_receive_finds_what_is_far_behind_what_is_not_wanted(
         assert bodies_of(await waiting) == ["x"]
 
 
-async def test_a_cold_filter_goes_on_where_it_was(tmp_path: Path) -> None:
+async def test_a_filter_on_disk_continues_where_it_stopped(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         await broker.topic()
         for n in range(50):

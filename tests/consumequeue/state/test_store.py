@@ -196,7 +196,7 @@ def test_a_failed_change_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_full_disk_releases_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put = StateStore._put
     failures = 1
-    given_up: list[int] = []
+    is_reserve_released: list[int] = []
 
     def failing(self: StateStore, group: list[object]) -> None:
         nonlocal failures
@@ -206,11 +206,11 @@ def test_a_full_disk_releases_the_reserve(tmp_path: Path, monkeypatch: pytest.Mo
         put(self, group)  # type: ignore[arg-type]
 
     monkeypatch.setattr(StateStore, "_put", failing)
-    store = Opened(tmp_path, MAP, disk_full=lambda: given_up.append(1))
+    store = Opened(tmp_path, MAP, disk_full=lambda: is_reserve_released.append(1))
     store.restore({})
     store.start()
     assert store.committed({b"a": b"1"}) is None
-    assert given_up == [1]
+    assert is_reserve_released == [1]
     failures = 2
     assert isinstance(store.committed({b"a": b"2"}), StateUnavailable)
     assert store.records == {b"a": b"1"}

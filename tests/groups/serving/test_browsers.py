@@ -24,7 +24,7 @@ def keep(browsers: Browsers, member: str, queues: int) -> list[str]:
     return list(browsers._places)
 
 
-def test_so_many_members_are_kept_and_the_latest_of_them(browsers: Browsers) -> None:
+def test_the_most_recent_browsers_are_kept(browsers: Browsers) -> None:
     for number in range(4):
         keep(browsers, f"m{number}", 1)
     assert keep(browsers, "m0", 1) == ["m1", "m2", "m3", "m0"]
@@ -32,7 +32,9 @@ def test_so_many_members_are_kept_and_the_latest_of_them(browsers: Browsers) -> 
 
 
 @pytest.mark.parametrize(("queues", "kept"), [(5, "ab"), (6, "ab"), (7, "b")])
-def test_so_many_queues_are_kept_of_all_members(browsers: Browsers, queues: int, kept: str) -> None:
+def test_places_of_a_limited_number_of_queues_are_kept(
+    browsers: Browsers, queues: int, kept: str
+) -> None:
     # M1: the progress of a thousand members in ten thousand queues each took a gigabyte
     keep(browsers, "a", 4)
     assert "".join(keep(browsers, "b", queues)) == kept

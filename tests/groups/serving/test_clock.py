@@ -26,7 +26,7 @@ def test_the_time_follows_the_clock() -> None:
     assert clocks.clock.wall_ms() == 7_000_000
 
 
-def test_the_time_goes_on_when_the_clock_goes_back() -> None:
+def test_the_time_advances_when_the_clock_is_set_back() -> None:
     clocks = _Clocks()
     assert clocks.passes(1.0) == 1_001_000
     assert clocks.passes(0.0, -3600.0) == 1_001_000

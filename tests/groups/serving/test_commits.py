@@ -44,7 +44,7 @@ def _commits(stage: Stage) -> tuple[Commits, _Writer]:
     ), writer
 
 
-async def test_one_commit_is_under_way_and_the_next_takes_all_that_came_meanwhile() -> None:
+async def test_the_next_commit_contains_all_changes_made_during_a_commit() -> None:
     stage = Stage()
     commits, writer = _commits(stage)
     stage.publish(5_000)
@@ -72,7 +72,7 @@ async def test_one_commit_is_under_way_and_the_next_takes_all_that_came_meanwhil
     assert not writer.waiting
 
 
-async def test_what_could_not_be_written_is_written_with_the_next() -> None:
+async def test_failed_writes_are_written_with_the_next_commit() -> None:
     stage = Stage()
     commits, writer = _commits(stage)
     stage.publish(10)

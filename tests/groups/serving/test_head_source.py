@@ -90,7 +90,7 @@ class _Source:
         return None if found is None else ([each.offset for each in found.heads], found.scanned)
 
 
-async def test_what_is_in_memory_is_told_at_once_within_the_bounds() -> None:
+async def test_messages_in_memory_are_returned_at_once_within_the_bounds() -> None:
     source = _Source(_Store(batch(["x"] * 5), batch(["y"] * 5)))
     assert source.offsets(0, 10) == ([*range(10)], 10)
     assert source.offsets(3, 10, most=4) == ([3, 4, 5, 6], 7)
@@ -98,7 +98,7 @@ async def test_what_is_in_memory_is_told_at_once_within_the_bounds() -> None:
     assert source.offsets(4, 5) == ([4], 5)
 
 
-async def test_what_is_on_the_disk_is_fetched_once_for_all_who_want_it() -> None:
+async def test_concurrent_fetches_share_one_read() -> None:
     store = _Store(batch(["x"] * 100), batch(["y"] * 100), is_cold=True)
     source = _Source(store)
     assert source.offsets(0, 200) is None
@@ -113,7 +113,7 @@ async def test_what_is_on_the_disk_is_fetched_once_for_all_who_want_it() -> None
     assert source.offsets(150, 151) == ([150], 151), "one that came back"
 
 
-async def test_a_filter_passes_over_what_is_not_wanted() -> None:
+async def test_a_filter_skips_messages_that_do_not_match() -> None:
     mixed = [batch(["x"] * 3, tag=tag) for tag in ("a", "b", "a", "c")]
     source = _Source(_Store(*mixed))
     assert source.offsets(0, 12, wanted="b") == ([3, 4, 5], 12)
@@ -127,7 +127,7 @@ async def test_a_filter_passes_over_what_is_not_wanted() -> None:
     assert cold.heads.matches(KEY, 9, wanted) is True
 
 
-async def test_so_many_messages_are_compared_with_filters_in_one_turn() -> None:
+async def test_a_limited_number_of_messages_is_compared_with_filters_per_turn() -> None:
     # the filters compared all of 100,000 returned messages in one loop iteration, for 0.2 s
     store = _Store(*[batch(["x"] * 500, tag="a") for _ in range(5)])
     source = _Source(store)
@@ -151,7 +151,7 @@ async def test_so_many_messages_are_compared_with_filters_in_one_turn() -> None:
     assert store.reads == reads, "what is in memory is not read for that"
 
 
-async def test_a_queue_that_begins_later_by_now_is_told() -> None:
+async def test_a_fetch_of_a_removed_offset_reports_the_first_offset() -> None:
     source = _Source(_Store(batch(["x"] * 5), begin=3))
     assert source.offsets(0, 5) is None
     await source.heads.fetch(KEY, 0)
@@ -159,13 +159,13 @@ async def test_a_queue_that_begins_later_by_now_is_told() -> None:
     assert source.offsets(3, 5) == ([3, 4], 5)
 
 
-async def test_a_topic_that_is_gone_has_nothing_and_harms_nobody() -> None:
+async def test_a_deleted_topic_has_no_messages() -> None:
     source = _Source(_Store(batch(["x"])))
     assert source.heads.read((9, 0), 0, 1, 64, None) is None
     await source.heads.fetch((9, 0), 0)
 
 
-async def test_errors_of_a_read_come_to_whoever_waits_for_it() -> None:
+async def test_errors_of_a_read_reach_every_waiting_caller() -> None:
     store = _Store(batch(["x"]), is_cold=True)
     source = _Source(store)
 
@@ -258,7 +258,7 @@ class _FailingStore(_Store):
         (1, "payload-crc", 1, True),
     ],
 )
-async def test_what_the_disk_fails_to_read_once_is_not_passed_over(
+async def test_a_message_whose_read_fails_once_is_not_skipped(
     monkeypatch: pytest.MonkeyPatch, failures: int, reason: str, reads: int, is_lost: bool
 ) -> None:
     """A skipped message counts as settled: after one failed read an acknowledged message would be

@@ -3,7 +3,7 @@
 from holdfast.groups.serving.queue_watch import ChangedQueues
 
 
-def test_only_what_moved_since_is_told_each_queue_once() -> None:
+def test_each_queue_that_changed_is_returned_once() -> None:
     moved = ChangedQueues()
     assert moved.since(0, 10) == ([], 0)
     for queue in (3, 1, 3, 2):
@@ -13,7 +13,7 @@ def test_only_what_moved_since_is_told_each_queue_once() -> None:
     assert moved.since(4, 10) == ([], 4)
 
 
-def test_what_is_too_much_comes_the_next_time() -> None:
+def test_queues_above_the_limit_are_returned_next_time() -> None:
     moved = ChangedQueues()
     for queue in range(5):
         moved.note(queue)

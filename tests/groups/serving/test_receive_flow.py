@@ -66,7 +66,7 @@ async def test_messages_are_not_held_back_for_long(
         assert got == bodies
 
 
-async def test_what_comes_back_while_a_reply_is_filled_is_behind_what_that_has_by_then(
+async def test_a_message_that_returns_while_a_reply_is_filled_comes_after_its_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bodies = [f"{n:02}" + "x" * BIG for n in range(20)]

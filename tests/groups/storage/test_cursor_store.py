@@ -110,7 +110,7 @@ def with_crc(key: bytes, value: bytes) -> bytes:
 # -- committing ----------------------------------------------------------------------------
 
 
-def test_what_was_committed_is_loaded_again(tmp_path: Path, store: Opened) -> None:
+def test_committed_rows_are_loaded_again(tmp_path: Path, store: Opened) -> None:
     other = rows.key_prefix(7, 3, 2)
     assert store.mark_committed(WRITES) is None
     assert store.mark_committed([Write(CUR, other, rows.encode_cursor(CursorRow(0, 0, 1)))]) is None
@@ -146,9 +146,7 @@ def test_the_bytes_on_disk_are_pinned(tmp_path: Path, store: Opened) -> None:
     }
 
 
-def test_none_deletes_a_row_and_a_range_deletes_what_lies_in_it(
-    tmp_path: Path, store: Opened
-) -> None:
+def test_none_deletes_a_row_and_a_range_deletes_its_rows(tmp_path: Path, store: Opened) -> None:
     def chunk(number: int, value: bytes | None = b"\1") -> Write:
         return Write(ACK, rows.numbered_key(PREFIX, number), value)
 
@@ -254,7 +252,7 @@ def test_a_full_disk_gives_up_the_reserve_and_is_tried_once_more(
 ) -> None:
     put = CursorStore._put
     failures = 1
-    given_up: list[int] = []
+    is_reserve_released: list[int] = []
 
     def failing(self: CursorStore, changes: list[object]) -> None:
         nonlocal failures
@@ -264,11 +262,11 @@ def test_a_full_disk_gives_up_the_reserve_and_is_tried_once_more(
         put(self, changes)  # type: ignore[arg-type]
 
     monkeypatch.setattr(CursorStore, "_put", failing)
-    store = Opened(tmp_path, MAP, disk_full=lambda: given_up.append(1))
+    store = Opened(tmp_path, MAP, disk_full=lambda: is_reserve_released.append(1))
     store.begin([])
     store.start()
     assert store.mark_committed(WRITES) is None
-    assert given_up == [1]
+    assert is_reserve_released == [1]
     failures = 2
     assert isinstance(store.mark_committed(WRITES), StateUnavailable)
     store.stop()
@@ -295,7 +293,7 @@ while True:
 """
 
 
-def test_what_was_done_outlives_a_kill_and_no_change_is_halved(tmp_path: Path) -> None:
+def test_committed_changes_survive_a_kill_and_no_change_is_partial(tmp_path: Path) -> None:
     for boot, acknowledged in enumerate((1, 7, 3), 1):
         child = subprocess.Popen(
             [sys.executable, "-c", _COMMITTER, str(tmp_path)], stdout=subprocess.PIPE
@@ -313,7 +311,7 @@ def test_what_was_done_outlives_a_kill_and_no_change_is_halved(tmp_path: Path) -
         store.stop()
 
 
-def test_a_power_loss_at_any_write_of_a_commit_leaves_what_was_before(tmp_path: Path) -> None:
+def test_a_power_loss_at_any_write_of_a_commit_leaves_the_old_rows(tmp_path: Path) -> None:
     """LMDB writes unreferenced pages, syncs, and then writes one of the two first pages.
 
     Whichever of the unreferenced pages reach the disk before that, the rows are the old ones.
@@ -379,7 +377,7 @@ def test_readonly_changes_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["data.mdb"]
 
 
-def test_another_format_and_what_is_no_environment_are_refused(tmp_path: Path) -> None:
+def test_another_format_and_invalid_files_are_refused(tmp_path: Path) -> None:
     overwrite(tmp_path, b"\0format", b"holdfast-groups-2")
     with pytest.raises(CursorsCorrupt, match="holdfast-groups-2"):
         CursorStore(tmp_path, MAP)
@@ -389,9 +387,7 @@ def test_another_format_and_what_is_no_environment_are_refused(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", [b"\0boot", b"\0clock"])
-def test_without_its_count_of_starts_or_its_clock_nothing_is_believed(
-    tmp_path: Path, name: bytes
-) -> None:
+def test_a_damaged_start_count_or_clock_is_corruption(tmp_path: Path, name: bytes) -> None:
     begun(tmp_path).stop()
     good = raw(tmp_path)[name]
     for value in [None, *_damages(good)]:
@@ -425,7 +421,7 @@ def test_a_damaged_row_is_named_and_left_out(tmp_path: Path, row: int) -> None:
     store.stop()
 
 
-def test_a_key_of_no_table_is_damage_of_nobody_knows_what(tmp_path: Path) -> None:
+def test_a_key_of_an_unknown_table_is_damage(tmp_path: Path) -> None:
     begun(tmp_path).stop()
     for key in (b"\x05" + PREFIX, b"\1ab", b"x"):
         overwrite(tmp_path, key, with_crc(key, b"value"))
@@ -436,7 +432,7 @@ def test_a_key_of_no_table_is_damage_of_nobody_knows_what(tmp_path: Path) -> Non
     assert found.damaged_cursors() == {None, KEY}
 
 
-def test_a_copy_says_so_until_a_broker_has_begun_with_it(tmp_path: Path) -> None:
+def test_a_copy_is_marked_until_a_broker_opens_it(tmp_path: Path) -> None:
     begun(tmp_path).stop()
     mark_as_copy(tmp_path)
     for is_copy in (True, False):

@@ -77,7 +77,7 @@ def test_unknown_fields_are_ignored_and_missing_ones_have_their_defaults() -> No
     assert found.config.mode == "keyed"
 
 
-def test_what_is_no_record_is_malformed() -> None:
+def test_an_invalid_record_is_malformed() -> None:
     good = encode_group(GROUP)
     for value in [b"", b"\xc0", b"\x01", *(good[:size] for size in range(len(good)))]:
         with pytest.raises(MalformedRecord):

@@ -41,7 +41,7 @@ def check(cursor: Cursor, boot: int) -> None:
 
 
 @KINDS
-def test_its_groups_go_on_by_what_their_page_says(kind: str, tmp_path: Path) -> None:
+def test_groups_continue_from_the_old_page(kind: str, tmp_path: Path) -> None:
     directory = left_behind(kind, tmp_path)
     check(directory.cursor(), boot=2)
     for boot in (3, 4):
@@ -49,7 +49,7 @@ def test_its_groups_go_on_by_what_their_page_says(kind: str, tmp_path: Path) -> 
     assert not [key for key in raw(directory.path / "groups") if key[:1] == b"\4"]
 
 
-def test_a_page_of_another_boot_is_not_believed_unless_it_was_closed(tmp_path: Path) -> None:
+def test_a_page_of_another_boot_is_trusted_only_if_it_was_closed(tmp_path: Path) -> None:
     assert left_behind("closed", tmp_path / "c").cursor(OTHER_BOOT).next == 10
     assert left_behind("killed", tmp_path / "k").cursor(OTHER_BOOT).next == 100
 

@@ -239,7 +239,7 @@ def test_the_brokers_time_never_falls(directory: Directory) -> None:
     kill(opened)
 
 
-def test_retention_moves_the_floor_up_and_counts_what_is_lost(directory: Directory) -> None:
+def test_retention_raises_the_floor_and_counts_lost_messages(directory: Directory) -> None:
     kill(used(directory))
     directory.begins = {0: 6}
     cursor = directory.cursor()
@@ -250,7 +250,7 @@ def test_retention_moves_the_floor_up_and_counts_what_is_lost(directory: Directo
 # -- a log that lost its end ---------------------------------------------------------------
 
 
-def test_what_lies_beyond_the_end_is_forgotten_and_receipts_are_void(directory: Directory) -> None:
+def test_offsets_beyond_the_end_are_forgotten_and_receipts_are_void(directory: Directory) -> None:
     kill(used(directory))
     directory.ends = {0: 4}
     cursor = directory.cursor(OTHER_BOOT)
@@ -325,7 +325,7 @@ def test_a_cursor_whose_row_is_damaged_begins_at_the_mirrored_offset(directory: 
 
 
 @pytest.mark.parametrize(("table", "again", "failures"), [(b"\2", True, 1), (b"\3", False, 0)])
-def test_other_damaged_rows_cost_what_they_said_and_no_more(
+def test_other_damaged_rows_lose_only_their_own_content(
     directory: Directory, table: bytes, again: bool, failures: int
 ) -> None:
     kill(used(directory))
@@ -367,7 +367,7 @@ def test_lost_cursors_are_reported_only_where_there_were_any(directory: Director
 
 
 @pytest.mark.parametrize("gone", ["has_group", "has_topic"])
-def test_rows_of_what_is_gone_are_forgotten(directory: Directory, gone: str) -> None:
+def test_rows_of_deleted_groups_and_topics_are_deleted(directory: Directory, gone: str) -> None:
     kill(used(directory))
     setattr(directory, gone, False)
     opened = directory.open()
@@ -423,7 +423,7 @@ def _failing_after(count: int) -> object:
     return apply
 
 
-def test_a_page_of_another_epoch_says_nothing(directory: Directory) -> None:
+def test_a_page_of_another_epoch_is_ignored(directory: Directory) -> None:
     opened = used(directory)
     opened.cursors[KEY].epoch += 1
     opened.page.begin(opened.cursors)

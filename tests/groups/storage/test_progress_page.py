@@ -114,7 +114,7 @@ def test_an_extended_lease_has_its_last_end(path: Path) -> None:
         assert noted(killed(path)) == expected(cursor)
 
 
-def test_what_a_message_is_is_noted_where_keys_or_times_matter(path: Path) -> None:
+def test_records_contain_heads_if_keys_or_times_matter(path: Path) -> None:
     cursor = new_cursor()
     page = begun(path, {KEY: cursor})
     heads = [Head(1, 20, 1 << 32 | 5, 0), Head(3, 21, 0, 77)]
@@ -125,7 +125,7 @@ def test_what_a_message_is_is_noted_where_keys_or_times_matter(path: Path) -> No
     assert {each.attempt_id for each in leases.values()} == {"once"}
 
 
-def test_a_file_does_not_grow_with_what_has_ended(path: Path) -> None:
+def test_a_file_does_not_grow_with_ended_leases(path: Path) -> None:
     cursor = new_cursor()
     page = begun(path, {KEY: cursor})
     size = path.stat().st_size
@@ -155,7 +155,7 @@ def test_the_room_of_a_lease_is_not_used_before_its_end_is_durable(path: Path) -
     assert 5 in found(killed(path))[KEY].leases
 
 
-def test_a_record_stays_until_all_ends_of_its_leases_are_durable(path: Path) -> None:
+def test_a_record_is_kept_until_all_ends_of_its_leases_are_durable(path: Path) -> None:
     """This also holds if the other leases of the record were extended into another record."""
     cursor, other = new_cursor(), new_cursor()
     page = begun(path, {KEY: cursor, SECOND: other})
@@ -252,7 +252,7 @@ while True:
 """
 
 
-def test_a_killed_process_leaves_what_it_had_noted(path: Path) -> None:
+def test_a_killed_process_leaves_its_records(path: Path) -> None:
     for lines in (1, 5, 2):
         child = subprocess.Popen([sys.executable, "-c", _NOTER, str(path)], stdout=subprocess.PIPE)
         assert child.stdout is not None
@@ -268,14 +268,14 @@ def test_a_killed_process_leaves_what_it_had_noted(path: Path) -> None:
             assert last <= max(epochs[1].leases)
 
 
-def test_a_page_of_before_a_reboot_is_not_believed_but_told(path: Path) -> None:
+def test_a_page_from_before_a_reboot_is_read_but_not_trusted(path: Path) -> None:
     cursor = new_cursor(5)
     begun(path, {KEY: cursor})
     assert not ProgressPage(killed(path), OTHER_BOOT).is_trusted
     assert noted(killed(path)) == expected(cursor)
 
 
-def test_one_closed_in_order_is_believed_after_a_reboot(path: Path) -> None:
+def test_a_page_that_was_closed_cleanly_is_trusted_after_a_reboot(path: Path) -> None:
     cursor = new_cursor()
     page = begun(path, {KEY: cursor})
     lease(cursor, 5)
@@ -291,7 +291,7 @@ def test_one_closed_in_order_is_believed_after_a_reboot(path: Path) -> None:
     again.close()
 
 
-def test_one_that_was_not_begun_stays_as_it_is(path: Path) -> None:
+def test_a_page_that_was_not_begun_is_not_changed(path: Path) -> None:
     begun(path, {KEY: new_cursor(5)}).close()
     before = path.read_bytes()
     page = ProgressPage(path, OTHER_BOOT)
@@ -302,7 +302,7 @@ def test_one_that_was_not_begun_stays_as_it_is(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_kernel_that_does_not_say_its_boot_is_not_believed(path: Path) -> None:
+def test_a_page_without_a_boot_id_is_not_trusted(path: Path) -> None:
     page = ProgressPage(path, bytes(16))
     page.begin({})
     assert not ProgressPage(killed(path), bytes(16)).is_trusted
@@ -369,7 +369,7 @@ def test_a_record_that_was_being_written_is_not_found(path: Path) -> None:
         assert sorted(found(path)[SECOND].leases) == [6]
 
 
-def test_a_damaged_header_or_a_short_file_says_nothing(path: Path) -> None:
+def test_a_damaged_header_or_a_short_file_has_no_records(path: Path) -> None:
     begun(path, {KEY: new_cursor(5)}).close()
     good = path.read_bytes()
     flipped = [good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :] for at in range(28)]
@@ -395,7 +395,7 @@ def _full(*args: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_on_a_full_disk_nothing_fails_and_nothing_is_believed_until_there_is_room(
+def test_on_a_full_disk_the_page_is_void_until_there_is_room(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress_page, "RETRY_S", 0.0)
@@ -447,6 +447,6 @@ def test_a_page_that_is_cut_or_deleted_while_it_is_used_is_made_again(  # D5
     assert noted(path) == expected(cursor)
 
 
-def test_the_kernel_tells_one_boot_from_another() -> None:
+def test_the_kernel_provides_a_boot_id() -> None:
     assert len(kernel_boot_id()) == 16
     assert kernel_boot_id() == kernel_boot_id()

@@ -149,9 +149,9 @@ async def test_one_expensive_request_begins_per_loop_iteration_and_clients_take_
 
 async def test_a_cancelled_request_does_not_delay_the_next_one() -> None:
     turns, costly = LoopTurns(), OneALoopTurn()
-    given_up = [asyncio.create_task(costly.begin("a")) for _ in range(100)]
+    is_reserve_released = [asyncio.create_task(costly.begin("a")) for _ in range(100)]
     await asyncio.sleep(0)
-    for each in given_up[1:]:
+    for each in is_reserve_released[1:]:
         each.cancel()
     last = asyncio.create_task(costly.begin("a"))
     await asyncio.wait([last])
