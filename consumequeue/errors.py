@@ -170,17 +170,14 @@ class TopicFull(StoreError):
 
 
 @dataclass(eq=False, repr=False)
-class _OffsetOutside(StoreError):
+class OffsetTrimmed(StoreError):
+    """The offset is below the queue's first kept message."""
+
     topic: str
     queue: int
     offset: int
     min_offset: int
     max_offset: int
-
-
-@dataclass(eq=False, repr=False)
-class OffsetTrimmed(_OffsetOutside):
-    """The offset is below the queue's first kept message."""
 
     def __str__(self) -> str:
         return (
@@ -190,8 +187,14 @@ class OffsetTrimmed(_OffsetOutside):
 
 
 @dataclass(eq=False, repr=False)
-class OffsetBeyondEnd(_OffsetOutside):
+class OffsetBeyondEnd(StoreError):
     """The offset is after the next offset to be written."""
+
+    topic: str
+    queue: int
+    offset: int
+    min_offset: int
+    max_offset: int
 
     def __str__(self) -> str:
         return (
