@@ -14,11 +14,27 @@ import msgspec
 from aiohttp import web
 
 from holdfast.client.async_client import AsyncClient
+from holdfast.client.consume.delivery import DeliveredMessage
 from holdfast.commitlog.format.message_id import format_message_id
 from tests.support.scripted_server import drop, problem, scripted_server
 
 GROUP = "billing"
 Place = tuple[str, int, int]
+
+
+def delivered_message(offset: int = 5, key: str | None = "a", **fields: Any) -> DeliveredMessage:
+    """Return a message as a group delivers it; other fields have defaults."""
+    defaults: dict[str, Any] = {
+        "topic": "t",
+        "queue": 0,
+        "message_id": format_message_id(1, fields.get("queue", 0), offset),
+        "body": b"",
+        "tag": None,
+        "properties": {},
+        "born_timestamp_ms": 1,
+        "store_timestamp_ms": 2,
+    }
+    return DeliveredMessage(offset=offset, key=key, **{**defaults, **fields})
 
 
 @dataclass

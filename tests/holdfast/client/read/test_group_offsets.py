@@ -14,13 +14,14 @@ from holdfast.client.errors import (
     OffsetTrimmed,
 )
 from holdfast.client.read.group_offsets import GroupOffsets, OffsetProgress
-from holdfast.client.read.message import LoneMessage, Message, MessageList
+from holdfast.client.read.message import Message, MessageList
 from holdfast.client.read.sources import Range
 from holdfast.client.transport.async_transport import AsyncTransport
 from holdfast.client.transport.requests import Transport
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.client.transport.target import Target
 from holdfast.testing import RunningBroker
+from tests.support.fake_group import delivered_message
 from tests.support.scripted_server import drop, problem, scripted_server
 
 GROUP = "billing"
@@ -208,18 +209,7 @@ async def test_a_stored_offset_that_was_trimmed_raises() -> None:
 
 
 def message(queue: int, offset: int) -> Message:
-    return LoneMessage(
-        topic="orders",
-        queue=queue,
-        offset=offset,
-        message_id=f"{1:08X}{queue:08X}{offset:016X}",
-        body=b"",
-        key=None,
-        tag=None,
-        properties={},
-        born_timestamp_ms=0,
-        store_timestamp_ms=0,
-    ).as_message()
+    return delivered_message(offset, queue=queue).as_message()
 
 
 def test_progress_follows_the_returned_messages() -> None:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from holdfast.client.consume.delivery import DeliveredMessage
 from holdfast.client.read.message import (
-    LoneMessage,
     Message,
     MessageBatch,
     MessageRun,
@@ -20,8 +19,8 @@ from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.commitlog.format.batch_run import BatchRun
-from holdfast.commitlog.format.message_id import format_message_id
 from tests.support.batches import Columns, columns, stamped
+from tests.support.fake_group import delivered_message
 
 
 def stored(base_offset: int = 10, **columns: object) -> Batch:
@@ -106,22 +105,11 @@ def test_a_pickled_message_contains_no_other_message() -> None:
 
 
 def test_a_long_body_is_shortened_when_shown() -> None:
-    lone = LoneMessage(
-        topic="orders",
-        queue=0,
-        offset=3,
-        message_id="00000001000000000000000000000003",
-        body=b"x" * 1000,
-        key="k",
-        tag=None,
-        properties={},
-        born_timestamp_ms=1,
-        store_timestamp_ms=2,
-    )
-    shown = repr(lone.as_message())
+    message = delivered_message(3, "k", topic="orders", body=b"x" * 1000).as_message()
+    shown = repr(message)
     assert len(shown) < 200
     assert shown.startswith("Message(topic='orders', queue=0, offset=3, key='k', tag=None")
-    assert isinstance(lone.as_message(), Message)
+    assert isinstance(message, Message)
 
 
 @pytest.mark.parametrize(
@@ -166,21 +154,9 @@ def test_a_body_is_read_as_text_and_as_json() -> None:
 
 
 def delivered(body: bytes) -> DeliveredMessage:
-    return DeliveredMessage(
-        topic="t",
-        queue=2,
-        offset=5,
-        message_id=format_message_id(1, 2, 5),
-        body=body,
-        key="k",
-        tag=None,
-        properties={"p": "q"},
-        born_timestamp_ms=6,
-        store_timestamp_ms=7,
-        receipt="r",
-        attempt=3,
-        redelivered=True,
-    )
+    fields = {"born_timestamp_ms": 6, "store_timestamp_ms": 7, "properties": {"p": "q"}}
+    receipt: dict[str, Any] = {"receipt": "r", "attempt": 3, "redelivered": True}
+    return delivered_message(5, "k", queue=2, body=body, **fields, **receipt)
 
 
 # -- runs of small batches ------------------------------------------------------------

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,13 @@ from holdfast.client.errors import (
     Unauthenticated,
     UnknownTopic,
 )
+from holdfast.client.transport import blocking_transport
 from holdfast.client.transport.async_transport import AsyncTransport
-from holdfast.client.transport.blocking_transport import BlockingTransport, run_blocking
+from holdfast.client.transport.blocking_transport import (
+    BlockingTransport,
+    StartedRequest,
+    run_blocking,
+)
 from holdfast.client.transport.requests import Reply, Transport, check_name
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.client.transport.target import Target
@@ -285,6 +291,61 @@ async def test_a_chunked_reply_is_read(kind: type[Transport]) -> None:
 
     async with serving(kind, answer) as (_, send):
         assert bytes((await send("GET")).body) == b"chunk" * 3
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_ending_a_child_ends_only_the_childs_request_in_another_thread(whole: bool) -> None:
+    asked = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if len(server.requests) == 1:
+            asked.set()
+            await asyncio.Event().wait()
+        return await ok(request)
+
+    async with serving(BlockingTransport, answer) as (server, send):
+        transport = send.transport
+        assert isinstance(transport, BlockingTransport)
+        child = transport.child()
+        request = child.request("GET", "/", wait_s=60)
+        waiting = asyncio.create_task(asyncio.to_thread(run_blocking, request))
+        await asked.wait()
+        (transport if whole else child).abort()
+        with pytest.raises(ClientClosed):
+            await waiting
+        if not whole:
+            await send("GET")
+
+
+async def test_a_request_whose_reply_was_left_unread_until_its_connection_ended_is_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The broker closes the connection of a reader that does something else for minutes."""
+    clock_s = 1000.0
+    monkeypatch.setattr(blocking_transport, "time", SimpleNamespace(monotonic=lambda: clock_s))
+    dropped = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if len(server.requests) != 2:
+            return await ok(request)
+        response = web.StreamResponse(headers={"Content-Length": "100"})
+        await response.prepare(request)
+        await response.write(b"only this")
+        drop(request)
+        dropped.set()
+        return response
+
+    async with serving(BlockingTransport, answer) as (server, send):
+        transport = send.transport
+        await send("GET")
+        before_s = transport.now_s()
+        started = StartedRequest(transport.request("GET", "/", retry=NO_RETRY))
+        await dropped.wait()
+        clock_s += 300.0
+        reply = await asyncio.to_thread(started.result)
+        assert reply.json(dict) == {"authorization": f"Bearer {TOKEN}"}
+        assert transport.now_s() == before_s
+        run_blocking(transport.close())
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ä", "a\n", "x" * 128, "%2f"])
