@@ -26,7 +26,6 @@ from holdfast.http_api.access.audit import record_denial
 from holdfast.http_api.access.authorization import Denied
 from holdfast.http_api.endpoints.held_read import (
     WIDE_QUEUES,
-    PullBounds,
     QueueRead,
     WaitBudget,
     read_queues,
@@ -141,15 +140,7 @@ class _Stream:
 
     async def _read(self) -> None:
         """Read all queues."""
-        params: PullBounds = self._call.params
-        reads = await read_queues(
-            self._call.context,
-            self._topic,
-            self._offsets,
-            params,
-            self._filter,
-            EVENTS,
-        )
+        reads = await read_queues(self._call, self._topic, self._offsets, self._filter)
         self._reads.extend(reads)
         self._kept_bytes = sum(map(self._memory_of, reads))
 
@@ -224,12 +215,10 @@ class _Stream:
 
     async def _hold(self, until_s: float) -> None:
         """Wait for a message, or until a heartbeat is due."""
-        call, topic = self._call, self._topic
-        waits = {(topic.topic_id, queue): offset for queue, offset in self._offsets.items()}
         now = monotonic()
         waiting = WaitBudget(max(round((until_s - now) * 1000), 1), now)
-        scanned = await waiting.hold(call.context, topic, waits, call.client, self._filter)
-        self._offsets.update((queue, offset) for (_, queue), offset in scanned.items())
+        scanned = await waiting.hold(self._call, self._topic, self._offsets, self._filter)
+        self._offsets.update(scanned)
 
     def _charge_rate_limit(self, size: int) -> float:
         """Count `size` sent bytes. Return how many seconds the client is above its rate limit."""

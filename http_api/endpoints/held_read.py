@@ -17,14 +17,13 @@ from holdfast.consumequeue.errors import UnknownTopic
 from holdfast.consumequeue.lost_ranges import LostRanges, with_lost
 from holdfast.consumequeue.reading.fetched import MAX_SKIPPED_RANGES, Fetched, MessageFilter
 from holdfast.consumequeue.thread_calls import call_in_thread
-from holdfast.consumequeue.topics import QueueKey, Topic
+from holdfast.consumequeue.topics import Topic
 from holdfast.holdservice.filters import parse_filter
 from holdfast.holdservice.pull_request_hold_service import Outcome
 from holdfast.http_api.endpoints.rendering import YIELD_EVERY_MESSAGES
 from holdfast.http_api.limits.reply_slots import LargeReplySlot
 from holdfast.http_api.routing.call import Call
 from holdfast.http_api.routing.codecs import BATCH
-from holdfast.http_api.routing.context import ApiContext
 from holdfast.http_api.routing.params import flag, text, whole
 from holdfast.http_api.schemas.messages import SkippedRange
 from holdfast.http_api.wire.problems import Problem, problem_for
@@ -108,79 +107,57 @@ async def held_read(
 
     If no queue has a message to deliver, hold the request for at most `wait_ms`.
     """
-    context, params = call.context, call.params
-    budget = WaitBudget(params.wait_ms, call.received_at)
+    budget = WaitBudget(call.params.wait_ms, call.received_at)
     skipped: dict[int, LostRanges] = {}
-
-    async def make_reply(reads: list[QueueRead]) -> Reply | None:
-        if skipped:
-            reads = [
-                read._replace(fetched=read.fetched._replace(skipped=skipped.get(read.queue, ())))
-                for read in reads
-            ]
-        reply = await deliver(call, topic, reads, budget.held_s, slot.is_held)
-        if reply is not None:
-            budget.note_wake(context, reads)
-        return reply
-
     while True:
         await slot.acquire()
-        reads = await read_queues(context, topic, offsets, params, message_filter, call.media)
-        has_found = False
-        for read in reads:
-            has_found = has_found or read.problem is not None or bool(read.fetched.pieces)
-            for lost in read.fetched.skipped:
-                skipped[read.queue] = with_lost(skipped.get(read.queue, ()), lost)
-        has_found = has_found or sum(map(len, skipped.values())) >= MAX_SKIPPED_RANGES
-        if has_found or budget.is_over():
-            reply = await make_reply(reads)
+        reads = await read_queues(call, topic, offsets, message_filter)
+        _add_skipped(reads, skipped)
+        if _has_result(reads) or _has_most_ranges(skipped) or budget.is_over():
+            reads = _with_skipped(reads, skipped)
+            reply = await deliver(call, topic, reads, budget.held_s, slot.is_held)
             if reply is not None:
+                budget.note_wake(call, reads)
                 return reply
             # Free the messages while this request waits for a slot. They are read again then.
-            del read, reads
-            await slot.acquire_from(context.large_replies)
+            del reads
+            await slot.acquire_from(call.context.large_replies)
             continue
         offsets = {read.queue: read.fetched.next_offset for read in reads}
-        if any(read.fetched.next_offset < read.fetched.max_offset for read in reads):
+        is_partial = any(read.fetched.next_offset < read.fetched.max_offset for read in reads)
+        del reads
+        if is_partial:
             # The filter has scanned only a part of a long queue. Let other requests run before
             # the next part.
-            await (context.wide_polls.begin(call.client) if is_wide else asyncio.sleep(0))
+            await (call.context.wide_polls.begin(call.client) if is_wide else asyncio.sleep(0))
             continue
-        waits = {(topic.topic_id, queue): offset for queue, offset in offsets.items()}
-        del read, reads
         slot.release()
-        scanned = await budget.hold(context, topic, waits, call.client, message_filter)
+        offsets = await budget.hold(call, topic, offsets, message_filter)
         if is_wide:
-            await context.wide_polls.begin(call.client)
-        offsets = {queue: offset for (_, queue), offset in scanned.items()}
+            await call.context.wide_polls.begin(call.client)
         if budget.is_over():
-            reply = await make_reply(
-                [
-                    QueueRead(queue, _read_nothing(context, topic, queue, offset))
-                    for queue, offset in offsets.items()
-                ]
-            )
+            nothing = _with_skipped(_read_nothing(call, topic, offsets), skipped)
+            reply = await deliver(call, topic, nothing, budget.held_s, slot.is_held)
             assert reply is not None
             return reply
 
 
 async def read_queues(
-    context: ApiContext,
+    call: Call[Any],
     topic: Topic,
     offsets: Mapping[int, int],
-    params: PullBounds,
     message_filter: MessageFilter | None,
-    media: str,
 ) -> list[QueueRead]:
     """Read several queues of a topic. If a queue cannot be read, its result has a problem."""
-    found = await context.store.reading.read_many(
+    params: PullBounds = call.params
+    found = await call.context.store.reading.read_many(
         topic,
         offsets,
         max_messages=params.max_messages,
         max_bytes=params.max_bytes,
         filter=message_filter,
         skip_corrupt=params.skip_corrupt,
-        whole_batches=media == BATCH,
+        whole_batches=call.media == BATCH,
     )
     reads = []
     for queue, offset in offsets.items():
@@ -193,6 +170,31 @@ async def read_queues(
     return reads
 
 
+def _has_result(reads: Sequence[QueueRead]) -> bool:
+    return any(read.fetched.pieces or read.problem is not None for read in reads)
+
+
+def _add_skipped(reads: Sequence[QueueRead], skipped: dict[int, LostRanges]) -> None:
+    for read in reads:
+        for lost in read.fetched.skipped:
+            skipped[read.queue] = with_lost(skipped.get(read.queue, ()), lost)
+
+
+def _has_most_ranges(skipped: Mapping[int, LostRanges]) -> bool:
+    """Return whether a reply must be sent, because it can list no more skipped ranges."""
+    return sum(map(len, skipped.values())) >= MAX_SKIPPED_RANGES
+
+
+def _with_skipped(reads: list[QueueRead], skipped: Mapping[int, LostRanges]) -> list[QueueRead]:
+    """Return the reads with all ranges that this request has skipped, also in earlier reads."""
+    if not skipped:
+        return reads
+    return [
+        read._replace(fetched=read.fetched._replace(skipped=skipped.get(read.queue, ())))
+        for read in reads
+    ]
+
+
 def skipped_of(reads: Sequence[QueueRead]) -> list[SkippedRange]:
     """Return the offset ranges that these reads skipped."""
     return [
@@ -202,10 +204,14 @@ def skipped_of(reads: Sequence[QueueRead]) -> list[SkippedRange]:
     ]
 
 
-def _read_nothing(context: ApiContext, topic: Topic, queue: int, offset: int) -> Fetched:
-    """Return a result without messages, for a queue that was scanned up to `offset`."""
-    state = context.store.reading.queue_state(topic, queue)
-    return Fetched((), offset, state.min_offset, state.max_offset, 0)
+def _read_nothing(call: Call[Any], topic: Topic, offsets: Mapping[int, int]) -> list[QueueRead]:
+    """Return results without messages, for queues that were scanned up to these offsets."""
+    reads = []
+    for queue, offset in offsets.items():
+        state = call.context.store.reading.queue_state(topic, queue)
+        nothing = Fetched((), offset, state.min_offset, state.max_offset, 0)
+        reads.append(QueueRead(queue, nothing))
+    return reads
 
 
 async def filter_of(call: Call[Any]) -> MessageFilter | None:
@@ -247,21 +253,24 @@ class WaitBudget:
 
     async def hold(
         self,
-        context: ApiContext,
+        call: Call[Any],
         topic: Topic,
-        waits: Mapping[QueueKey, int],
-        client: str,
+        offsets: Mapping[int, int],
         message_filter: MessageFilter | None,
-    ) -> dict[QueueKey, int]:
-        """Wait until a message arrives in one of the queues, or until the deadline.
+    ) -> dict[int, int]:
+        """Wait until a message arrives in one of these queues (queue -> offset), or until the
+        deadline.
 
-        `waits` has the offset of each queue. Return the offset up to which each queue was scanned.
-        After the deadline, `is_over` returns True. Raises Problem (draining) if the broker stops,
-        UnknownTopic if the topic is deleted, or HoldLimitExceeded.
+        Return the offset up to which each queue was scanned. After the deadline, `is_over` returns
+        True. Raises Problem (draining) if the broker stops, UnknownTopic if the topic is deleted,
+        or HoldLimitExceeded.
         """
         started = monotonic()
-        woken = await context.hold.hold(
-            waits, wait_s=self._deadline - started, client=client, filter=message_filter
+        woken = await call.context.hold.hold(
+            {(topic.topic_id, queue): offset for queue, offset in offsets.items()},
+            wait_s=self._deadline - started,
+            client=call.client,
+            filter=message_filter,
         )
         self.held_s += monotonic() - started
         if woken.outcome is Outcome.DRAINING:
@@ -272,13 +281,13 @@ class WaitBudget:
         if woken.outcome is Outcome.DELETED:
             raise UnknownTopic(topic.name)
         self._is_over = woken.outcome is Outcome.EXPIRED
-        return woken.scanned
+        return {queue: offset for (_, queue), offset in woken.scanned.items()}
 
-    def note_wake(self, context: ApiContext, reads: Sequence[QueueRead]) -> None:
+    def note_wake(self, call: Call[Any], reads: Sequence[QueueRead]) -> None:
         """If the pull was held, record the age of its first message in the metric wake_seconds."""
         if not self.held_s:
             return
         pieces = next((read.fetched.pieces for read in reads if read.fetched.pieces), None)
         if pieces:
             age_s = time() - pieces[0].store_timestamp_us / 1e6
-            context.http.metrics.wake_seconds.observe(max(age_s, 0.0))
+            call.context.http.metrics.wake_seconds.observe(max(age_s, 0.0))

@@ -7,7 +7,7 @@ topic has priority levels, the queue is one of the queues of the message's level
 """
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -204,7 +204,7 @@ async def _store(
         _check_queue_count(indexes, context)
         # Pass rows, not batches, because the appender combines all rows that wait for a queue into
         # one batch.
-        parts = _make_rows_by_queue(messages, indexes, producer)
+        parts = list(_make_rows_by_queue(messages, indexes, producer))
         published = await _publish(call, topic, parts)
         return _make_reply(_make_results(topic, published, indexes), published)
 
@@ -404,25 +404,20 @@ def _group_by_queue(
 
 def _make_rows_by_queue(
     messages: Sequence[MessageToStore], indexes: Mapping[int, list[int]], producer: Producer | None
-) -> list[Rows]:
+) -> Iterator[Rows]:
+    """Yield the rows of each queue."""
     now_us = time_ns() // 1000
-    return [
-        make_rows([messages[index] for index in of_queue], queue, now_us, producer)
-        for queue, of_queue in indexes.items()
-    ]
+    for queue, of_queue in indexes.items():
+        yield make_rows([messages[index] for index in of_queue], queue, now_us, producer)
 
 
 def _make_batches_by_queue(
     messages: Sequence[MessageToStore], indexes: Mapping[int, list[int]], producer: Producer | None
 ) -> list[Batch]:
     """Return a batch for each queue."""
-    now_us = time_ns() // 1000
     # The rows of each queue are made and freed one after another: rows and their batch together
     # take twice the memory.
-    return [
-        as_batch(make_rows([messages[index] for index in of_queue], queue, now_us, producer))
-        for queue, of_queue in indexes.items()
-    ]
+    return [as_batch(rows) for rows in _make_rows_by_queue(messages, indexes, producer)]
 
 
 def make_rows(

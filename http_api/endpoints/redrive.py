@@ -4,7 +4,7 @@ from functools import partial
 
 from holdfast.consumequeue.topics import check_name
 from holdfast.groups.errors import NoDeadLetters
-from holdfast.groups.service_types import MayPublish, RedriveOptions
+from holdfast.groups.service_types import MayPublish, RedriveOptions, RedriveResult
 from holdfast.http_api.access.grants import ANONYMOUS, GROUP_VERBS
 from holdfast.http_api.endpoints.group_access import (
     check_named,
@@ -57,18 +57,7 @@ async def redrive(call: Call[NoParams]) -> Reply:
     )
     done = await context.run_shielded(context.groups.redrive(group, ask))
     if done.failure is not None:
-        problem = problem_for(done.failure)
-        problem.detail = (
-            f"the dead letter {done.failed_id} cannot be put back; {done.total} before it were: "
-            f"{problem.detail}"
-        )
-        problem.members |= {
-            "message_id": done.failed_id,
-            "dead_letter_topic": dead,
-            "redriven": done.total,
-            "topics": done.topics,
-        }
-        raise problem
+        raise _failure_of(done, done.failure, dead)
     reply = RedriveReply(group, dead, asked.dry_run, done.total, done.topics, done.stuck, done.more)
     answer = call.reply(reply)
     answer.note = {
@@ -78,6 +67,22 @@ async def redrive(call: Call[NoParams]) -> Reply:
         "stuck": done.stuck,
     }
     return answer
+
+
+def _failure_of(done: RedriveResult, failure: Exception, dead_letter_topic: str) -> Problem:
+    """Return the problem of a redrive that ended at a letter which could not be stored."""
+    problem = problem_for(failure)
+    problem.detail = (
+        f"the dead letter {done.failed_id} cannot be put back; {done.total} before it were: "
+        f"{problem.detail}"
+    )
+    problem.members |= {
+        "message_id": done.failed_id,
+        "dead_letter_topic": dead_letter_topic,
+        "redriven": done.total,
+        "topics": done.topics,
+    }
+    return problem
 
 
 def _may_publish(call: Call[NoParams], group: str) -> MayPublish | None:

@@ -13,7 +13,6 @@ from holdfast.consumequeue.topics import QueueState, Topic
 from holdfast.http_api.access.grants import GROUP_VERBS, TOPIC_VERBS
 from holdfast.http_api.endpoints.read_leases import describe_read_leases
 from holdfast.http_api.routing.call import Call, NoParams
-from holdfast.http_api.routing.context import ApiContext
 from holdfast.http_api.routing.params import text, whole
 from holdfast.http_api.schemas.messages import (
     DeletedReply,
@@ -55,12 +54,7 @@ async def put_topic(call: Call[NoParams]) -> Reply:
     name = call.name_of_topic()
     settings = await call.body(TopicSettings)
     topic, is_new = await call.context.run_shielded(
-        call.context.store.topics.create(
-            name,
-            queues=settings.queue_count(),
-            priority_levels=settings.level_count(),
-            fields=settings.fields(),
-        )
+        call.context.store.topics.create(name, **settings.as_arguments())
     )
     return await _reply(call, topic, status=201 if is_new else 200)
 
@@ -76,12 +70,7 @@ async def patch_topic(call: Call[NoParams]) -> Reply:
     settings = await call.body(TopicSettings)
     try:
         topic = await call.context.run_shielded(
-            call.context.store.topics.change(
-                name,
-                queues=settings.queue_count(),
-                priority_levels=settings.level_count(),
-                fields=settings.fields(),
-            )
+            call.context.store.topics.change(name, **settings.as_arguments())
         )
     except KeyedBacklog as error:
         may = call.principal.may
@@ -92,8 +81,7 @@ async def patch_topic(call: Call[NoParams]) -> Reply:
 
 async def get_topic(call: Call[NoParams]) -> Reply:
     """Describe a topic and its queues."""
-    topic = call.topic()
-    return await _reply(call, topic)
+    return await _reply(call, call.topic())
 
 
 async def list_topics(call: Call[PageParams]) -> Reply:
@@ -150,21 +138,18 @@ async def _reply(call: Call[Any], topic: Topic, status: int = 200) -> Reply:
     For a topic with many queues, wait in `wide_requests` first, because the states of the queues
     stay in memory over many event loop iterations.
     """
-    is_wide = topic.queue_count > ITEMS_A_TURN
-    async with call.context.wide_requests.place(call.client) if is_wide else nullcontext():
-        return call.reply(await _describe(call.context, topic), status=status)
-
-
-async def _describe(context: ApiContext, topic: Topic) -> TopicReply:
-    return TopicReply(
-        topic.name,
-        topic.topic_id,
-        topic.queue_count,
-        topic.created_timestamp_ms,
-        [_queue(state) for state in await states_of(context.store, topic)],
-        _config(topic),
-        describe_read_leases(context, topic),
-    )
+    context, is_wide = call.context, topic.queue_count > ITEMS_A_TURN
+    async with context.wide_requests.place(call.client) if is_wide else nullcontext():
+        reply = TopicReply(
+            topic.name,
+            topic.topic_id,
+            topic.queue_count,
+            topic.created_timestamp_ms,
+            [_queue(state) for state in await states_of(context.store, topic)],
+            _config(topic),
+            describe_read_leases(context, topic),
+        )
+        return call.reply(reply, status=status)
 
 
 async def states_of(store: MessageStore, topic: Topic) -> list[QueueState]:

@@ -280,19 +280,13 @@ class TopicSettings(Request):
     max_message_bytes: Annotated[int, Meta(ge=1, le=2**31 - 1)] | UnsetType = UNSET
     max_bytes: Annotated[int, Meta(ge=0, le=MAX_OFFSET)] | UnsetType | None = UNSET
 
-    def queue_count(self) -> int | None:
-        """Return the number of queues; None if it was not given."""
-        return None if self.queues is UNSET else self.queues
-
-    def level_count(self) -> int | None:
-        """Return the number of priority levels; None if it was not given."""
-        return None if self.priority_levels is UNSET else self.priority_levels
-
-    def fields(self) -> dict[str, object]:
-        """Return the given settings, except the numbers of queues and levels."""
-        given = msgspec.structs.asdict(self)
-        del given["queues"], given["priority_levels"]
-        return {name: value for name, value in given.items() if value is not UNSET}
+    def as_arguments(self) -> dict[str, Any]:
+        """Return the given settings as arguments of TopicChanges.create and .change."""
+        given = {
+            k: value for k, value in msgspec.structs.asdict(self).items() if value is not UNSET
+        }
+        queues, levels = given.pop("queues", None), given.pop("priority_levels", None)
+        return {"queues": queues, "priority_levels": levels, "fields": given}
 
 
 class TopicConfigReply(Struct):
