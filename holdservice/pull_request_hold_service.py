@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import attrgetter
 from time import monotonic
@@ -69,24 +69,24 @@ class HoldResult(NamedTuple):
     scanned: dict[QueueKey, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HoldStats:
     """The number of pulls that are held now, and counts since the start. `held`, `held_max`,
     `refused_total` and `scan_rescues` include the requests of other kinds that wait within the same
     limits (`PullRequestHoldService.occupied_slot`). The last scan blocked the loop for
     `last_scan_s`."""
 
-    held: int
-    held_max: int
-    held_queues: int
-    woken_total: int
-    expired_total: int
-    cancelled_total: int
-    refused_total: int
-    filtered_total: int
-    scans_total: int
-    scan_rescues: int
-    last_scan_s: float
+    held: int = 0
+    held_max: int = 0
+    held_queues: int = 0
+    woken_total: int = 0
+    expired_total: int = 0
+    cancelled_total: int = 0
+    refused_total: int = 0
+    filtered_total: int = 0
+    scans_total: int = 0
+    scan_rescues: int = 0
+    last_scan_s: float = 0.0
 
 
 class PullRequestHoldService:
@@ -118,12 +118,7 @@ class PullRequestHoldService:
         self._timer_deadline = 0.0
         self._next_slice: asyncio.Handle | None = None
         self._answered = dict.fromkeys(Outcome, 0)
-        self._held_max = 0
-        self._cancelled_total = 0
-        self._refused_total = 0
-        self._scans_total = 0
-        self._scan_rescues = 0
-        self._last_scan_s = 0.0
+        self._stats = HoldStats()
 
     async def start(self, scan_others: Callable[[], int] = lambda: 0) -> None:
         """Start the periodic scan. May be called twice, and again after `stop`.
@@ -172,7 +167,7 @@ class PullRequestHoldService:
                 waits, deadline=monotonic() + wait_s, client=client, ticket=future, filter=filter
             )
         except HoldLimitExceeded:
-            self._refused_total += 1
+            self._stats.refused_total += 1
             raise
         try:
             self._note_held()
@@ -188,7 +183,7 @@ class PullRequestHoldService:
             return await future
         except BaseException:
             if self._table.cancel(pull):
-                self._cancelled_total += 1
+                self._stats.cancelled_total += 1
             raise
 
     def limit_wait(self, wait_s: float) -> float:
@@ -203,7 +198,7 @@ class PullRequestHoldService:
         try:
             self._table.enter(client)
         except HoldLimitExceeded:
-            self._refused_total += 1
+            self._stats.refused_total += 1
             raise
         self._note_held()
         try:
@@ -226,22 +221,18 @@ class PullRequestHoldService:
 
     def stats(self) -> HoldStats:
         """Return the counts for metrics."""
-        return HoldStats(
+        return replace(
+            self._stats,
             held=len(self._table) + self._table.other_count,
-            held_max=self._held_max,
             held_queues=self._table.queue_count,
             woken_total=self._answered[Outcome.ARRIVED],
             expired_total=self._answered[Outcome.EXPIRED],
-            cancelled_total=self._cancelled_total,
-            refused_total=self._refused_total,
             filtered_total=self._table.filtered_total,
-            scans_total=self._scans_total,
-            scan_rescues=self._scan_rescues,
-            last_scan_s=self._last_scan_s,
         )
 
     def _note_held(self) -> None:
-        self._held_max = max(self._held_max, len(self._table) + self._table.other_count)
+        held = len(self._table) + self._table.other_count
+        self._stats.held_max = max(self._stats.held_max, held)
 
     # -- waking ----------------------------------------------------------------------------
 
@@ -340,7 +331,7 @@ class PullRequestHoldService:
         rescued = self._scan_others()
         busy_s = monotonic() - started
         if rescued:
-            self._scan_rescues += rescued
+            self._stats.scan_rescues += rescued
             log.warning("%d requests of groups waited without a wake-up", rescued)
         missed = await self._scan_queues(busy_s)
         if missed and self._config.long_polling:
@@ -351,7 +342,7 @@ class PullRequestHoldService:
                 if self._table.is_behind(key, max_offset)
             }
             if missed:
-                self._scan_rescues += len(missed)
+                self._stats.scan_rescues += len(missed)
                 log.warning("%d queues had messages without a wake-up: %s", len(missed), missed)
         if missed:
             self._record_arrivals(missed)
@@ -370,8 +361,8 @@ class PullRequestHoldService:
                     missed[key] = max_offset
             busy_s += monotonic() - started
             await asyncio.sleep(0)
-        self._last_scan_s = busy_s
-        self._scans_total += 1
+        self._stats.last_scan_s = busy_s
+        self._stats.scans_total += 1
         self._observe_scan(busy_s)
         if busy_s > SLOW_SCAN_S:
             log.warning("a scan of %d held queues took %.1f s of the event loop", len(keys), busy_s)

@@ -42,7 +42,6 @@ from holdfast.http_api.schemas.messages import (
     SearchReply,
     SegmentReply,
     SkippedRange,
-    SplitReply,
     SplitsReply,
 )
 from holdfast.http_api.wire.problems import Problem
@@ -254,20 +253,8 @@ async def _reply_with_plan(
         min_splits=params.min_splits,
         max_splits=context.config.max_splits,
     )
-    encoded = []
-    async for part in in_slices(splits):
-        replies = [
-            SplitReply(
-                each.queue,
-                each.start_offset,
-                each.end_offset,
-                each.bytes,
-                each.physical_offset,
-                each.end_physical_offset,
-            )
-            for each in part
-        ]
-        encoded.append(encode_elements(call.media, replies))
+    # A Split has the fields of a SplitReply, so it is encoded directly.
+    encoded = [encode_elements(call.media, part) async for part in in_slices(splits)]
     segments = [
         SegmentReply(each.start_offset, each.size, each.created_timestamp_us)
         for each in await context.store.lookups.segments(splits)
