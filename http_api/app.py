@@ -122,11 +122,9 @@ class App:
                 if act is not None:
                     act.record_reply(reply)
         except Exception as error:
-            problem = problem_for(error)
-            _clear_tracebacks(error)
+            problem = self._problem_of(error, request, act)
             if isinstance(problem, Denied):
                 who = problem.principal
-            self._record_problem(request, problem, act)
             reply = problem_reply(problem)
         except asyncio.CancelledError:
             if act is not None:
@@ -193,11 +191,15 @@ class App:
             return OpenCall(http, request, values, params, media, principal)
         return Call(http, request, values, params, media, principal, context)
 
-    def _record_problem(
-        self, request: Request, problem: Problem, act: AuditedRequest | None
-    ) -> None:
-        """Record a problem in the audit log, if it belongs there, and in the debug log."""
-        audit = self.http.audit
+    def _problem_of(
+        self, error: Exception, request: Request, act: AuditedRequest | None
+    ) -> Problem:
+        """Return the problem for an error.
+
+        Record the problem in the audit log, if it belongs there, and in the debug log.
+        """
+        problem, audit = problem_for(error), self.http.audit
+        _clear_tracebacks(error)
         if audit is not None and isinstance(problem, Denied):
             record_denial(audit, request, problem)
         elif act is not None:
@@ -206,6 +208,7 @@ class App:
             what = f"{request.method} {redact_secrets(request.url.raw_path)}"
             why = redact_secrets(str(problem))
             _logger.debug("refused %s of %s: %s", what, request.peer.client, why)
+        return problem
 
     def _check_still_valid(self, principal: Principal, reply: Reply) -> None:
         """Raise Denied if the token was revoked or has expired while the request was held.

@@ -40,7 +40,7 @@ class Abortable(Protocol):
 
 
 class Closable(Abortable, Protocol):
-    """An open connection, as the registry sees it."""
+    """An open connection, as the registry and the request reader see it."""
 
     task: "asyncio.Task[None] | None"
     """The task that answers the current request."""
