@@ -80,11 +80,11 @@ def test_the_order_of_an_ordering_key_always_holds(
     ready: Dispatcher[Delivery] = Dispatcher(concurrency)
     waiting: dict[int, list[Delivery]] = defaultdict(list)
     in_progress: dict[int, Delivery] = {}
-    unit_of: dict[int, int] = {}
+    key_of: dict[int, int] = {}
     for number, (step, ordering_key) in enumerate(steps):
         if step == "add":
             each = Delivery(number)
-            unit_of[number] = ordering_key
+            key_of[number] = ordering_key
             waiting[ordering_key].append(each)
             ready.add(each, ordering_key)
         elif step == "take":

@@ -25,10 +25,10 @@ class Work:
         self.handled: dict[int | str, list[int]] = defaultdict(list)
 
     async def handle(self, delivery: Delivery) -> None:
-        unit = delivery.queue if delivery.key is None else delivery.key
-        if unit in self.stuck:
+        ordering_key = delivery.queue if delivery.key is None else delivery.key
+        if ordering_key in self.stuck:
             await self.free.wait()
-        self.handled[unit].append(delivery.offset)
+        self.handled[ordering_key].append(delivery.offset)
 
     @asynccontextmanager
     async def of(self, consumer: AsyncConsumer) -> AsyncIterator[None]:
@@ -43,13 +43,17 @@ class Work:
 
     def count(self) -> int:
         """Return the number of handled messages of the other queues and keys."""
-        return sum(len(offsets) for unit, offsets in self.handled.items() if unit not in self.stuck)
+        return sum(
+            len(offsets)
+            for ordering_key, offsets in self.handled.items()
+            if ordering_key not in self.stuck
+        )
 
 
-def held(group: FakeGroup, *units: int | str) -> int:
+def held(group: FakeGroup, *keys: int | str) -> int:
     """Return the number of leased messages of these queues and keys."""
     return sum(
-        place[1] in units or group.bodies[place][1] in units for place in group.leased.values()
+        place[1] in keys or group.bodies[place][1] in keys for place in group.leased.values()
     )
 
 

@@ -1,6 +1,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -44,17 +45,19 @@ async def offsets_of(client: AsyncClient, topic: str) -> dict[int, int]:
     return (await client.stored_offsets(GROUP, topic)).offsets
 
 
+async def consume_all(client: AsyncClient, topic: str, **options: Any) -> list[tuple[int, int]]:
+    """Return the queues and offsets of all messages from the stored offsets on."""
+    async with client.consume_by_offsets(topic, GROUP, follow=False, **options) as consumer:
+        return [(message.queue, message.offset) async for message in consumer]
+
+
 async def test_a_group_continues_at_its_stored_offsets(client: AsyncClient, topic: str) -> None:
     # L2
     await publish(client, topic, 20, queues=2)
-    async with client.consume_by_offsets(topic, GROUP, follow=False) as consumer:
-        first = [message async for message in consumer]
-    assert len(first) == 20
+    assert len(await consume_all(client, topic)) == 20
     assert await offsets_of(client, topic) == {0: 10, 1: 10}
     await publish(client, topic, 4, queues=2)
-    async with client.consume_by_offsets(topic, GROUP, follow=False) as consumer:
-        again = [message async for message in consumer]
-    assert [(m.queue, m.offset) for m in again] == [(0, 10), (0, 11), (1, 10), (1, 11)]
+    assert await consume_all(client, topic) == [(0, 10), (0, 11), (1, 10), (1, 11)]
 
 
 async def test_the_current_message_is_redelivered_unless_it_was_committed(
@@ -62,58 +65,41 @@ async def test_the_current_message_is_redelivered_unless_it_was_committed(
 ) -> None:
     # L2
     await publish(client, topic, 10)
-    for commits, offset in ((False, 3), (True, 7)):
+    for last, commits, offset in ((3, False, 3), (6, True, 7)):
         async with client.consume_by_offsets(topic, GROUP, commit_interval_ms=10**9) as consumer:
-            count = 0
-            async for _ in consumer:
-                count += 1
-                if count == 4:
+            async for message in consumer:
+                if message.offset == last:
                     if commits:
                         await consumer.commit()
                     break
         assert await offsets_of(client, topic) == {0: offset}
 
 
-async def test_offsets_are_stored_while_messages_are_processed(
-    client: AsyncClient, topic: str
+@pytest.mark.parametrize("failure_count", [0, 1])
+async def test_offsets_are_stored_at_each_interval_also_after_a_bad_reply(
+    client: AsyncClient, topic: str, monkeypatch: pytest.MonkeyPatch, failure_count: int
 ) -> None:
-    await publish(client, topic, 3)
-    await read_until_one_is_stored(client, topic)
+    store, failures = GroupOffsets.store, [BadReply(client.url, "a gateway's page")] * failure_count
 
-
-async def test_offsets_are_stored_at_the_next_interval_after_a_bad_reply(
-    client: AsyncClient, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await publish(client, topic, 3)
-    store, failures = GroupOffsets.store, [BadReply(client.url, "a gateway's page")]
-
-    async def fail_once(
+    async def fail_first(
         offsets: GroupOffsets, transport: Transport, wanted: Mapping[int, int]
     ) -> None:
         if failures:
             raise failures.pop()
         await store(offsets, transport, wanted)
 
-    monkeypatch.setattr(GroupOffsets, "store", fail_once)
-    await read_until_one_is_stored(client, topic)
-    assert not failures
-
-
-async def read_until_one_is_stored(client: AsyncClient, topic: str) -> None:
-    """Read a second message, and wait until the offset after the first one is stored."""
+    monkeypatch.setattr(GroupOffsets, "store", fail_first)
+    await publish(client, topic, 3)
+    await client.store_offsets(GROUP, topic, {0: 0})
     async with (
         asyncio.timeout(20),
         client.consume_by_offsets(topic, GROUP, commit_interval_ms=1) as consumer,
     ):
         await anext(consumer)
         await anext(consumer)
-        while (await offsets_or_none(client, topic)) != {0: 1}:
+        while await offsets_of(client, topic) != {0: 1}:
             await asyncio.sleep(0.001)
-
-
-async def offsets_or_none(client: AsyncClient, topic: str) -> dict[int, int] | None:
-    groups = {group["group"] for group in await client.groups()}
-    return await offsets_of(client, topic) if GROUP in groups else None
+    assert not failures
 
 
 async def test_without_an_interval_each_offset_is_stored_before_the_next_message(
@@ -134,17 +120,14 @@ async def test_queues_without_a_stored_offset_begin_at_start(
 ) -> None:
     await publish(client, topic, 10, queues=2)
     await client.store_offsets(GROUP, topic, {1: 3})
-    async with client.consume_by_offsets(topic, GROUP, start="latest", follow=False) as consumer:
-        found = [(message.queue, message.offset) async for message in consumer]
-    assert found == [(1, 3), (1, 4)]
+    assert await consume_all(client, topic, start="latest") == [(1, 3), (1, 4)]
 
 
 async def test_messages_that_do_not_match_the_filter_count_as_processed(
     client: AsyncClient, topic: str
 ) -> None:
     await publish(client, topic, 10)
-    async with client.consume_by_offsets(topic, GROUP, tag="none", follow=False) as consumer:
-        assert [message async for message in consumer] == []
+    assert await consume_all(client, topic, tag="none") == []
     assert await offsets_of(client, topic) == {0: 10}
 
 
