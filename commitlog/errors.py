@@ -97,8 +97,7 @@ class BatchTooLarge(LogError):
 class LogClosed(LogError):
     """The log is closed or closing."""
 
-    def __str__(self) -> str:
-        return "the commit log is closed"
+    sentence = "the commit log is closed"
 
 
 @dataclass(eq=False, repr=False)

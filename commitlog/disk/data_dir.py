@@ -13,6 +13,8 @@ import errno
 import fcntl
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -199,6 +201,16 @@ def lock_data_dir(path: Path, flags: int, remedy: str) -> int:
             raise
         raise DataDirInUse(path, holder, remedy) from error
     return descriptor
+
+
+@contextmanager
+def hold_lock(path: Path, flags: int, remedy: str) -> Iterator[None]:
+    """Hold the lock of `lock_data_dir` inside the context."""
+    descriptor = lock_data_dir(path, flags, remedy)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def require_data_dir(path: Path) -> None:

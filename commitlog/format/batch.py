@@ -216,21 +216,19 @@ class Batch:
 
     def properties(self, row: int) -> dict[str, str]:
         """Return the properties of one message; an empty dict if it has none."""
-        return dict(self._property_items(row))
-
-    def _property_items(self, row: int) -> Iterator[tuple[str, str]]:
         listed, name_offsets, value_offsets = (
             self.property_list,
             self.name_offsets,
             self.value_offsets,
         )
         if listed is None or name_offsets is None or value_offsets is None:
-            return
-        for i in range(listed[row], listed[row + 1]):
-            yield (
-                str(self.names[name_offsets[i] : name_offsets[i + 1]], "utf-8"),
-                str(self.values[value_offsets[i] : value_offsets[i + 1]], "utf-8"),
+            return {}
+        return {
+            str(self.names[name_offsets[i] : name_offsets[i + 1]], "utf-8"): str(
+                self.values[value_offsets[i] : value_offsets[i + 1]], "utf-8"
             )
+            for i in range(listed[row], listed[row + 1])
+        }
 
     def born_timestamp_us(self, row: int) -> int:
         """Return when one message was created, according to its producer, in microseconds."""

@@ -5,6 +5,8 @@ Any thread may read a footer; only the segment thread seals segments.
 
 import logging
 from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
@@ -125,34 +127,14 @@ def _hashes_of_keys(batch: Batch) -> UInt32s:
     return batch.key_hashes[np.diff(batch.key_offsets) > 0]
 
 
-def _block_row(header: BatchHeader) -> tuple[int, ...]:
-    return (
-        header.topic_id,
-        header.queue_id,
-        header.base_offset,
-        header.physical_offset,
-        header.total_size,
-        header.message_count,
-        header.store_timestamp_us,
-        header.tag_summary,
-        header.body_bytes,
-        header.flags,
-    )
+#: The names of the header's fields that are in a row of a block table, in the order of the row.
+_ROW_FIELDS = ["total_size" if name == "size" else name for name in BLOCK_DTYPE.names or ()]
+#: Return one row of a block table for the header of a block.
+_block_row: Callable[[BatchHeader], tuple[int, ...]] = attrgetter(*_ROW_FIELDS)
 
 
 def block_header(row: np.void) -> BatchHeader:
     """Return a block's header from its row in a footer's block table. Fields that the table does
     not have are 0."""
-    return BatchHeader(
-        flags=int(row["flags"]),
-        total_size=int(row["size"]),
-        payload_crc=0,
-        message_count=int(row["message_count"]),
-        body_bytes=int(row["body_bytes"]),
-        physical_offset=int(row["physical_offset"]),
-        base_offset=int(row["base_offset"]),
-        topic_id=int(row["topic_id"]),
-        queue_id=int(row["queue_id"]),
-        store_timestamp_us=int(row["store_timestamp_us"]),
-        tag_summary=int(row["tag_summary"]),
-    )
+    values: dict[str, Any] = dict(zip(_ROW_FIELDS, map(int, row.item()), strict=True))
+    return BatchHeader(payload_crc=0, **values)

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from holdfast.commitlog.disk.disk import make_directory
 from holdfast.commitlog.disk.owned_files import create_file, open_file
@@ -40,33 +40,23 @@ class Readable(Protocol):
         """Return up to `size` bytes; fewer only at the end."""
 
 
-def chunks(file: Readable, size: int) -> Iterator[bytes]:
-    """Yield the first `size` bytes of a file. Raise OSError if the file is shorter."""
+def chunks(file: Readable, size: int, start: int = 0) -> Iterator[bytes]:
+    """Yield `size` bytes of a file, from the byte `start` on. Raise OSError if the file is
+    shorter."""
     at = 0
     while at < size:
-        chunk = file.read(min(_CHUNK, size - at), at)
+        chunk = file.read(min(_CHUNK, size - at), start + at)
         if not chunk:
             raise OSError(f"the file ends after {at} of {size} bytes")
         yield chunk
         at += len(chunk)
 
 
-def write_file(
-    path: Path,
-    data: Iterable[bytes],
-    *,
-    size: int | None = None,
-    allocate: bool = False,
-    progress: Progress = lambda count: None,
-) -> tuple[int, str]:
-    """Write a new file and sync it; return the number of bytes in `data` and their SHA-256.
-
-    Zeros become holes. `size` extends the file with zeros; with `allocate` the disk space for
-    `size` is allocated. An existing file is replaced. OSError propagates; the file then keeps the
-    bytes that were written.
-    """
+def write_file(path: Path, data: Iterable[bytes], **options: Any) -> tuple[int, str]:
+    """Create a file and its missing folders, replace an existing file, and do what `fill_file`
+    does."""
     make_directory(path.parent)
-    return fill_file(create_file(path), data, size=size, allocate=allocate, progress=progress)
+    return fill_file(create_file(path), data, **options)
 
 
 def fill_file(
@@ -77,7 +67,9 @@ def fill_file(
     allocate: bool = False,
     progress: Progress = lambda count: None,
 ) -> tuple[int, str]:
-    """Do what `write_file` does, into a new file that is open already. Close the descriptor."""
+    """Write a new, open file, sync and close it. Return the number of bytes in `data` and their
+    SHA-256. Zeros become holes. `size` extends the file with zeros; with `allocate` the disk space
+    for `size` is allocated. OSError propagates; the file then keeps the bytes that were written."""
     checksum = hashlib.sha256()
     try:
         if allocate and size is not None:

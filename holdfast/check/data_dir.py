@@ -3,8 +3,7 @@ the index against the log, the records of the state, and the tokens."""
 
 import bisect
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.backup.source import STATE_FAILURES, LiveState, log_snapshot
@@ -15,8 +14,8 @@ from holdfast.check.queue_cover import Evidence
 from holdfast.check.report import CheckReport, Offsets
 from holdfast.commitlog.disk.data_dir import (
     LAYOUT_VERSION,
+    hold_lock,
     is_readable,
-    lock_data_dir,
     read_version,
     require_data_dir,
 )
@@ -82,7 +81,10 @@ def check_data_dir(
     check = _Check(path, deep, progress, report)
     if live:
         return check.check_live()
-    with nullcontext() if is_locked else _hold_lock(path):
+    if is_locked or not (path / "lock").exists():  # without the file, no broker runs
+        return check.check_stopped(disk)
+    remedy = "stop that one, or add --live to check the log while it runs"
+    with hold_lock(path, os.O_RDONLY, remedy):
         return check.check_stopped(disk)
 
 
@@ -100,21 +102,6 @@ def _check_version(path: Path, report: CheckReport) -> None:
         "version",
         mend=f"'holdfast repair' writes {LAYOUT_VERSION!r} if the log is of that version",
     )
-
-
-@contextmanager
-def _hold_lock(path: Path) -> Iterator[None]:
-    """Lock the lock file, so that no broker starts. If the file is missing, no broker runs."""
-    remedy = "stop that one, or add --live to check the log while it runs"
-    try:
-        descriptor = lock_data_dir(path, os.O_RDONLY, remedy)
-    except FileNotFoundError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _check_backup(path: Path, deep: bool, progress: Progress) -> CheckReport:

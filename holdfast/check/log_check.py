@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeGuard
 
 import numpy as np
@@ -27,59 +28,50 @@ _RESTORE_FILE = "restore the file from a backup; 'holdfast repair' reports what 
 _REWRITE = "nothing to do; 'holdfast repair' rewrites it"
 
 
+@dataclass
 class LogCheck:
-    """One walk over the log. `on_block` receives each intact block's header, in log order."""
+    """One scan of the log. `on_block` receives each intact block's header, in log order."""
 
-    def __init__(
-        self,
-        report: CheckReport,
-        log: CommitLog,
-        table: TopicTable,
-        accepted: Mapping[QueueKey, list[Offsets]],
-        *,
-        deep: bool,
-        progress: Callable[[int, int], None],
-        on_block: Callable[[BatchHeader], None] = lambda header: None,
-    ) -> None:
-        self._report = report
-        self._log = log
-        self._table = table
-        self._accepted = accepted
-        self._deep = deep
-        self._progress = progress
-        self._on_block = on_block
+    report: CheckReport
+    log: CommitLog
+    table: TopicTable
+    accepted: Mapping[QueueKey, list[Offsets]]
+    deep: bool
+    progress: Callable[[int, int], None]
+    on_block: Callable[[BatchHeader], None] = lambda header: None
+    evidence: list[Evidence] = field(default_factory=list)
+    reported: set[QueueKey] = field(default_factory=set)
+    """Queues whose missing messages are already reported, because the index has their entries."""
+    _timestamps: dict[QueueKey, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         begins = {
             (topic_id, queue): begin
-            for topic_id, queues in table.kept.items()
+            for topic_id, queues in self.table.kept.items()
             for queue, begin in queues.items()
         }
         self.cover = QueueCover(begins)
-        self.evidence: list[Evidence] = []
-        self.reported: set[QueueKey] = set()
-        """Queues whose missing messages are already reported, because the index has their
-        entries."""
-        self._timestamps: dict[QueueKey, int] = {}
 
     # -- the walk --------------------------------------------------------------------------
 
     def walk(self, durable: int, limit: int | None) -> None:
         """Check every block. `durable` is a physical offset up to which the log is known to be
         durable. If a broker is running, `limit` is the physical offset where the walk ends."""
-        report, log = self._report, self._log
+        report, log = self.report, self.log
         start = log.min_offset
         total = sum(segment.size for segment in log.segments)
         # From the first damage on, blocks and damage wait here until a later block proves that they
         # were durable, as in recovery. What remains unproven does not count, because the next start
         # cuts it off.
         unproven: deque[tuple[Segment, Batch | Damage]] = deque()
-        for segment, found in scan_log(log.segments, start, verify_payload=self._deep):
+        for segment, found in scan_log(log.segments, start, verify_payload=self.deep):
             at = found.start if isinstance(found, Damage) else found.header.physical_offset
             if limit is not None and at >= limit:
                 break
             unproven.append((segment, found))
             if isinstance(found, Batch):
                 durable = max(durable, found.header.durable_offset)
-                self._progress(at - start, total)
+                self.progress(at - start, total)
             while unproven and _is_certain(unproven[0][1], durable):
                 self._report_block(*unproven.popleft())
         hole = next((found for _, found in unproven if _is_hole(found)), None)
@@ -103,9 +95,9 @@ class LogCheck:
                 self._check_footer(segment)
 
     def _report_segments_after(self, hole: Damage) -> None:
-        for segment in self._log.segments:
+        for segment in self.log.segments:
             if segment.start_offset >= hole.end:
-                self._report.damage(
+                self.report.damage(
                     f"commitlog/{segment.path.name}",
                     "a file before it is missing, which no crash causes: no file has the log from "
                     f"{hole.start} to {hole.end}",
@@ -118,14 +110,14 @@ class LogCheck:
         if isinstance(found, Damage):
             is_missing = found.reason == "missing-segment"
             name = None if is_missing else segment.path.name
-            self._report.places.append(
+            self.report.places.append(
                 DamagedPlace(name, found.start, found.end, found.reason, found.header)
             )
             if found.header is not None:
                 self._add_evidence(found.header)
             return
         self._check_block(found)
-        self._on_block(found.header)
+        self.on_block(found.header)
 
     def _add_evidence(self, header: BatchHeader) -> None:
         key = (header.topic_id, header.queue_id)
@@ -133,7 +125,7 @@ class LogCheck:
         self.evidence.append(Evidence(key, offsets, header.physical_offset))
 
     def _check_block(self, batch: Batch) -> None:
-        report, header = self._report, batch.header
+        report, header = self.report, batch.header
         report.blocks += 1
         if header.topic_id == GAP_TOPIC_ID:
             return
@@ -141,7 +133,7 @@ class LogCheck:
             report.messages += header.message_count
         report.bytes += header.total_size
         where = f"block {header.physical_offset}"
-        if self._deep:
+        if self.deep:
             try:
                 check_batch(batch, _NO_LIMITS)
             except (CorruptBatch, LimitExceeded) as error:
@@ -161,7 +153,7 @@ class LogCheck:
 
     def _check_footer(self, segment: Segment) -> None:
         where = f"commitlog/{segment.path.name}"
-        note = self._report.note
+        note = self.report.note
         try:
             if read_trailer(segment) is None:
                 return
@@ -175,7 +167,7 @@ class LogCheck:
             return
         damaged = [
             place
-            for place in self._report.places
+            for place in self.report.places
             if segment.start_offset <= place.start < segment.end_offset
         ]
         if damaged:
@@ -186,27 +178,27 @@ class LogCheck:
                     offsets = (int(row["base_offset"]), end_offset(row))
                     self.evidence.append(Evidence(key, offsets, at))
             return  # damaged blocks: what the footer should describe is unknown
-        if not self._deep:
+        if not self.deep:
             return
         blocks, keys = block_tables(segment)
         if not (np.array_equal(blocks, tables[0]) and np.array_equal(keys, tables[1])):
             what = "its footer does not describe its blocks"
             mend = "'holdfast repair' rewrites it; no message is lost"
-            self._report.damage(where, what, "segment-footer", mend=mend)
+            self.report.damage(where, what, "segment-footer", mend=mend)
 
     # -- the loss --------------------------------------------------------------------------
 
     def conclude(self, known_ends: Mapping[QueueKey, int]) -> None:
         """Report the damage and the lost messages. Call this last. `known_ends` are the ends of
         queues that the index and the state have recorded."""
-        report = self._report
+        report = self.report
         ends = dict(known_ends)
         for each in self.evidence:
             ends[each.key] = max(ends.get(each.key, 0), each.offsets[1])
         ends = {key: end for key, end in ends.items() if self._is_of_topic(key)}
         self.cover.end_at(ends)
         holes = [hole for hole in self.cover.holes if self._is_of_topic(hole.key)]
-        report.lost = lost_in(holes, self._accepted)
+        report.lost = lost_in(holes, self.accepted)
         report.ends = {key: end for key, end in self.cover.ends.items() if self._is_of_topic(key)}
         report.queues = len(self.cover.ends)
         explained: set[tuple[QueueKey, Offsets]] = set()
@@ -233,7 +225,7 @@ class LogCheck:
                 f"{place.reason}: no intact block in bytes {start} to {end}, "
                 f"{size} bytes of the log below its durable offset"
             )
-        self._report.damage(
+        self.report.damage(
             where,
             what,
             place.reason,
@@ -253,7 +245,7 @@ class LogCheck:
             what = f"ends at {begin}, not at {end}"
         else:
             what = f"continues at {end}, not at {begin}"
-        self._report.damage(
+        self.report.damage(
             self.name(key),
             what,
             "missing-messages",
@@ -262,15 +254,15 @@ class LogCheck:
         )
 
     def _is_of_topic(self, key: QueueKey) -> bool:
-        return key[0] != STATE_TOPIC_ID and self._table.by_id(key[0]) is not None
+        return key[0] != STATE_TOPIC_ID and self.table.by_id(key[0]) is not None
 
     def _describe_lost(self, key: QueueKey, offsets: Offsets) -> LostOffsets:
-        topic = self._table.by_id(key[0])
+        topic = self.table.by_id(key[0])
         return LostOffsets(None if topic is None else topic.name, *key, *offsets)
 
     def name(self, key: QueueKey) -> str:
         """Return a queue's name for messages to people."""
-        topic = self._table.by_id(key[0])
+        topic = self.table.by_id(key[0])
         return f"queue {key[1]} of {repr(topic.name) if topic else f'topic id {key[0]}'}"
 
 

@@ -2,13 +2,12 @@
 accepts the loss, and it keeps a copy of these bytes."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.check import CheckReport, check_data_dir
-from holdfast.commitlog.disk.data_dir import lock_data_dir, require_data_dir
+from holdfast.commitlog.disk.data_dir import hold_lock, require_data_dir
 from holdfast.commitlog.disk.owned_files import refuse_planted
 from holdfast.commitlog.segments.commit_log import open_read_only
 from holdfast.repair.apply import Repair
@@ -61,7 +60,7 @@ def repair_data_dir(
     path = path.resolve()
     require_data_dir(path)
     refuse_planted(path)
-    with _hold_lock(path):
+    with hold_lock(path, os.O_RDWR | os.O_CREAT, "stop that one first"):
         before = check_data_dir(path, is_locked=True, progress=progress)
         loss = loss_of(before)
         steps = lossless_steps(before)
@@ -104,12 +103,3 @@ def _has_notes_of_damage(report: CheckReport) -> bool:
 def _segment_ends(path: Path) -> dict[str, int]:
     with open_read_only(path / "commitlog") as log:
         return {segment.path.name: segment.end_offset for segment in log.segments}
-
-
-@contextmanager
-def _hold_lock(path: Path) -> Iterator[None]:
-    descriptor = lock_data_dir(path, os.O_RDWR | os.O_CREAT, "stop that one first")
-    try:
-        yield
-    finally:
-        os.close(descriptor)

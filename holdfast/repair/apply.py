@@ -85,7 +85,7 @@ class Repair:
                 start, end = step.start - segment.start_offset, step.end - segment.start_offset
                 size = min(end, segment.file.size()) - start
                 if size > 0:
-                    data = chunks(_Part(segment, start), size)
+                    data = chunks(segment.file, size, start)
                     write_file(self.copies / f"{step.name}-from-{start}", data)
         found = {
             "findings": [finding.as_row() for finding in report.findings],
@@ -276,18 +276,6 @@ def _zero(segment: Segment, start: int, end: int) -> None:
         size = min(len(_ZEROS), end - at)
         if segment.read(at, size).count(0) != size:
             segment.file.write([_ZEROS[:size]], at - segment.start_offset)
-
-
-class _Part:
-    """The part of a segment's file from a position on."""
-
-    def __init__(self, segment: Segment, start: int) -> None:
-        self._segment = segment
-        self._start = start
-
-    def read(self, size: int, position: int) -> bytes:
-        """Return at most `size` bytes at a position in this part."""
-        return self._segment.file.read(size, self._start + position)
 
 
 def _find_segment(log: CommitLog, name: str) -> Segment:

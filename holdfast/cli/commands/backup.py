@@ -94,7 +94,7 @@ def restore(context: click.Context, source: Path, data_dir: Path, reserve_offset
     the result is checked before it gets its final name.
     """
     from holdfast.acting_user import act_as_owner_from
-    from holdfast.backup import reserved_offsets
+    from holdfast.backup.restore import reserve_offsets as reserve
     from holdfast.backup.restore import restore_backup
     from holdfast.check import CheckReport, check_data_dir
 
@@ -104,7 +104,7 @@ def restore(context: click.Context, source: Path, data_dir: Path, reserve_offset
     def finish(built: Path) -> None:
         report = check_data_dir(built)
         reports.append(report)
-        reserved_offsets.reserve_offsets(built, report.ends, reserve_offsets)
+        reserve(built, report.ends, reserve_offsets)
 
     with progress("restoring") as show:
         report = restore_backup(
