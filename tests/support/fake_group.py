@@ -202,11 +202,12 @@ class FakeGroup:
 
 @asynccontextmanager
 async def fake_group(
-    count: int = 0, **settings: Any
+    count: int = 0, queues: int = 1, **settings: Any
 ) -> AsyncIterator[tuple[FakeGroup, AsyncClient]]:
-    """Serve a fake group with `count` messages, and yield it with a client of it."""
+    """Serve a fake group with `count` messages per queue, and yield it with a client of it."""
     group = FakeGroup(**settings)
-    group.publish(count)
+    for queue in range(queues):
+        group.publish(count, queue=queue)
     async with scripted_server(group.answer) as server:
         group.url = server.url
         async with AsyncClient(server.url) as client:

@@ -84,9 +84,7 @@ async def test_a_with_block_acknowledges_and_an_exception_in_it_nacks() -> None:
 
 
 async def test_with_concurrency_each_delivery_is_settled_explicitly() -> None:
-    async with fake_group() as (group, client):
-        for queue in range(4):
-            group.publish(2, queue=queue)
+    async with fake_group(2, 4) as (group, client):
         async with client.consume("t", GROUP, concurrency=3) as consumer:
             taken = [await anext(consumer) for _ in range(3)]
             assert sorted({each.queue for each in taken}) == sorted(each.queue for each in taken)
@@ -413,9 +411,7 @@ async def test_processing_times_are_reported_by_topic_if_cost_is_time() -> None:
 
 async def test_handlers_are_serial_by_queue_and_parallel_across() -> None:
     # T11, T12
-    async with fake_group() as (group, client):
-        for queue in range(3):
-            group.publish(20, queue=queue)
+    async with fake_group(20, 3) as (group, client):
         seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
         running: set[int] = set()
         peak = 0
@@ -472,9 +468,7 @@ async def test_a_handler_that_raises_nacks_its_message(caplog: pytest.LogCapture
 
 
 async def test_a_plain_function_is_called_in_handler_threads() -> None:
-    async with fake_group() as (group, client):
-        for queue in range(4):
-            group.publish(5, queue=queue)
+    async with fake_group(5, 4) as (group, client):
         together = threading.Barrier(2, timeout=10)
         names = set()
 
@@ -552,11 +546,12 @@ async def test_cancelling_waits_for_handlers_in_threads_and_settles_their_messag
         assert [offset for _, _, offset in group.available] == [1]
 
 
-@pytest.mark.parametrize("is_closing", [False, True])
-async def test_cancelling_cancels_the_coroutine_that_a_plain_function_returned(
-    is_closing: bool,
+@pytest.mark.parametrize(("is_plain", "is_closing"), [(False, False), (True, False), (True, True)])
+async def test_cancelling_cancels_the_coroutine_of_a_handler(
+    is_plain: bool, is_closing: bool
 ) -> None:
-    async with fake_group(2) as (group, client):
+    """A plain handler is a function that returns a coroutine."""
+    async with fake_group(3) as (group, client):
         started = asyncio.Event()
 
         async def wait_for_ever(delivery: Delivery) -> None:
@@ -564,7 +559,8 @@ async def test_cancelling_cancels_the_coroutine_that_a_plain_function_returned(
             await asyncio.Event().wait()
 
         consumer = client.consume("t", GROUP)
-        running = asyncio.create_task(consumer.run(lambda delivery: wait_for_ever(delivery)))
+        handler = (lambda delivery: wait_for_ever(delivery)) if is_plain else wait_for_ever
+        running = asyncio.create_task(consumer.run(handler))
         await started.wait()
         if is_closing:
             consumer.stop()
@@ -573,7 +569,8 @@ async def test_cancelling_cancels_the_coroutine_that_a_plain_function_returned(
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(asyncio.shield(running), 20)
         assert not group.acked
-        assert len(group.available) == 2
+        assert len(group.available) == 3
+        assert not group.named("nack")
 
 
 async def test_a_coroutine_that_a_thread_returns_after_a_cancellation_is_cancelled() -> None:
@@ -597,24 +594,6 @@ async def test_a_coroutine_that_a_thread_returns_after_a_cancellation_is_cancell
         assert len(group.available) == 1
 
 
-async def test_cancelling_releases_the_messages_of_handlers() -> None:
-    async with fake_group(3) as (group, client):
-        started = asyncio.Event()
-
-        async def handle(delivery: Delivery) -> None:
-            started.set()
-            await asyncio.Event().wait()
-
-        running = asyncio.create_task(client.consume("t", GROUP).run(handle))
-        await started.wait()
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        assert not group.acked
-        assert len(group.available) == 3
-        assert not group.named("nack")
-
-
 async def test_closing_the_client_closes_its_consumers() -> None:
     async with fake_group(3) as (group, _):
         async with AsyncClient(group.url) as other:
@@ -630,9 +609,7 @@ async def test_closing_the_client_closes_its_consumers() -> None:
 
 
 async def test_the_blocking_consumer_iterates_runs_handlers_and_closes() -> None:
-    async with fake_group() as (group, _):
-        for queue in range(3):
-            group.publish(10, queue=queue)
+    async with fake_group(10, 3) as (group, _):
 
         def iterate() -> None:
             with Client(group.url) as client:

@@ -169,9 +169,7 @@ async def test_queues_and_threads_limit_how_many_handlers_run_at_once(
         with lock:
             running -= 1
 
-    async with fake_group() as (group, client):
-        for queue in range(queues):
-            group.publish(4, queue=queue)
+    async with fake_group(4, queues) as (group, client):
         await client.consume("t", GROUP, concurrency=threads, follow=False).run(handle)
         assert len(group.acked) == 4 * queues
     assert most == peak
@@ -186,9 +184,7 @@ async def test_stuck_handlers_do_not_stop_lease_extensions_and_acknowledgements(
             delivery.ack()  # settled by a handler that does not return
             may_end.wait(TIMEOUT_S)
 
-    async with fake_group(lease_ms=40) as (group, client):
-        for queue in range(2):
-            group.publish(3, queue=queue)
+    async with fake_group(3, 2, lease_ms=40) as (group, client):
         consumer = client.consume("t", GROUP, concurrency=2)
         running = asyncio.create_task(consumer.run(handle))
         try:

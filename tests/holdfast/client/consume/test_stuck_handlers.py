@@ -59,9 +59,7 @@ def held(group: FakeGroup, *keys: int | str) -> int:
 
 async def test_one_stuck_handler_of_16_queues_stops_no_other_queue() -> None:
     # C1, T14: the stuck queue filled the buffer, and the client requested no more
-    async with fake_group() as (group, client):
-        for queue in range(16):
-            group.publish(100, queue=queue)
+    async with fake_group(100, 16) as (group, client):
         work = Work(0)
         async with work.of(client.consume("t", GROUP, concurrency=16)):
             await until(lambda: work.count() == 1_500)
@@ -146,9 +144,7 @@ async def test_slow_handlers_of_all_queues_stay_busy_without_releases(
 
 
 async def test_messages_that_were_settled_on_delivery_are_never_released() -> None:
-    async with fake_group() as (group, client):
-        for queue in range(4):
-            group.publish(20, queue=queue)
+    async with fake_group(20, 4) as (group, client):
         work = Work(0)
         async with work.of(client.consume("t", GROUP, concurrency=4, settled=True)):
             await until(lambda: work.count() == 60)
