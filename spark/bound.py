@@ -28,11 +28,9 @@ _REPLACED = {"topic", "subscribe", "subscribepattern", "assign", "topicids", "co
 
 @dataclass(frozen=True)
 class Bound:
-    """Fixed ranges of fixed topics. Each load returns the same rows.
-
-    `options` are all options that a load needs, as plain strings. Keep them to read the same rows
-    again later, in another session. They contain the token, if there is one.
-    """
+    """Fixed ranges of fixed topics. Each load returns the same rows. `options` are all options that
+    a load needs, as plain strings. Keep them to read the same rows again later, in another session.
+    They contain the token, if there is one."""
 
     options: Mapping[str, str] = field(repr=False)
     group: str | None
@@ -124,10 +122,8 @@ def _start_offsets(
 def _fixed_options(
     given: Mapping[str, str], parsed: ReadOptions, topics: tuple[BoundTopic, ...]
 ) -> dict[str, str]:
-    """Return the options that read the same rows at every load.
-
-    Queues are assigned one by one, because a topic may get more queues later.
-    """
+    """Return the options that read the same rows at every load. Queues are assigned one by one,
+    because a topic may get more queues later."""
     kept = {name: value for name, value in given.items() if name.lower() not in _REPLACED}
     starts = {topic.name: {q: part.start for q, part in topic.ranges.items()} for topic in topics}
     ends = {topic.name: {q: part.end for q, part in topic.ranges.items()} for topic in topics}

@@ -53,11 +53,9 @@ def register(spark: "SparkSession", *, anew: bool = False) -> None:
 
 
 def ship(spark: "SparkSession") -> Path:
-    """Send the package to all executors of the session, and register the source in it.
-
-    Return the archive that was sent, a temporary file. Sending the same source again does nothing.
-    Raises OSError if there is no room for the archive.
-    """
+    """Send the package to all executors of the session, and register the source in it. Return the
+    archive that was sent, a temporary file. Sending the same source again does nothing. Raises
+    OSError if there is no room for the archive."""
     content = build_archive()
     # Spark stores an archive under its file name, and refuses different content with the same name.
     name = f"holdfast-{holdfast.__version__}-{hashlib.sha256(content).hexdigest()[:12]}.zip"
@@ -72,11 +70,9 @@ def ship(spark: "SparkSession") -> Path:
 def local_session(
     cores: int | str = "*", *, settings: Mapping[str, str] | None = None
 ) -> "SparkSession":
-    """Return a session on this machine, with the data source registered.
-
-    Its workers run this Python interpreter. If a session is already active, that session is
-    returned. The caller must stop the session. Raises JavaMissing.
-    """
+    """Return a session on this machine, with the data source registered. Its workers run this
+    Python interpreter. If a session is already active, that session is returned. The caller must
+    stop the session. Raises JavaMissing."""
     require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -27,11 +27,9 @@ def missing_for_spark() -> str | None:
 def aggregate_with_spark(
     url: str, topic: str, starting_offsets: dict[int, int], *, is_reading: bool
 ) -> Table:
-    """Read a topic from the given offsets to its end, and aggregate by key.
-
-    The average is that of the field "value" if the messages are readings, otherwise that of the
-    messages' sizes. Return the 12 keys with the most messages, beginning with the largest number.
-    """
+    """Read a topic from the given offsets to its end, and aggregate by key. The average is that of
+    the field "value" if the messages are readings, otherwise that of the messages' sizes. Return
+    the 12 keys with the most messages, beginning with the largest number."""
     from pyspark.sql import functions as f
 
     from holdfast.spark import local_session

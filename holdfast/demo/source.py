@@ -17,11 +17,9 @@ class Reading:
 
 
 def machine_readings() -> Iterator[Reading]:
-    """Yield readings of all sensors of this machine in turn, without end and without pauses.
-
-    The key of a reading is the sensor, the tag is the kind of sensor, and the body is JSON with the
-    field "value". Raises ModuleNotFoundError if psutil is not installed.
-    """
+    """Yield readings of all sensors of this machine in turn, without end and without pauses. The
+    key of a reading is the sensor, the tag is the kind of sensor, and the body is JSON with the
+    field "value". Raises ModuleNotFoundError if psutil is not installed."""
     import psutil
 
     psutil.cpu_percent(percpu=True)

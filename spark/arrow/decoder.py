@@ -104,10 +104,7 @@ def decode(
     tags: frozenset[str] = frozenset(),
 ) -> pa.RecordBatch:
     """Return the rows as one record batch with these columns. If `tags` is not empty, return only
-    rows with one of these tags.
-
-    Raises CorruptBatch if a column's offsets do not fit its bytes.
-    """
+    rows with one of these tags. Raises CorruptBatch if a column's offsets do not fit its bytes."""
     portion = _Portion(blocks, rows, source)
     arrays = [_BUILDERS[name](portion, ARROW_TYPES[ddl]) for name, ddl in columns.items()]
     decoded = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))

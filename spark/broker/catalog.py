@@ -33,11 +33,9 @@ NO_STORED_OFFSETS = StoredOffsets({}, etag='"0"')
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A part of a queue that one task may read, cut at block borders.
-
-    `segments` are its ranges in the segment files, if they are known. `lease_id` is the read lease
-    that protects it from retention, or None.
-    """
+    """A part of a queue that one task may read, cut at block borders. `segments` are its ranges in
+    the segment files, if they are known. `lease_id` is the read lease that protects it from
+    retention, or None."""
 
     queue: int
     start: int

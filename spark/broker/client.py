@@ -46,11 +46,9 @@ _QUEUES_PER_PLAN = 100  # so that a request line stays below the usual limit of 
 
 @dataclass(frozen=True, slots=True)
 class PullOutcome(Generic[_Body]):
-    """The result of a pull. Continue at `next_offset`.
-
-    `skipped` are offset ranges (start inclusive, end exclusive) that the broker left out because
-    their data is damaged and an operator has given it up.
-    """
+    """The result of a pull. Continue at `next_offset`. `skipped` are offset ranges (start
+    inclusive, end exclusive) that the broker left out because their data is damaged and an operator
+    has given it up."""
 
     body: _Body
     next_offset: int

@@ -69,11 +69,9 @@ class Reply:
 
 
 class Transport:
-    """Sends requests to the broker at `address`. `close` may be called twice.
-
-    Each request raises BrokerRefused, BrokerUnavailable, CertificateNotTrusted, and InvalidOption
-    if a TLS file cannot be used.
-    """
+    """Sends requests to the broker at `address`. `close` may be called twice. Each request raises
+    BrokerRefused, BrokerUnavailable, CertificateNotTrusted, and InvalidOption if a TLS file cannot
+    be used."""
 
     def __init__(
         self,

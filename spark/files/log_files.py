@@ -132,11 +132,8 @@ class LogFiles:
 
     def durable_offset(self) -> int:
         """Sync the files. Return the physical offset up to which the log is on the disk: its end at
-        the last `refresh`.
-
-        If a file cannot be synced, returns the highest offset that was synced before, or that a
-        block header records as durable.
-        """
+        the last `refresh`. If a file cannot be synced, returns the highest offset that was synced
+        before, or that a block header records as durable."""
         if not self.segments:
             return 0
         last = self.segments[-1]

@@ -27,10 +27,8 @@ _IOV_MAX = 1024  # Linux's UIO_MAXIOV
 
 
 class FileChange(NamedTuple):
-    """Identifies a file and its last change.
-
-    If a file changes twice within milliseconds, the second change may not change `at_ns`.
-    """
+    """Identifies a file and its last change. If a file changes twice within milliseconds, the
+    second change may not change `at_ns`."""
 
     device: int
     inode: int
@@ -51,11 +49,9 @@ class SegmentFile:
 
     @classmethod
     def open(cls, directory: Path, start_offset: int) -> Self:
-        """Open the segment with this start offset in `directory`.
-
-        If the header page is damaged, the file's name and size give its range. Raises OSError,
-        UnknownFormatVersion, and CorruptBatch if the file is too short for a segment.
-        """
+        """Open the segment with this start offset in `directory`. If the header page is damaged,
+        the file's name and size give its range. Raises OSError, UnknownFormatVersion, and
+        CorruptBatch if the file is too short for a segment."""
         path = directory / segment_name(start_offset)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -45,10 +45,8 @@ _DENSE = 32  # if a window has more headers than this, the next window is larger
 
 
 class WalkedBlocks:
-    """The blocks of one segment that the walk has found so far.
-
-    `advance` may raise OSError, and UnknownFormatVersion for a block of a newer Holdfast.
-    """
+    """The blocks of one segment that the walk has found so far. `advance` may raise OSError, and
+    UnknownFormatVersion for a block of a newer Holdfast."""
 
     def __init__(self, file: SegmentFile, *, start: int | None = None) -> None:
         """`start` is the physical offset of a block; the default is the segment's first block."""

@@ -48,11 +48,8 @@ def choose_columns(
     include_body: bool,
     include_headers: bool,
 ) -> dict[str, str]:
-    """Return the chosen columns and their types, in order.
-
-    Raises InvalidOption for an unknown or repeated name, or for the name of the body column if
-    includeBody is false.
-    """
+    """Return the chosen columns and their types, in order. Raises InvalidOption for an unknown or
+    repeated name, or for the name of the body column if includeBody is false."""
     known = SCHEMAS[schema]
     if asked is not None:
         names = _parse_names(asked, known)

@@ -62,10 +62,8 @@ class StoredByGroup:
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """The offset of the first message stored at or after a time.
-
-    If a queue has no such message, the queue's end is used. With `must_match`, this is an error.
-    """
+    """The offset of the first message stored at or after a time. If a queue has no such message,
+    the queue's end is used. With `must_match`, this is an error."""
 
     timestamp_ms: int
     must_match: bool = False
@@ -114,10 +112,8 @@ class SegmentRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlanLease:
-    """The broker's read leases on all ranges of a plan. Each of `ids` is (topic, lease id).
-
-    They were granted for `lease_ms` when the driver's wall clock was at `taken_at_s`.
-    """
+    """The broker's read leases on all ranges of a plan. Each of `ids` is (topic, lease id). They
+    were granted for `lease_ms` when the driver's wall clock was at `taken_at_s`."""
 
     ids: tuple[tuple[str, str], ...]
     lease_ms: int
@@ -127,10 +123,8 @@ class PlanLease:
 @dataclass(frozen=True, slots=True)
 class QueueRange:
     """The range [start, end) of one queue that one task reads, with facts about its topic.
-
     `segments` says where the range is in the segment files. If it is empty, the range is read over
-    HTTP. `lease` has the leases of the whole plan.
-    """
+    HTTP. `lease` has the leases of the whole plan."""
 
     topic: str
     topic_id: int
@@ -211,11 +205,9 @@ def _parse_end(
 
 
 def parse_offsets(option: str, text: str, *, useless: int | None) -> OffsetSpec:
-    """Parse startingOffsets or endingOffsets. Raises InvalidOption.
-
-    The offset `useless` is refused: as in Kafka, a batch must not start at LATEST or end at
-    EARLIEST, because it would read nothing.
-    """
+    """Parse startingOffsets or endingOffsets. Raises InvalidOption. The offset `useless` is
+    refused: as in Kafka, a batch must not start at LATEST or end at EARLIEST, because it would read
+    nothing."""
     word = text.strip()
     folded = word.lower()
     named = {"earliest": EARLIEST, "latest": LATEST}.get(folded)

@@ -63,10 +63,8 @@ MAX_FETCH_BYTES = 16 * 1024 * 1024  # the broker's maximum for one pull
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The options of one read. Exactly one of `topics`, `pattern` and `assigned` is set.
-
-    A stream uses `start` only if it has no checkpoint yet, and never uses `end`.
-    """
+    """The options of one read. Exactly one of `topics`, `pattern` and `assigned` is set. A stream
+    uses `start` only if it has no checkpoint yet, and never uses `end`."""
 
     location: DataLocation
     topics: tuple[str, ...] | None

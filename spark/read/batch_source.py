@@ -19,10 +19,8 @@ from holdfast.spark.read.task import RangesPartition, read_partition
 
 
 class HoldfastReader(DataSourceReader):
-    """Reads ranges of fixed offsets. Spark pickles it into every task.
-
-    This class must not define pushFilters: by default, Spark refuses a reader with that method.
-    """
+    """Reads ranges of fixed offsets. Spark pickles it into every task. This class must not define
+    pushFilters: by default, Spark refuses a reader with that method."""
 
     def __init__(self, options: ReadOptions, topics: tuple[BoundTopic, ...]) -> None:
         self._options = options
@@ -44,11 +42,8 @@ class HoldfastReader(DataSourceReader):
 
 
 class PushdownReader(HoldfastReader):
-    """A reader that receives Spark's filters, for the option pushdown.
-
-    Spark refuses this reader unless spark.sql.python.filterPushdown.enabled is true. The default is
-    false.
-    """
+    """A reader that receives Spark's filters, for the option pushdown. Spark refuses this reader
+    unless spark.sql.python.filterPushdown.enabled is true. The default is false."""
 
     def __init__(self, options: ReadOptions, topics: tuple[BoundTopic, ...]) -> None:
         super().__init__(options, topics)

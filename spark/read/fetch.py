@@ -29,11 +29,9 @@ _log = logging.getLogger("holdfast.spark")
 def read_range(
     client: BrokerClient, part: QueueRange, options: ReadOptions
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of `part`, in order of their offsets.
-
-    If rows are no longer stored, raises DataLost; without failOnDataLoss, skips these rows and logs
-    their number. Raises TopicRecreated, and CorruptBatch for a damaged reply.
-    """
+    """Yield the rows of `part`, in order of their offsets. If rows are no longer stored, raises
+    DataLost; without failOnDataLoss, skips these rows and logs their number. Raises TopicRecreated,
+    and CorruptBatch for a damaged reply."""
     fetch = _fetch_messages if options.filter is not None else _fetch_blocks
     offset = part.start
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-pull") as ahead:

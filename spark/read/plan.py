@@ -48,11 +48,9 @@ class BoundTopic:
 
 
 def bind_topics(catalog: Catalog, options: ReadOptions) -> tuple[BoundTopic, ...]:
-    """Resolve the options to fixed offsets, from the current state of the topics.
-
-    Raises InvalidOption for options that do not fit the topics, DataLost for a trimmed start, and
-    TopicRecreated for a topic with another id than topicIds gives.
-    """
+    """Resolve the options to fixed offsets, from the current state of the topics. Raises
+    InvalidOption for options that do not fit the topics, DataLost for a trimmed start, and
+    TopicRecreated for a topic with another id than topicIds gives."""
     names = require_topics(catalog, options)
     for option, spec in (("startingOffsets", options.start), ("endingOffsets", options.end)):
         for name in spec.by_topic if isinstance(spec, ByQueue) else ():
@@ -109,11 +107,9 @@ def _restrict_to_queues(topic: TopicState, queues: Iterable[int]) -> TopicState:
 def _look_up_offsets(
     catalog: Catalog, option: str, spec: OffsetSpec, topic: TopicState
 ) -> Mapping[int, int]:
-    """Return queue -> the offset that a group has stored, or the offset at a time.
-
-    If `spec` is neither a group nor a time, return an empty mapping. Raises InvalidOption if the
-    group does not exist, or if a queue must have a message at the time but has none.
-    """
+    """Return queue -> the offset that a group has stored, or the offset at a time. If `spec` is
+    neither a group nor a time, return an empty mapping. Raises InvalidOption if the group does not
+    exist, or if a queue must have a message at the time but has none."""
     match spec:
         case StoredByGroup(group):
             stored = catalog.stored_offsets(group, topic.name)
@@ -214,10 +210,8 @@ def _split_topic(catalog: Catalog, options: ReadOptions, topic: BoundTopic) -> l
 def _trim_to_stored(
     now: TopicState, topic: BoundTopic, ranges: Mapping[int, OffsetRange], fail_on_data_loss: bool
 ) -> dict[int, OffsetRange]:
-    """Return the parts of the ranges that are still stored, and log the lost parts.
-
-    With `fail_on_data_loss`, raise DataLost for the first lost part. Raises TopicRecreated.
-    """
+    """Return the parts of the ranges that are still stored, and log the lost parts. With
+    `fail_on_data_loss`, raise DataLost for the first lost part. Raises TopicRecreated."""
     if now.topic_id != topic.topic_id:
         raise TopicRecreated(topic.name, topic.topic_id, now.topic_id)
     kept = {}

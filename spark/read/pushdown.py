@@ -37,10 +37,8 @@ MAX_TAGS = 64
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The integers from `low` to before `end`. None means that there is no bound.
-
-    If `among` is set, the span has only the integers that are also in `among`.
-    """
+    """The integers from `low` to before `end`. None means that there is no bound. If `among` is
+    set, the span has only the integers that are also in `among`."""
 
     low: int | None = None
     end: int | None = None

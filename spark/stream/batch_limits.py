@@ -38,10 +38,8 @@ class BatchLimits:
         topics: Mapping[str, TopicState],
     ) -> Mapping[QueueKey, int]:
         """Return the end offset of the micro-batch in each queue from which it reads a message.
-
         `ahead` is the unread range of each queue of `topics`. Raises the catalog's error for a
-        range that no longer exists.
-        """
+        range that no longer exists."""
         counts = {key: part.end - part.start for key, part in ahead.items() if part[0] < part[1]}
         served_last = self._served_last
         if counts and limits.max_offsets is not None:
@@ -108,10 +106,8 @@ def divide_limit(
     backlogs: Mapping[QueueKey, int], limit: int, *, after: QueueKey | None = None
 ) -> dict[QueueKey, int]:
     """Return the number of messages to read from each queue, in the order in which they are served.
-
     The numbers add up to `limit`, or to the whole backlog if that is smaller. Queues from which
-    nothing is read are left out.
-    """
+    nothing is read are left out."""
     waiting = _rotate([key for key, count in backlogs.items() if count > 0], after)
     total = sum(backlogs[key] for key in waiting)
     if total <= limit:
@@ -133,11 +129,9 @@ def divide_limit(
 def take_pieces(
     pieces: Mapping[QueueKey, Sequence[Split]], max_bytes: int, *, after: QueueKey | None = None
 ) -> dict[QueueKey, int]:
-    """Return the offset up to which each queue is read, in the order in which they are served.
-
-    Only whole pieces are read, at most `max_bytes` in all. The first piece is read whatever its
-    size, because a block is never read in parts. Queues from which nothing is read are left out.
-    """
+    """Return the offset up to which each queue is read, in the order in which they are served. Only
+    whole pieces are read, at most `max_bytes` in all. The first piece is read whatever its size,
+    because a block is never read in parts. Queues from which nothing is read are left out."""
     turns = _rotate([key for key, found in pieces.items() if found], after)
     totals = {key: max(1, sum(piece.size_bytes for piece in pieces[key])) for key in turns}
     # (fraction of the queue's bytes that is taken, number of the queue's turn, number of its next

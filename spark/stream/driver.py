@@ -112,11 +112,9 @@ class StreamDriver:
         return _queue_ends(self._seen) if self._seen else None
 
     def latest(self, start: StreamOffsets, limits: TriggerLimits) -> StreamOffsets:
-        """Return the end of the next micro-batch, or `start` itself if there is none.
-
-        If messages after `start` are lost, raises an error; without failOnDataLoss, logs the loss.
-        Releases the leases of the last micro-batch, whose tasks have ended.
-        """
+        """Return the end of the next micro-batch, or `start` itself if there is none. If messages
+        after `start` are lost, raises an error; without failOnDataLoss, logs the loss. Releases the
+        leases of the last micro-batch, whose tasks have ended."""
         self._release_leases()
         for attempt in range(1, _ATTEMPTS + 1):
             self._seen = (
@@ -180,11 +178,9 @@ class StreamDriver:
     # -- the current topics ------------------------------------------------------------------
 
     def _describe_topics(self, start: StreamOffsets | None = None) -> dict[str, TopicState]:
-        """Return the current state of the stream's existing topics.
-
-        Raises the catalog's error for a missing topic if failOnDataLoss is set, the options name
-        the topic, and `start` is given but does not contain it.
-        """
+        """Return the current state of the stream's existing topics. Raises the catalog's error for
+        a missing topic if failOnDataLoss is set, the options name the topic, and `start` is given
+        but does not contain it."""
         read = self._options.read
         found = {}
         for name in match_topics(self._catalog, read):

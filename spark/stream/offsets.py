@@ -86,9 +86,7 @@ def _check_offset(value: Any) -> int:
 
 def ranges_between(start: StreamOffsets, end: StreamOffsets) -> dict[str, dict[int, OffsetRange]]:
     """Return the ranges that a micro-batch reads: topic -> queue -> range. None of them is empty.
-
-    The result depends only on the two offsets. The topic ids are those of `end`.
-    """
+    The result depends only on the two offsets. The topic ids are those of `end`."""
     ranges = {}
     for name, topic in end.items():
         before = _known_offsets(start, name, topic.topic_id)
@@ -146,10 +144,8 @@ def find_losses(start: StreamOffsets, now: Mapping[str, TopicState]) -> Iterator
 def advance(
     start: StreamOffsets, now: Mapping[str, TopicState], ends: Mapping[QueueKey, int]
 ) -> StreamOffsets:
-    """Return the offsets of all queues that exist `now`, moved to `ends`.
-
-    A new queue from which nothing was read is left out, so that it alone causes no micro-batch.
-    """
+    """Return the offsets of all queues that exist `now`, moved to `ends`. A new queue from which
+    nothing was read is left out, so that it alone causes no micro-batch."""
     moved = {}
     for name, topic in now.items():
         known = _known_offsets(start, name, topic.topic_id)

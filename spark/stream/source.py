@@ -106,11 +106,9 @@ class HoldfastStreamReader(
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the end of the next micro-batch, or `start` if there is nothing new.
-
-        If Spark passes the default limit, all limits of the options apply. For a trigger that reads
-        everything, Spark passes ReadAllAvailable, and no limit applies.
-        """
+        """Return the end of the next micro-batch, or `start` if there is nothing new. If Spark
+        passes the default limit, all limits of the options apply. For a trigger that reads
+        everything, Spark passes ReadAllAvailable, and no limit applies."""
         limits = NO_LIMITS if isinstance(limit, ReadAllAvailable) else self._options.limits
         begin = decode_offsets(start)
         end = self._driver.latest(begin, limits)

@@ -30,10 +30,8 @@ def encode_rows(
     queue: int,
     born_timestamp_us: int,
 ) -> tuple[BatchHeader, bytes]:
-    """Return the header and the payload of a batch of one or more checked rows.
-
-    The header has no producer yet. `hashes` are the hashes of the key column, if there is one.
-    """
+    """Return the header and the payload of a batch of one or more checked rows. The header has no
+    producer yet. `hashes` are the hashes of the key column, if there is one."""
     columns = _Columns()
     flags = 0
     fields: dict[str, Any] = {"body_bytes": columns.add_texts(rows.column("body"))}

@@ -46,11 +46,9 @@ class Column:
 
 
 def choose_columns(schema: Sequence[tuple[str, str]], *, topic_given: bool) -> Mapping[str, Column]:
-    """Return the DataFrame's columns by Holdfast's names.
-
-    `schema` is (name, Spark type) of each column. Raises UnwritableColumn for a column that is
-    unknown, of a wrong type, given twice, set only by the broker, or missing.
-    """
+    """Return the DataFrame's columns by Holdfast's names. `schema` is (name, Spark type) of each
+    column. Raises UnwritableColumn for a column that is unknown, of a wrong type, given twice, set
+    only by the broker, or missing."""
     found: dict[str, Column] = {}
     for index, (name, kind) in enumerate(schema):
         known = name.lower()

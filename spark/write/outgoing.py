@@ -99,11 +99,9 @@ class BatchEncoder:
     def encode(
         self, window: Window, target: TargetTopic, indexes: Int64s | None = None
     ) -> Iterator[OutgoingBatch]:
-        """Yield the batches of a window for one topic, one batch per queue.
-
-        `indexes` are the positions of the topic's rows in the window; None means all rows. Raises
-        UnwritableRow if a row names a queue that does not exist or has another priority level.
-        """
+        """Yield the batches of a window for one topic, one batch per queue. `indexes` are the
+        positions of the topic's rows in the window; None means all rows. Raises UnwritableRow if a
+        row names a queue that does not exist or has another priority level."""
         rows, numbers = window.rows, np.arange(len(window.rows), dtype=np.int64)
         if indexes is not None:
             rows, numbers = rows.take(pa.array(indexes)), indexes

@@ -60,9 +60,7 @@ class Partitioner:
 
     def queues(self, rows: pa.RecordBatch, hashes: UInt32s | None) -> Int64s:
         """Return the queue of each row. `hashes` are the hashes of the key column, if there is one.
-
-        Raises UnroutableRow.
-        """
+        Raises UnroutableRow."""
         names = rows.schema.names
         index = np.full(len(rows), self._turn, np.int64)
         is_free = np.ones(len(rows), bool)

@@ -52,10 +52,8 @@ class Producer:
 
 
 def identify_stream_run(local_property: Callable[[str], str | None]) -> WriterRun:
-    """Return the writer of a stream's task, from the task's local properties.
-
-    Raises IdentityMissing if the query id or the batch number is missing or unusable.
-    """
+    """Return the writer of a stream's task, from the task's local properties. Raises
+    IdentityMissing if the query id or the batch number is missing or unusable."""
     query, batch = local_property(QUERY_PROPERTY), local_property(BATCH_PROPERTY)
     if not query:
         raise IdentityMissing(f"query id ({QUERY_PROPERTY})")

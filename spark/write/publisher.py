@@ -82,11 +82,9 @@ class QueueProgress:
 
 
 class Publisher:
-    """Sends batches, one request after the other. Use it from one thread at a time.
-
-    `send` raises WriteRefused, ReplayDiffers, and the errors of the broker's client. After an
-    error, send nothing more.
-    """
+    """Sends batches, one request after the other. Use it from one thread at a time. `send` raises
+    WriteRefused, ReplayDiffers, and the errors of the broker's client. After an error, send nothing
+    more."""
 
     def __init__(self, store: BatchStore, producer: Producer, durability: str) -> None:
         self._store = store
@@ -165,11 +163,9 @@ class Publisher:
     # -- batches of earlier attempts -------------------------------------------------------
 
     def _verify_stored(self, batch: OutgoingBatch, found: PublishedBatch) -> OutgoingBatch | None:
-        """Compare a batch with the stored batch of the same sequence number.
-
-        Return the rest of the batch if only its beginning is stored, or None if all of it is
-        stored. Raises ReplayDiffers if the two differ.
-        """
+        """Compare a batch with the stored batch of the same sequence number. Return the rest of the
+        batch if only its beginning is stored, or None if all of it is stored. Raises ReplayDiffers
+        if the two differ."""
         target = batch.target
         try:
             block = self._store.pull(

@@ -59,10 +59,8 @@ def row_weights(rows: pa.RecordBatch) -> Int64s:
 
 
 def property_entries(properties: pa.MapArray) -> tuple[npt.NDArray[np.int32], pa.Array, pa.Array]:
-    """Return (offsets, names, values): row i has the properties offsets[i] to offsets[i + 1].
-
-    The offsets begin at 0. `properties` must be checked; it may be a slice.
-    """
+    """Return (offsets, names, values): row i has the properties offsets[i] to offsets[i + 1]. The
+    offsets begin at 0. `properties` must be checked; it may be a slice."""
     offsets = properties.offsets.to_numpy()
     start, end = int(offsets[0]), int(offsets[-1])
     return offsets - offsets[0], properties.keys[start:end], properties.items[start:end]

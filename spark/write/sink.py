@@ -112,11 +112,9 @@ class HoldfastWriter(DataSourceArrowWriter):
 
 
 class HoldfastStreamWriter(DataSourceStreamArrowWriter, metaclass=SelfUnpackingMeta):
-    """Writes micro-batches. Spark pickles it into every task.
-
-    Its metaclass adds the package's archive to the pickle, because over Spark Connect these tasks
-    do not get the archives that were sent to the session.
-    """
+    """Writes micro-batches. Spark pickles it into every task. Its metaclass adds the package's
+    archive to the pickle, because over Spark Connect these tasks do not get the archives that were
+    sent to the session."""
 
     def __init__(self, rows: RowWriter) -> None:
         self._rows = rows

@@ -37,11 +37,9 @@ def cut_windows(
     max_bytes: int,
     digest: Callable[[], int] = lambda: 0,
 ) -> Iterator[Window]:
-    """Yield the rows of checked batches in windows within both limits, each of at least one row.
-
-    A window ends before the first row that does not fit. `digest` is called before each window. It
-    must return a number that depends on all rows of the earlier windows.
-    """
+    """Yield the rows of checked batches in windows within both limits, each of at least one row. A
+    window ends before the first row that does not fit. `digest` is called before each window. It
+    must return a number that depends on all rows of the earlier windows."""
     first_row = count = size = 0
     at_most_rows, at_most_bytes = _vary_limits(digest(), max_rows, max_bytes)
     parts: list[pa.RecordBatch] = []

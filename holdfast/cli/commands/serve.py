@@ -19,11 +19,9 @@ _METAVARS = {bool: "true|false", int: "N", str: "TEXT", Path: "DIR"}
 
 
 def _key_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option for each key of the configuration.
-
-    The command gets the values as text. `load_config` checks them, so that a wrong value gives the
-    same error in an option, in an environment variable and in the file.
-    """
+    """Give a command one option for each key of the configuration. The command gets the values as
+    text. `load_config` checks them, so that a wrong value gives the same error in an option, in an
+    environment variable and in the file."""
     in_order = sorted(keys(), key=lambda key: key.name not in _FIRST)
     for key in reversed(in_order):
         names = [each for each in (_SHORT.get(key.name), key.flag, _parameter(key)) if each]

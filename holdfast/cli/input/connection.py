@@ -48,11 +48,9 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class BrokerOption(click.Option):
-    """An option of a command that talks to a broker.
-
-    If it is given both before and after the sub-command, the value after the sub-command counts.
-    `former` is an earlier name of the option. It is still accepted, but the help does not show it.
-    """
+    """An option of a command that talks to a broker. If it is given both before and after the
+    sub-command, the value after the sub-command counts. `former` is an earlier name of the option.
+    It is still accepted, but the help does not show it."""
 
     def __init__(self, *arguments: Any, former: str | None = None, **settings: Any) -> None:
         super().__init__(*arguments, **settings)

@@ -50,11 +50,9 @@ def read_text(
 
 
 def read_json(file: BinaryIO) -> Iterator[Outgoing]:
-    """Yield one message per line: a JSON object as `pull` prints it. Empty lines are skipped.
-
-    The body, key, tag, properties, priority and ttl_ms of the object are used. Fields that the
-    broker had set, such as the offset, are ignored.
-    """
+    """Yield one message per line: a JSON object as `pull` prints it. Empty lines are skipped. The
+    body, key, tag, properties, priority and ttl_ms of the object are used. Fields that the broker
+    had set, such as the offset, are ignored."""
     import msgspec
 
     from holdfast.cli.output.json_message import JsonMessage
@@ -97,10 +95,8 @@ class Extractor:
 
     def find(self, line: bytes, number: int) -> str | None:
         """Return the text that group 1 of the pattern matches in a line, or the whole match if the
-        pattern has no group. Return None if there is no match, or if this text is empty.
-
-        `number` is the line's number. Raises LineError if the text is not UTF-8.
-        """
+        pattern has no group. Return None if there is no match, or if this text is empty. `number`
+        is the line's number. Raises LineError if the text is not UTF-8."""
         matched = self._pattern.search(line.decode("utf-8", "surrogateescape"))
         if matched is None or not matched[self._group]:
             return None

@@ -69,10 +69,8 @@ def parse_time(text: str, now_ms: int) -> int:
 
 
 def parse_duration(text: str) -> int:
-    """Return the milliseconds of a duration such as 90s, 12h or 30d.
-
-    Raises ValueError for any other text, for 0, and for more than a hundred years.
-    """
+    """Return the milliseconds of a duration such as 90s, 12h or 30d. Raises ValueError for any
+    other text, for 0, and for more than a hundred years."""
     duration_ms = None if text.isdecimal() else parse_span_ms(text)
     if duration_ms is None or not 0 < duration_ms <= 36_525 * SPAN_UNITS["d"]:
         raise ValueError(f"{text!r} is not a duration such as 500ms, 90s, 30m, 12h, 30d or 52w")

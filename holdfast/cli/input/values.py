@@ -85,11 +85,9 @@ def as_topic_filters(texts: tuple[str, ...]) -> dict[str, str]:
 
 
 def as_span(minimum_ms: int = 0, unit: str = "ms") -> Callback:
-    """Return a callback that converts a duration, such as 90s or 7d, to milliseconds.
-
-    A number without a unit is in `unit`, as the option's name says, and may have a fraction. A
-    duration shorter than `minimum_ms` is refused.
-    """
+    """Return a callback that converts a duration, such as 90s or 7d, to milliseconds. A number
+    without a unit is in `unit`, as the option's name says, and may have a fraction. A duration
+    shorter than `minimum_ms` is refused."""
 
     @option_callback
     def convert(text: str) -> int:
