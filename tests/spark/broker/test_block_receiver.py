@@ -2,6 +2,7 @@
 
 import io
 import random
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -20,6 +21,14 @@ from holdfast.spark.broker.block_receiver import BlockGatherer
 from holdfast.spark.options.offsets import QueueRange
 from tests.spark.stored import Sent, sent
 from tests.support.batches import stamped
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _all_blocks_are_large() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_receiver, "LARGE_BLOCK_BYTES", 0)
+        yield
+
 
 PART = QueueRange("orders", 7, 0, 0, 1 << 40)
 COLUMNS = {
@@ -49,7 +58,7 @@ def blocks_of(batches: list[Sent]) -> list[bytes]:
     return blocks
 
 
-def stretch(batches: list[Sent]) -> bytes:
+def reply_of(batches: list[Sent]) -> bytes:
     """Return the blocks as in a reply."""
     return b"".join(blocks_of(batches))
 
@@ -57,7 +66,7 @@ def stretch(batches: list[Sent]) -> bytes:
 Received = Buffer | SplitBodies
 
 
-def gather_headers(gatherer: BlockGatherer, data: bytes) -> Buffer | None:
+def gather(gatherer: BlockGatherer, data: bytes) -> Buffer | None:
     """Receive a reply; return it unless it was gathered."""
     stream = io.BytesIO(data)
 
@@ -72,7 +81,7 @@ def gather_headers(gatherer: BlockGatherer, data: bytes) -> Buffer | None:
 def received(data: bytes) -> Received:
     """Receive a single reply and return its blocks."""
     gatherer = BlockGatherer(1, 1)
-    found = gather_headers(gatherer, data)
+    found = gather(gatherer, data)
     assert gatherer.is_empty == (found is not None)
     return gatherer.blocks() if found is None else found
 
@@ -84,36 +93,27 @@ def rows(blocks: Received) -> list[dict[str, object]]:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(sent(), min_size=1, max_size=9))
-def test_bodies_apart_are_the_same_rows(batches: list[Sent]) -> None:
-    data = stretch(batches)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block_receiver, "LARGE_BLOCK_BYTES", 0)
-        apart = received(data)
-    assert isinstance(apart, SplitBodies)
-    assert rows(apart) == rows(data)
+def test_split_bodies_are_the_same_rows(batches: list[Sent]) -> None:
+    data = reply_of(batches)
+    split = received(data)
+    assert isinstance(split, SplitBodies)
+    assert rows(split) == rows(data)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(sent(), min_size=1, max_size=9), st.sets(st.integers(1, 8)))
-def test_replies_gathered_are_the_same_rows_as_one(batches: list[Sent], cuts: set[int]) -> None:
+def test_gathered_replies_are_the_same_rows_as_one(batches: list[Sent], cuts: set[int]) -> None:
     blocks = blocks_of(batches)
-    borders = sorted(
-        {0, len(blocks), *(select_rows for select_rows in cuts if select_rows < len(blocks))}
-    )
+    borders = sorted({0, len(blocks), *(cut for cut in cuts if cut < len(blocks))})
     gatherer = BlockGatherer(1 << 20, 1 << 20)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block_receiver, "LARGE_BLOCK_BYTES", 0)
-        for start, end in pairwise(borders):
-            assert gather_headers(gatherer, b"".join(blocks[start:end])) is None
-            assert gatherer.end_offset == Batch.decode(blocks[end - 1]).header.end_offset
+    for start, end in pairwise(borders):
+        assert gather(gatherer, b"".join(blocks[start:end])) is None
+        assert gatherer.end_offset == Batch.decode(blocks[end - 1]).header.end_offset
     assert rows(gatherer.blocks()) == rows(b"".join(blocks))
 
 
 @pytest.mark.parametrize("by", [-1, 0, 1])
-def test_it_is_full_when_another_reply_like_the_largest_would_be_too_much(
-    by: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(block_receiver, "LARGE_BLOCK_BYTES", 0)
+def test_it_is_full_when_another_reply_like_the_largest_exceeds_a_limit(by: int) -> None:
     first, second = blocks_of([Sent([b"x"] * 3), Sent([b"y" * 999] * 2)])
     for max_bytes, max_messages in (
         (len(first) + 2 * len(second) + by, 1000),
@@ -121,32 +121,26 @@ def test_it_is_full_when_another_reply_like_the_largest_would_be_too_much(
     ):
         gatherer = BlockGatherer(max_bytes, max_messages)
         assert not gatherer.is_full
-        assert gather_headers(gatherer, first) is None
-        assert gather_headers(gatherer, second) is None
+        assert gather(gatherer, first) is None
+        assert gather(gatherer, second) is None
         assert gatherer.is_full == (by < 0)
 
 
 @pytest.mark.parametrize("by", [-1, 0, 1])
-def test_a_reply_that_there_is_no_room_for_comes_as_it_is(
-    by: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(block_receiver, "LARGE_BLOCK_BYTES", 0)
+def test_a_reply_without_room_is_returned_unchanged(by: int) -> None:
     first, second = blocks_of([Sent([b"x"]), Sent([b"y"] * 99)])
     gatherer = BlockGatherer(len(first) + len(second) - by, 1000)
-    assert gather_headers(gatherer, first) is None
-    found = gather_headers(gatherer, second)
+    assert gather(gatherer, first) is None
+    found = gather(gatherer, second)
     assert (found is None) == (by <= 0)
     apart = rows(gatherer.blocks()) + (rows(found) if found is not None else [])
     assert apart == rows(first + second)
 
 
-def test_a_reply_that_was_cut_off_is_not_gathered_and_may_come_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(block_receiver, "LARGE_BLOCK_BYTES", 0)
+def test_a_truncated_reply_is_not_gathered_and_may_come_again() -> None:
     first, second = blocks_of([Sent([b"one"]), Sent([b"two", b"three"], ["k", None])])
     gatherer = BlockGatherer(1 << 20, 1000)
-    assert gather_headers(gatherer, first) is None
+    assert gather(gatherer, first) is None
     for size in range(len(second)):
         stream = io.BytesIO(second[:size])
 
@@ -156,23 +150,22 @@ def test_a_reply_that_was_cut_off_is_not_gathered_and_may_come_again(
 
         with pytest.raises(ConnectionResetError):
             gatherer.receive(fill, len(second))
-    assert gather_headers(gatherer, second) is None
+    assert gather(gatherer, second) is None
     assert rows(gatherer.blocks()) == rows(first + second)
 
 
 @pytest.mark.parametrize("by", [-1, 0, 1])
-def test_the_first_block_says_whether_blocks_are_large(
+def test_the_first_block_decides_whether_blocks_are_large(
     by: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = stretch([Sent([b"x" * 999])])
+    first = reply_of([Sent([b"x" * 999])])
     monkeypatch.setattr(block_receiver, "LARGE_BLOCK_BYTES", len(first) - by)
-    found = received(stretch([Sent([b"x" * 999]), Sent([b"y"])]))
+    found = received(reply_of([Sent([b"x" * 999]), Sent([b"y"])]))
     assert isinstance(found, SplitBodies) == (by >= 0)
 
 
-def test_what_is_damaged_comes_as_it_is_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_receiver, "LARGE_BLOCK_BYTES", 0)
-    data = stretch(
+def test_damaged_replies_are_unchanged_or_refused() -> None:
+    data = reply_of(
         [Sent([b"one", b"two"], ["k", None]), Sent([b""]), Sent([b"x" * 40], None, ["t"])]
     )
     rng = random.Random(3)

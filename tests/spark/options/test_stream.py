@@ -82,6 +82,7 @@ def test_the_idle_wait_is_bounded() -> None:
         ({"topicIds": '{"orders": 1}'}, "topicIds", "checkpoint"),
         ({"maxOffsetPerTrigger": "1"}, "maxOffsetPerTrigger", "mean 'maxOffsetsPerTrigger'"),
         ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger", "at least 1"),
+        ({"leaseMs": "-1"}, "leaseMs", "at least 0"),
         ({"maxBytesPerTrigger": "0"}, "maxBytesPerTrigger", "not a size"),
         (
             {"minOffsetsPerTrigger": "2", "maxOffsetsPerTrigger": "1"},
