@@ -43,10 +43,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(tmp_path: Path, sound: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The working directory.
-
-    It has two copies of the data directory: `data`, and `bad` with one damaged message.
-    """
+    """The working directory. It has two copies of the data directory: `data`, and `bad` with one
+    damaged message."""
     for name in ("data", "bad"):
         shutil.copytree(sound, tmp_path / name)
     segment = next((tmp_path / "bad" / "commitlog").iterdir())

@@ -31,11 +31,9 @@ _LOOPBACK = {
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where a job runs: a master, or the address of a Connect server.
-
-    `must_ship`: nobody has holdfast there until the job sends it. `path`: where the job itself
-    finds the package, in place of the checkout.
-    """
+    """Where a job runs: a master, or the address of a Connect server. `must_ship`: nobody has
+    holdfast there until the job sends it. `path`: where the job itself finds the package, in place
+    of the checkout."""
 
     environment: Mapping[str, str]
     master: str | None = None

@@ -25,10 +25,8 @@ CONTRACTS: dict[str, Callable[["Job"], Any]] = {}
 
 @dataclass(frozen=True)
 class Job:
-    """A session on some cluster, and what there is to read.
-
-    `folder` is its own, and there on the driver and on every worker.
-    """
+    """A session on some cluster, and what there is to read. `folder` is its own, and there on the
+    driver and on every worker."""
 
     name: str
     spark: "SparkSession"
@@ -68,10 +66,8 @@ _SUMMED = (
 
 
 def refusal(action: Callable[[], object], kind: str = "holdfast.spark.errors.") -> str:
-    """Return the line of Spark's error that begins with `kind`, else all of it.
-
-    An error of a planner or a task travels as text, with Spark's own around it.
-    """
+    """Return the line of Spark's error that begins with `kind`, else all of it. An error of a
+    planner or a task travels as text, with Spark's own around it."""
     try:
         action()
     except Exception as error:

@@ -62,9 +62,7 @@ class JobFailed(Exception):
 @dataclass
 class Found:
     """What each contract returned, or the traceback of what it raised, and how long it took.
-
-    `unshipped` is what a read raises before the package is sent, where it has to be.
-    """
+    `unshipped` is what a read raises before the package is sent, where it has to be."""
 
     results: dict[str, Any] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)

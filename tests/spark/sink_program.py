@@ -136,10 +136,8 @@ def kill_executor(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def meet(folder: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function that stops the first partition until a second attempt has got as far.
-
-    It stops in the middle of the rows; from there on both attempts write at once.
-    """
+    """Return a function that stops the first partition until a second attempt has got as far. It
+    stops in the middle of the rows; from there on both attempts write at once."""
 
     def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = TaskContext.get()

@@ -1,7 +1,6 @@
 """A real broker and a real access log: every way of reading must give the same counts."""
 
 import json
-import re
 import threading
 import time
 from collections import Counter
@@ -13,27 +12,20 @@ import pytest
 
 from holdfast.spark.bound import bind
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
+from tests.support.access_log import KEY_COUNT, STATUSES, key_and_tag, read_lines
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
-LOG = Path(__file__).parents[2].parent / "shared" / "data" / "apache_access.log"
-LINE = re.compile(rb'(\S+) .*?" (\d{3}) ')
 TOPIC = "access-log"
 QUEUES = 4
-STATUSES = {
-    "200": 9126, "304": 445, "404": 213, "301": 164, "206": 45, "500": 3, "416": 2, "403": 2,
-}  # fmt: skip
-KEYS = 1753
 
 
 @pytest.fixture(scope="module")
 def lines() -> list[bytes]:
-    if not LOG.is_file():
-        pytest.skip(f"{LOG} is not there: the access log is no part of the project")
-    return LOG.read_bytes().splitlines()
+    return read_lines()
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +60,8 @@ class PublishedLog:
 def publish(broker: RunningBroker, lines: list[bytes]) -> None:
     with broker.client() as client, client.producer(TOPIC) as producer:
         for line in lines:
-            match = LINE.match(line)
-            assert match is not None
-            producer.send(line, key=match[1].decode(), tag=match[2].decode())
+            key, tag = key_and_tag(line)
+            producer.send(line, key=key, tag=tag)
 
 
 def newest_ms(broker: RunningBroker) -> int:
@@ -85,7 +76,7 @@ def statuses(frame: "DataFrame") -> dict[str, int]:
 
 def test_the_whole_topic(spark: "SparkSession", published: PublishedLog) -> None:
     frame = published.load(spark)
-    assert frame.selectExpr("count(*)", "count(distinct key)").first() == (10_000, KEYS)
+    assert frame.selectExpr("count(*)", "count(distinct key)").first() == (10_000, KEY_COUNT)
     assert statuses(frame) == STATUSES
 
 
@@ -145,7 +136,7 @@ def test_a_job_for_kafka_runs_with_its_format_and_address_changed(
         "count(headers)", "count(distinct key)", "count(distinct partition)",
         "count_if(value like '%GET /presentations/%') > 0",
     )  # fmt: skip
-    assert found.first() == (0, KEYS, QUEUES, True)
+    assert found.first() == (0, KEY_COUNT, QUEUES, True)
 
 
 def test_a_stream_for_kafka_runs_with_its_format_and_address_changed(

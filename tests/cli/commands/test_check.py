@@ -48,18 +48,6 @@ def test_damage_is_code_1_and_changes_nothing(
     assert segment_of(left_behind).read_bytes() == before
 
 
-def test_a_terminal_shows_sentences(
-    holdfast: Run, left_behind: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("holdfast.cli.commands.check.is_terminal", lambda: True)
-    *_, verdict = holdfast("check", str(left_behind)).stdout.splitlines()
-    assert verdict.startswith("sound: ")
-    (left_behind / "VERSION").write_text("q")
-    found, mend, *_ = holdfast("check", str(left_behind)).stdout.splitlines()
-    assert found.startswith("damage: VERSION: ")
-    assert mend.startswith("    fix: 'holdfast repair' writes")
-
-
 def test_a_directory_in_use_is_refused(holdfast: Run, holdfast_broker: RunningBroker) -> None:
     done = holdfast("check", str(holdfast_broker.data_dir))
     assert done.exit_code == 6

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 
 from holdfast.cli.main import main
@@ -34,14 +33,6 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
     file.write_text("[http_api]\nport = 1\n")
     shown = CliRunner().invoke(main, ["config", "show"], env={"HOLDFAST_CONFIG": str(file)})
     assert '{"key":"http_api.port","value":1,' in shown.stdout
-
-
-def test_a_terminal_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.cli.output.terminal.is_terminal", lambda: True)
-    shown = CliRunner().invoke(main, ["config", "show"], env={"COLUMNS": "200"})
-    lines = [line.split() for line in shown.stdout.splitlines()]
-    assert ["key", "value", "source"] in lines
-    assert ["commitlog.segment_bytes", str(1 << 30), "default"] in lines
 
 
 def test_reference_is_the_page() -> None:

@@ -197,20 +197,6 @@ def test_watching_shows_it_again_and_again(orders: Run, monkeypatch: pytest.Monk
     assert slept == [0.5] * 3
 
 
-def test_a_terminal_shows_tables(orders: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    orders("group", "create", "g", "orders=3", "refunds", "--dead-letter-topic", "dead")
-    orders("consume", "orders", "--group", "g", "--max", "4")
-    for module in ("group_view", "terminal"):
-        monkeypatch.setattr(f"holdfast.cli.output.{module}.is_terminal", lambda: True)
-    monkeypatch.setenv("COLUMNS", "250")
-    shown = orders("group", "describe", "g", "--wide").stdout
-    assert "g: competing, sfq by count" in shown
-    assert "dead letters to dead" in shown
-    for heading in ("floor", "in flight", "delayed", "dead", "served", "member"):
-        assert heading in shown
-    assert "weight 3" in orders("group", "describe", "g").stdout
-
-
 # -- groups that only store offsets
 
 
@@ -222,18 +208,6 @@ def group(holdfast: Run, shared_broker: RunningBroker) -> Run:
     with shared_broker.client() as client:
         client.store_offsets("g", "t", {0: 1})
     return holdfast
-
-
-def test_list_describe_and_offsets(group: Run) -> None:
-    (listed,) = lines(group("group", "list").stdout)
-    assert listed["group"] == "g"
-    described = json.loads(group("group", "describe", "g").stdout)
-    assert described["group"] == "g"
-    (topic,) = described["topics"]
-    assert topic["topic"] == "t"
-    stored = json.loads(group("group", "offsets", "g", "t").stdout)
-    assert stored["offsets"] == {"0": 1}
-    assert stored["etag"]
 
 
 def test_a_dry_run_changes_nothing(group: Run) -> None:

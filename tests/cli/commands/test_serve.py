@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -123,15 +122,6 @@ def test_a_second_broker_on_the_directory_is_refused(tmp_path: Path) -> None:
         assert f"{tmp_path / 'd'} is in use by another broker (process {process.pid})" in said
         with Client(url) as client:
             client.publish("t", b"x")
-
-
-def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        said = refused("--data-dir", tmp_path / "d", "--port", port)
-    assert f"port {port} on 127.0.0.1 is in use" in said
-    with serving(tmp_path / "d"):
-        pass
 
 
 def test_an_address_that_is_not_ours_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import json
 
-from tests.cli.conftest import Run, assert_refused, lines
+from tests.cli.conftest import Run, assert_refused
 
 
 def test_create_makes_sure_of_a_topic(holdfast: Run) -> None:
@@ -13,16 +13,6 @@ def test_create_makes_sure_of_a_topic(holdfast: Run) -> None:
     assert described["config"]["retention_bytes"] == 1024 * 1024
     assert holdfast("topic", "create", "t", "--queues", "2").exit_code == 0
     assert_refused(holdfast("topic", "create", "t", "--queues", "3"), 5)
-
-
-def test_list_and_describe(holdfast: Run) -> None:
-    assert holdfast("topic", "list").stdout == ""
-    for name in ("b", "a"):
-        holdfast("topic", "create", name)
-    listed = lines(holdfast("topic", "list").stdout)
-    assert [topic["topic"] for topic in listed] == ["a", "b"]
-    described = json.loads(holdfast("topic", "describe", "a").stdout)
-    assert [queue["queue"] for queue in described["queues"]] == [0, 1, 2, 3]
     assert_refused(holdfast("topic", "describe", "c"), 4, "'c'")
 
 

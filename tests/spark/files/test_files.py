@@ -63,11 +63,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
 
 
 def let_the_log_note_it(broker: RunningBroker) -> None:
-    """Wait until the log contains the records of everything stored before.
-
-    A record follows its reply a moment later, but appends are ordered, so one more publish is
-    enough.
-    """
+    """Wait until the log contains the records of everything stored before. A record follows its
+    reply a moment later, but appends are ordered, so one more publish is enough."""
     with broker.client() as client:
         client.publish("others", b"x")
 

@@ -237,10 +237,8 @@ def _json(offsets: dict[int, int]) -> str:
 def test_a_half_written_end_is_not_bound(
     published: list[tuple[int, Sent]], data: st.DataObject
 ) -> None:
-    """Wherever the last write is cut, only the complete messages before it are visible.
-
-    Once the rest is written, the last message is visible, too.
-    """
+    """Wherever the last write is cut, only the complete messages before it are visible. Once the
+    rest is written, the last message is visible, too."""
     with model() as log:
         log.snapshot()
         for queue, each in published[:-1]:

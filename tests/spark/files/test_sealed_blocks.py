@@ -19,10 +19,8 @@ START = 2**20
 
 
 def segment(folder: Path, queues: list[int], base_offsets: list[int]) -> Path:
-    """Make a segment file that has only a header page and a footer.
-
-    The footer lists a block of ten messages for each queue and base offset, in topic 0.
-    """
+    """Make a segment file that has only a header page and a footer. The footer lists a block of ten
+    messages for each queue and base offset, in topic 0."""
     rows = np.zeros(len(queues), BLOCK_DTYPE)
     rows["queue_id"], rows["base_offset"], rows["message_count"] = queues, base_offsets, 10
     footer = encode_footer(START, rows, np.zeros(5, KEY_DTYPE))

@@ -472,23 +472,17 @@ def test_a_question_after_something_else_is_answered_at_once(
     assert polls(broker) == 0
 
 
-def test_several_topics_are_looked_at_in_turns(broker: FakeBroker, stream: Stream) -> None:
-    for number in range(3):
+@pytest.mark.parametrize(("topics", "pauses_s"), [(3, [0.2] * 5), (20, [0.4, 0.4, 0.2])])
+def test_several_topics_are_polled_and_many_topics_less_often(
+    broker: FakeBroker, stream: Stream, topics: int, pauses_s: list[float]
+) -> None:
+    for number in range(topics):
         broker.topic(f"t{number}")
-    three = stream(subscribePattern="t.*")
-    assert three.batch() == {}
-    assert three.batch() == {}
-    assert three.clock.slept_s == pytest.approx([0.2] * 5)
+    several = stream(subscribePattern="t.*")
+    assert several.batch() == {}
+    assert several.batch() == {}
+    assert several.clock.slept_s == pytest.approx(pauses_s)
     assert polls(broker) == 0
-
-
-def test_many_topics_are_looked_at_less_often(broker: FakeBroker, stream: Stream) -> None:
-    for number in range(20):
-        broker.topic(f"t{number}")
-    many = stream(subscribePattern="t.*")
-    assert many.batch() == {}
-    assert many.batch() == {}
-    assert many.clock.slept_s == pytest.approx([0.4, 0.4, 0.2])
 
 
 def test_a_broker_that_does_not_hold_is_asked_now_and_then(

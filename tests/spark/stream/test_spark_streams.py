@@ -140,19 +140,6 @@ def test_a_stream_starts_at_latest_and_goes_on(
     assert not query.isActive
 
 
-def polls(broker: FakeBroker) -> int:
-    return sum("/messages?offsets" in each for each in broker.requests)
-
-
-def test_an_idle_stream_asks_its_broker_some_times_a_wait(start: Start, broker: FakeBroker) -> None:
-    query = start(idleWaitMs="100")
-    query.processAllAvailable()
-    wait_until(lambda: polls(broker) > 0, "the first question that is held")
-    asked, held = len(broker.requests), polls(broker)
-    wait_until(lambda: polls(broker) >= held + 10, "ten more")
-    assert len(broker.requests) - asked <= 4 * (polls(broker) - held)
-
-
 def test_a_question_that_is_held_does_not_keep_a_stream_from_stopping(
     start: Start, broker: FakeBroker
 ) -> None:

@@ -127,10 +127,8 @@ def alone(batch: pa.RecordBatch, *, max_rows: int) -> dict[int, list[bytes]]:
 def test_attempts_that_alternate_store_each_row_once(
     count: int, max_rows: int, readable: bool, steps: list[tuple[int, bool]]
 ) -> None:
-    """Four attempts send their requests alternately.
-
-    An attempt may die after or before its request is stored, and is started again.
-    """
+    """Four attempts send their requests alternately. An attempt may die after or before its request
+    is stored, and is started again."""
     store = FakeStore(readable=readable)
     batch = rows(list(range(count)))
     begun = [(begin(store), requests(batch, max_rows=max_rows)) for _ in range(4)]
@@ -217,11 +215,8 @@ def test_without_identity_everything_is_stored_again() -> None:
 
 
 def test_rows_that_changed_places_with_later_ones_are_found_out_long_after() -> None:
-    """The broker remembers only the last five batches.
-
-    Without this check, exchanging an early row with a late row would lose one of them and store the
-    other twice.
-    """
+    """The broker remembers only the last five batches. Without this check, exchanging an early row
+    with a late row would lose one of them and store the other twice."""
     numbers = list(range(10_000, 14_000))
     store = FakeStore()
     publisher = begin(store)

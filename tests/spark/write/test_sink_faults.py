@@ -84,10 +84,8 @@ def test_tasks_and_executors_that_die_store_nothing_twice(tmp_path: Path) -> Non
 
 @contextmanager
 def two_hosts(folder: Path) -> Iterator[str]:
-    """Yield a master with a worker on each of two addresses of this machine.
-
-    Spark sees two hosts. It never starts a second attempt on the host of the first one.
-    """
+    """Yield a master with a worker on each of two addresses of this machine. Spark sees two hosts.
+    It never starts a second attempt on the host of the first one."""
     deploy = "org.apache.spark.deploy"
     ports = ("--port", "0", "--webui-port", "0")
     with ExitStack() as stack:

@@ -134,19 +134,6 @@ def test_other_modes_than_append_are_refused(
         writer.mode(mode).save()
 
 
-def test_mistakes_are_told_before_anything_is_written(
-    spark: "SparkSession", running: RunningBroker, topic: str
-) -> None:
-    frame = numbers(spark, 10)
-    with pytest.raises(Exception, match="did you mean 'tag'"):
-        write(frame.selectExpr("value", "key as tags"), running, topic=topic)
-    with pytest.raises(Exception, match="did you mean 'durability'"):
-        write(frame, running, topic=topic, durabilty="fsync")
-    with pytest.raises(Exception, match="unknown-topic"):
-        write(frame, running, topic="nowhere")
-    assert read(spark, running, topic).count() == 0
-
-
 def start(frame: "DataFrame", broker: RunningBroker, checkpoint: Path, **options: str) -> Any:
     writer = frame.writeStream.format("holdfast").options(url=broker.url, **options)
     return writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,17 +79,37 @@ def numbered(count: int, *, cut: int = 50) -> list[pa.RecordBatch]:
     return [batch.slice(at, cut) for at in range(0, count, cut)]
 
 
-def assert_each_once(running: RunningBroker, topic: str, count: int) -> None:
-    """Check that each number is there once, and in order per key."""
-    found = bodies(running, topic)
-    assert sorted(int(body) for queue in found.values() for body in queue) == list(range(count))
-    for queue in found.values():
-        for key in range(11):
-            of_key = [int(body) for body in queue if int(body) % 11 == key]
-            assert of_key in ([], list(range(key, count, 11)))
+@dataclass
+class Target:
+    """A topic of three queues on a real broker, only for this test."""
+
+    broker: RunningBroker
+    topic: str
+
+    def write(
+        self, batches: Sequence[pa.RecordBatch] | Iterator[pa.RecordBatch], **given: Any
+    ) -> WriteCounts:
+        return write(self.broker.url, batches, topic=self.topic, **given)
+
+    def bodies(self) -> dict[int, list[bytes]]:
+        return bodies(self.broker, self.topic)
+
+    def assert_each_once(self, count: int) -> None:
+        """Check that each number is there once, and in order per key."""
+        found = self.bodies()
+        assert sorted(int(body) for queue in found.values() for body in queue) == [*range(count)]
+        for queue in found.values():
+            for key in range(11):
+                of_key = [int(body) for body in queue if int(body) % 11 == key]
+                assert of_key in ([], list(range(key, count, 11)))
 
 
-def test_every_column_is_stored(running: RunningBroker, topic: str) -> None:
+@pytest.fixture
+def target(running: RunningBroker, topic: str) -> Target:
+    return Target(running, topic)
+
+
+def test_every_column_is_stored(target: Target, running: RunningBroker, topic: str) -> None:
     columns: dict[str, list[Any]] = {
         "body": [b"one", b"", b"\xff\x00"],
         "key": ["k1", None, "ключ"],
@@ -98,11 +119,11 @@ def test_every_column_is_stored(running: RunningBroker, topic: str) -> None:
         "born_timestamp": [1_700_000_000_000_000, None, 1_700_000_000_001_000],
         "expires_timestamp": [None, 4_000_000_000_000_000, None],
     }
-    counts = write(running.url, [arrow(columns)], names=list(columns), topic=topic)
+    counts = target.write([arrow(columns)], names=list(columns))
     assert (counts.rows, counts.duplicates) == (3, 0)
     with running.client() as client:
         publish = client.publish(topic, b"same key", key="k1")
-    found = {m.body: m for queue in stored(running, topic).values() for m in queue}
+    found = {m.body: m for queue in stored(target.broker, target.topic).values() for m in queue}
     one, empty, raw = found[b"one"], found[b""], found[b"\xff\x00"]
     assert (one.key, one.tag, one.properties) == ("k1", None, {"a": "1", "b": ""})
     assert one.queue == publish.queue
@@ -112,20 +133,16 @@ def test_every_column_is_stored(running: RunningBroker, topic: str) -> None:
 
 
 @pytest.mark.parametrize("rows", ["1000", "7"])
-def test_a_second_attempt_stores_nothing_twice(
-    running: RunningBroker, topic: str, rows: str
-) -> None:
+def test_a_second_attempt_stores_nothing_twice(target: Target, rows: str) -> None:
     """Also if it sent more than the broker remembers and Spark cuts the batches differently."""
-    first = write(running.url, numbered(400), topic=topic, maxBatchRows=rows)
-    second = write(running.url, numbered(400, cut=33), topic=topic, maxBatchRows=rows)
+    first = target.write(numbered(400), maxBatchRows=rows)
+    second = target.write(numbered(400, cut=33), maxBatchRows=rows)
     assert (first.duplicates, first.rows, second.rows) == (0, 400, 400)
     assert second.duplicates == second.batches == first.batches
-    assert_each_once(running, topic, 400)
+    target.assert_each_once(400)
 
 
-def test_an_attempt_goes_on_from_where_one_was_cut_short(
-    running: RunningBroker, topic: str
-) -> None:
+def test_an_attempt_goes_on_from_where_one_was_cut_short(target: Target) -> None:
     class Cut(Exception):
         pass
 
@@ -135,29 +152,27 @@ def test_an_attempt_goes_on_from_where_one_was_cut_short(
 
     for count in (30, 170, 90, 250):
         with pytest.raises(Cut):
-            write(running.url, until(count), topic=topic, maxBatchRows="8")
-    write(running.url, numbered(400), topic=topic, maxBatchRows="8")
-    assert_each_once(running, topic, 400)
+            target.write(until(count), maxBatchRows="8")
+    target.write(numbered(400), maxBatchRows="8")
+    target.assert_each_once(400)
 
 
-def test_an_attempt_whose_rows_ended_too_early_is_completed(
-    running: RunningBroker, topic: str
-) -> None:
+def test_an_attempt_whose_rows_ended_too_early_is_completed(target: Target) -> None:
     """Spark ends the rows like this when an earlier step of the task fails."""
     for count in (33, 35, 34, 190, 71, 333):
         with suppress(ReplayDiffers):  # not raised if the last batch is too old to compare
-            write(running.url, numbered(count), topic=topic, maxBatchRows="8")
+            target.write(numbered(count), maxBatchRows="8")
     for _ in range(2):
-        write(running.url, numbered(400), topic=topic, maxBatchRows="8")
-    assert_each_once(running, topic, 400)
+        target.write(numbered(400), maxBatchRows="8")
+    target.assert_each_once(400)
 
 
-def test_attempts_at_once_store_each_row_once(running: RunningBroker, topic: str) -> None:
+def test_attempts_at_once_store_each_row_once(target: Target) -> None:
     errors: list[Exception] = []
 
     def attempt(cut: int) -> None:
         try:
-            write(running.url, numbered(600, cut=cut), topic=topic, maxBatchRows="10")
+            target.write(numbered(600, cut=cut), maxBatchRows="10")
         except Exception as error:
             errors.append(error)
 
@@ -167,29 +182,29 @@ def test_attempts_at_once_store_each_row_once(running: RunningBroker, topic: str
     for thread in threads:
         thread.join()
     assert not errors
-    assert_each_once(running, topic, 600)
+    target.assert_each_once(600)
 
 
-def test_answers_that_got_lost_are_asked_for_again(running: RunningBroker, topic: str) -> None:
+def test_answers_that_got_lost_are_asked_for_again(
+    target: Target, running: RunningBroker, topic: str
+) -> None:
     with dropping_proxy(running.url, lambda number: number % 3 == 0) as proxy:
         counts = write(proxy.url, numbered(300), topic=topic, maxBatchRows="20")
     assert counts.duplicates > 0
     assert proxy.publishes > 15
-    assert_each_once(running, topic, 300)
+    target.assert_each_once(300)
 
 
-def test_rows_without_key_or_queue_are_spread_by_windows(
-    running: RunningBroker, topic: str
-) -> None:
+def test_rows_without_key_or_queue_are_spread_by_windows(target: Target) -> None:
     batch = arrow({"body": [b"%d" % number for number in range(90)]})
     for _ in range(2):
-        write(running.url, [batch], names=["body"], topic=topic, maxBatchRows="10")
-    found = bodies(running, topic)
+        target.write([batch], names=["body"], maxBatchRows="10")
+    found = target.bodies()
     assert [len(queue) for queue in found.values()] == [30, 30, 30]
     assert sorted(int(body) for queue in found.values() for body in queue) == list(range(90))
 
 
-def test_rows_that_name_their_topic(running: RunningBroker, topic: str) -> None:
+def test_rows_that_name_their_topic(target: Target, running: RunningBroker, topic: str) -> None:
     other = f"{topic}.other"
     batch = arrow(
         {"body": [b"a", b"b", b"c", b"d"], "topic": [topic, other, topic, other], "queue": [1] * 4}
@@ -199,7 +214,7 @@ def test_rows_that_name_their_topic(running: RunningBroker, topic: str) -> None:
         write(running.url, [batch], names=names)
     for _ in range(2):
         write(running.url, [batch], names=names, createTopic="true")
-    assert bodies(running, topic)[1] == [b"a", b"c"]
+    assert target.bodies()[1] == [b"a", b"c"]
     assert bodies(running, other)[1] == [b"b", b"d"]
     write(running.url, [batch], names=names, topic=other, writer=WriterRun("job", 1))
     assert bodies(running, other)[1] == [b"b", b"d", b"a", b"b", b"c", b"d"]
@@ -217,41 +232,35 @@ def test_priorities_choose_levels(running: RunningBroker, topic: str) -> None:
     assert found[expected + 1] == [b"high"]
 
 
-def test_other_rows_are_refused_and_nothing_of_them_is_stored(
-    running: RunningBroker, topic: str
-) -> None:
-    write(running.url, numbered(300), topic=topic, maxBatchRows="10")
+def test_other_rows_are_refused_and_nothing_of_them_is_stored(target: Target, topic: str) -> None:
+    target.write(numbered(300), maxBatchRows="10")
     batch = numbered(300, cut=300)[0]
     swapped = batch.take(pa.array([*range(100), 101, 100, *range(102, 300)]))
-    write(running.url, [swapped], topic=topic, maxBatchRows="10", writer=WriterRun("other", 0))
+    target.write([swapped], maxBatchRows="10", writer=WriterRun("other", 0))
     for rows in (batch.take(pa.array(range(299, -1, -1))), batch.slice(0, 20), batch.slice(11)):
         with pytest.raises(ReplayDiffers, match=f"of '{topic}'"):
-            write(running.url, [rows], topic=topic, maxBatchRows="10")
-    assert sum(map(len, bodies(running, topic).values())) == 600
+            target.write([rows], maxBatchRows="10")
+    assert sum(map(len, target.bodies().values())) == 600
 
 
-def test_rows_in_any_order_are_the_same_once_they_are_sorted(
-    running: RunningBroker, topic: str
-) -> None:
+def test_rows_in_any_order_are_the_same_once_they_are_sorted(target: Target) -> None:
     batch = numbered(200, cut=200)[0]
     for order in (range(200), range(199, -1, -1)):
         shuffled = batch.take(pa.array(order))
         parts = [shuffled.slice(0, 90), shuffled.slice(90)]
-        write(running.url, parts, topic=topic, maxBatchRows="10", sortBy="Body")
-    found = bodies(running, topic)
+        target.write(parts, maxBatchRows="10", sortBy="Body")
+    found = target.bodies()
     assert sorted(int(body) for queue in found.values() for body in queue) == list(range(200))
     assert all(queue == sorted(queue) for queue in found.values())
-    assert write(running.url, [], topic=topic, sortBy="body").rows == 0
+    assert target.write([], sortBy="body").rows == 0
 
 
-def test_a_later_batch_is_new_and_an_earlier_one_is_fenced(
-    running: RunningBroker, topic: str
-) -> None:
+def test_a_later_batch_is_new_and_an_earlier_one_is_fenced(target: Target) -> None:
     for epoch in (0, 5):
-        write(running.url, numbered(20), topic=topic, writer=WriterRun("stream", epoch))
+        target.write(numbered(20), writer=WriterRun("stream", epoch))
     with pytest.raises(WriteRefused, match=r"rows 0 to 19 of partition 0.*producer-fenced"):
-        write(running.url, numbered(20), topic=topic, writer=WriterRun("stream", 4))
-    assert sum(map(len, bodies(running, topic).values())) == 40
+        target.write(numbered(20), writer=WriterRun("stream", 4))
+    assert sum(map(len, target.bodies().values())) == 40
 
 
 def test_what_the_broker_refuses_names_its_rows(running: RunningBroker, topic: str) -> None:
@@ -272,7 +281,9 @@ def test_what_the_broker_refuses_names_its_rows(running: RunningBroker, topic: s
         )
 
 
-def test_a_broker_killed_in_the_middle_is_waited_for(running: RunningBroker, topic: str) -> None:
+def test_a_broker_killed_in_the_middle_is_waited_for(
+    target: Target, running: RunningBroker
+) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(numbered(300, cut=10)):
             if number in (5, 20):
@@ -284,12 +295,14 @@ def test_a_broker_killed_in_the_middle_is_waited_for(running: RunningBroker, top
             else:
                 yield batch
 
-    write(running.url, batches(), topic=topic, maxBatchRows="10")
-    write(running.url, numbered(300), topic=topic, maxBatchRows="10")
-    assert_each_once(running, topic, 300)
+    target.write(batches(), maxBatchRows="10")
+    target.write(numbered(300), maxBatchRows="10")
+    target.assert_each_once(300)
 
 
-def test_a_topic_made_again_fails_the_attempt(running: RunningBroker, topic: str) -> None:
+def test_a_topic_made_again_fails_the_attempt(
+    target: Target, running: RunningBroker, topic: str
+) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(numbered(100, cut=10)):
             if number == 5:
@@ -299,7 +312,7 @@ def test_a_topic_made_again_fails_the_attempt(running: RunningBroker, topic: str
             yield batch
 
     with pytest.raises(WriteRefused, match="topic-recreated"):
-        write(running.url, batches(), topic=topic, maxBatchRows="10")
+        target.write(batches(), maxBatchRows="10")
 
 
 def test_a_token_that_may_only_publish_is_enough(tmp_path: Path) -> None:
