@@ -20,8 +20,8 @@ the second use changes nothing.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.group_topic import QueueLane
@@ -58,8 +58,7 @@ ENDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """The parameters of one call to settle. If `delay_ms` is None, the group's backoff table sets
     the delay of a nack."""
 
