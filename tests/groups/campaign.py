@@ -3,15 +3,17 @@
 
 import sys
 import time
+from collections import Counter
 
 from tests.groups.world import World
 
+COUNTS = ("deliveries", "checks", "crashes", "stops", "repeated", "rescues")
 MODES = ("competing", "keyed", "single_active", "exclusive")
 
 
 def run(operations: int, seed: int, share_compared: float = 0.2) -> None:
     """Run worlds of 2,000 operations with consecutive seeds, and print the totals."""
-    began, done, totals = time.monotonic(), 0, [0] * 6
+    began, done, totals = time.monotonic(), 0, Counter[str]()
     print(f"from seed {seed} on", flush=True)
     while done < operations:
         mode = MODES[seed % 4]
@@ -26,20 +28,12 @@ def run(operations: int, seed: int, share_compared: float = 0.2) -> None:
         except BaseException:
             print(f"seed {seed}, {mode}, {engine}, operation {done}", flush=True)
             raise
-        counts = (
-            *(world.deliveries, world.checks, world.crashes, world.rescues),
-            *(world.stops, world.repeated),
-        )
-        totals = [a + b for a, b in zip(totals, counts, strict=True)]
+        totals.update({name: getattr(world, name) for name in COUNTS})
         seed += 1
         if done >= operations or seed % 10 == 0:
+            counts = ", ".join(f"{totals[name]} {name}" for name in COUNTS)
             seconds = time.monotonic() - began
-            print(
-                f"{done} operations, seeds up to {seed - 1}: {totals[0]} deliveries, {totals[1]} "
-                f"comparisons, {totals[2]} crashes, {totals[4]} stops, {totals[5]} repeated "
-                f"requests, {totals[3]} scan rescues; {seconds:.0f} s",
-                flush=True,
-            )
+            print(f"{done} operations, seeds to {seed - 1}: {counts}; {seconds:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ from holdfast.groups.core.receiving import serve
 from holdfast.groups.core.requests import SelectedMessage
 from holdfast.groups.core.settling import Status, Verb
 from holdfast.groups.cursor.cursor import State
-from tests.groups.pages import progress_of
-from tests.groups.queues import Stage, browse_stage, park, served, settle
+from tests.groups.queues import Stage, park, served, settle
 
 engines = pytest.mark.parametrize("engine", FAIR_ENGINES)
 
@@ -152,26 +151,6 @@ def test_available_counts_new_messages_of_an_idle_group() -> None:  # A36
     assert stage.ask(max_messages=0).available == 100
     settle(stage, Verb.RELEASE, messages[3:5])
     assert stage.ask(max_messages=0).available == 102
-
-
-def test_browsing_changes_no_state() -> None:  # I15
-    stage = Stage()
-    stage.publish(6)
-    settle(stage, Verb.NACK, stage.take(max_messages=2)[:1], delay_ms=700)
-    stage.commit()
-
-    def state() -> object:
-        group, cursor = stage.group, stage.cursor()
-        states = [cursor.state(offset) for offset in range(6)]
-        attempts = [(cursor.attempt(each), cursor.failures(each)) for each in range(6)]
-        counts = group.available(), group.lease_count, dict(group.fair.served)
-        return repr(progress_of(cursor)), states, attempts, counts
-
-    before = state()
-    for include_leased in (False, True):
-        assert browse_stage(stage, {}, include_leased=include_leased).messages
-    assert state() == before
-    assert not stage.group.outbox.has_writes
 
 
 # -- one message, three actors -------------------------------------------------------------------
