@@ -182,7 +182,7 @@ def test_an_interrupt_ends_a_wait_and_loses_nothing(
     main = threading.main_thread()
 
     def interrupt() -> None:
-        # Before the loop has started, an interrupt would not reach it.
+        # The interrupt must come while the reader waits.
         while not (is_in_a_reader(main) and pulls_held(shared_broker)):
             time.sleep(0.005)
         os.kill(os.getpid(), signal.SIGINT)
@@ -222,29 +222,6 @@ def running(*works: Callable[[], None]) -> Iterator[None]:
     finally:
         for thread in threads:
             thread.join()
-
-
-def test_closing_the_client_ends_a_reader_that_waits(
-    shared_broker: RunningBroker, topic: str
-) -> None:
-    client = shared_broker.client()
-    client.create_topic(topic, queues=1)
-    raised: list[Exception] = []
-
-    def read() -> None:
-        try:
-            list(client.pull(topic, 0))
-        except ClientClosed as error:
-            raised.append(error)
-
-    reading = threading.Thread(target=read)
-    reading.start()
-    client.close()
-    client.close()
-    reading.join(20)
-    assert len(raised) == 1
-    with pytest.raises(ClientClosed):
-        client.topics()
 
 
 def test_a_reader_may_outlive_its_client(shared_broker: RunningBroker, topic: str) -> None:
@@ -385,24 +362,31 @@ def test_after_an_interrupted_request_the_client_is_usable(
         assert [message.body for message in client.pull_once(topic, 0, 0).messages] == [b"x"]
 
 
-def test_closing_the_client_ends_a_request_of_another_thread(
-    own_broker: RunningBroker, topic: str
+@pytest.mark.parametrize("kind", ["reader", "request"])
+def test_closing_the_client_ends_a_wait_in_another_thread(
+    own_broker: RunningBroker, topic: str, kind: str
 ) -> None:
     client = own_broker.client()
-    client.publish(topic, b"x", queue=0)
+    client.create_topic(topic, queues=1)
     raised: list[Exception] = []
 
-    def pull() -> None:
+    def wait() -> None:
         try:
-            client.pull_once(topic, 0, 1, wait_ms=60_000)
+            if kind == "reader":
+                list(client.pull(topic, 0))
+            else:
+                client.pull_once(topic, 0, 0, wait_ms=60_000)
         except ClientClosed as error:
             raised.append(error)
 
-    with running(pull):
+    with running(wait):
         while not pulls_held(own_broker):
             time.sleep(0.005)
         client.close()
+        client.close()
     assert len(raised) == 1
+    with pytest.raises(ClientClosed):
+        client.topics()
 
 
 def test_only_producers_and_consumers_of_leases_start_the_loop_thread(
