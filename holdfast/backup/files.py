@@ -6,9 +6,9 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from holdfast.commitlog.disk.disk import make_directory
+from holdfast.commitlog.disk.disk import File, make_directory
 from holdfast.commitlog.disk.owned_files import create_file, open_file
 
 _CHUNK = 1024 * 1024
@@ -33,14 +33,7 @@ def sum_progress(report: Callable[[int, int], None], total: int) -> Progress:
     return advance
 
 
-class Readable(Protocol):
-    """The read interface of `commitlog.disk.disk.File`."""
-
-    def read(self, size: int, position: int) -> bytes:
-        """Return up to `size` bytes; fewer only at the end."""
-
-
-def chunks(file: Readable, size: int, start: int = 0) -> Iterator[bytes]:
+def chunks(file: File, size: int, start: int = 0) -> Iterator[bytes]:
     """Yield `size` bytes of a file, from the byte `start` on. Raise OSError if the file is
     shorter."""
     at = 0

@@ -30,7 +30,7 @@ from holdfast.commitlog.format.segment_format import (
     FooterTrailer,
     Keys,
 )
-from holdfast.commitlog.segments import commit_log, log_scan, recovery
+from holdfast.commitlog.segments import commit_log, footer, log_scan, recovery
 from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.commitlog.segments.segment import Segment
 from holdfast.consumequeue.index.index import Index
@@ -174,7 +174,7 @@ def _trust_footers(patch: pytest.MonkeyPatch) -> None:
         split = trailer.block_count * BLOCK_DTYPE.itemsize
         return np.frombuffer(tables[:split], BLOCK_DTYPE), np.frombuffer(tables[split:], KEY_DTYPE)
 
-    patch.setattr(commit_log, "decode_footer", decode_footer)
+    patch.setattr(footer, "decode_footer", decode_footer)
 
 
 def _cut_below_the_durable_mark(patch: pytest.MonkeyPatch) -> None:
