@@ -1,6 +1,7 @@
 """AsyncClient's readers against a real broker."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
@@ -17,21 +18,25 @@ from holdfast.testing import RunningBroker
 async def client(shared_broker: RunningBroker) -> AsyncIterator[AsyncClient]:
     """A client of a broker that holds no pull: the broker may notice earlier disconnects late."""
     async with shared_broker.async_client() as client:
-        while await parked(client):
-            await asyncio.sleep(0.005)
+        await wait_for_pulls(client, are_held=False)
         yield client
 
 
-async def publish(client: AsyncClient, topic: str, count: int, *, start: int = 0) -> None:
-    """Publish numbered messages in batches of 10, the first ones to queue 0."""
+async def publish(
+    client: AsyncClient, topic: str, count: int, *, queues: int | None = None, start: int = 0
+) -> None:
+    """Publish numbered messages in batches of 10, the first ones to queue 0. With `queues`, create
+    the topic first."""
+    if queues is not None:
+        await client.create_topic(topic, queues=queues)
     async with client.producer(topic, linger_ms=1e6) as producer:
-        queues = (await client.describe_topic(topic))["queue_count"]
+        queue_count = (await client.describe_topic(topic)).queue_count
         for number in range(start, start + count):
             producer.send(
                 b"%3d" % number,
                 tag="even" if number % 2 == 0 else "odd",
                 properties={"n": str(number)},
-                queue=(number // 10) % queues,
+                queue=(number // 10) % queue_count,
             )
             if number % 10 == 9:
                 await producer.flush()
@@ -48,8 +53,7 @@ def numbered(*numbers: int) -> list[bytes]:
 async def test_reading_a_queue_yields_every_message_from_the_offset_on(
     client: AsyncClient, topic: str
 ) -> None:
-    await client.create_topic(topic, queues=1)
-    await publish(client, topic, 95)
+    await publish(client, topic, 95, queues=1)
     for offset in (0, 1, 10, 37, 94, 95):
         found = [m async for m in client.pull(topic, 0, offset, follow=False)]
         assert bodies(found) == numbered(*range(offset, 95))
@@ -58,8 +62,7 @@ async def test_reading_a_queue_yields_every_message_from_the_offset_on(
 
 
 async def test_reading_can_start_at_an_end_or_at_a_time(client: AsyncClient, topic: str) -> None:
-    await client.create_topic(topic, queues=1)
-    await publish(client, topic, 10)
+    await publish(client, topic, 10, queues=1)
     found: list[Message] = []
     time = (await client.pull_once(topic, 0, 0)).messages[0].store_timestamp_ms + 1
     while not found:
@@ -76,35 +79,26 @@ async def test_a_reader_waits_for_the_next_message(client: AsyncClient, topic: s
     await client.create_topic(topic, queues=2)
     async with asyncio.timeout(20):
         for queue in (0, None):
-            while await parked(client):
-                await asyncio.sleep(0.005)
+            await wait_for_pulls(client, are_held=False)
             async with client.pull(topic, queue, start="latest") as messages:
                 waiting = asyncio.ensure_future(anext(messages))
-                await held(client)
+                await wait_for_pulls(client)
                 await client.publish(topic, f"to {queue}", queue=0)
                 assert (await waiting).body == f"to {queue}".encode()
                 await client.publish(topic, b"more", queue=0)
                 assert (await anext(messages)).body == b"more"
 
 
-async def held(client: AsyncClient) -> None:
-    """Wait until the broker holds a pull."""
-    while not await parked(client):
+async def wait_for_pulls(client: AsyncClient, *, are_held: bool = True) -> None:
+    """Wait until the broker holds a pull, or until it holds none."""
+    while not re.search(f"long_poll_parked {'[1-9]' if are_held else '0'}", await client.metrics()):
         await asyncio.sleep(0.005)
-
-
-async def parked(client: AsyncClient) -> float:
-    """Return the number of pulls that the broker holds."""
-    lines = (await client.metrics()).splitlines()
-    (line,) = (line for line in lines if "long_poll_parked " in line and line[0] != "#")
-    return float(line.split()[1])
 
 
 async def test_reading_a_topic_yields_all_of_its_queues_each_in_order(
     client: AsyncClient, topic: str
 ) -> None:
-    await client.create_topic(topic, queues=3)
-    await publish(client, topic, 300)
+    await publish(client, topic, 300, queues=3)
     by_queue: dict[int, list[bytes]] = {}
     async for message in client.pull(topic, follow=False):
         by_queue.setdefault(message.queue, []).append(message.body)
@@ -116,8 +110,7 @@ async def test_reading_a_topic_yields_all_of_its_queues_each_in_order(
 async def test_reading_a_topic_ends_at_the_max_offsets_of_its_start(
     client: AsyncClient, topic: str
 ) -> None:
-    await client.create_topic(topic, queues=2)
-    await publish(client, topic, 40)
+    await publish(client, topic, 40, queues=2)
     found = []
     async for message in client.pull(topic, follow=False, max_bytes=1):
         found.append(message)
@@ -127,8 +120,7 @@ async def test_reading_a_topic_ends_at_the_max_offsets_of_its_start(
 
 
 async def test_the_broker_applies_tags_and_filters(client: AsyncClient, topic: str) -> None:
-    await client.create_topic(topic, queues=2)
-    await publish(client, topic, 40)
+    await publish(client, topic, 40, queues=2)
     for queue, numbers in ((0, [*range(10), *range(20, 30)]), (None, [*range(40)])):
         odd = [m async for m in client.pull(topic, queue, tag="odd", follow=False)]
         assert sorted(bodies(odd)) == numbered(*(n for n in numbers if n % 2))
@@ -145,15 +137,14 @@ async def test_added_queues_are_read(
     await client.create_topic(topic, queues=1)
     async with asyncio.timeout(20), client.pull(topic, start="latest", wait_ms=50) as messages:
         waiting = asyncio.ensure_future(anext(messages))
-        await held(client)
+        await wait_for_pulls(client)
         await client.change_topic(topic, queues=2)
         await client.publish(topic, b"new", queue=1)
         assert (await waiting).queue == 1
 
 
 async def test_one_pull_returns_no_more_than_requested(client: AsyncClient, topic: str) -> None:
-    await client.create_topic(topic, queues=1)
-    await publish(client, topic, 30)
+    await publish(client, topic, 30, queues=1)
     result = await client.pull_once(topic, 0, 5, max_messages=12)
     assert bodies(result.messages) == numbered(*range(5, 17))
     assert (result.next_offset, result.min_offset, result.max_offset) == (17, 0, 30)
@@ -164,8 +155,7 @@ async def test_one_pull_returns_no_more_than_requested(client: AsyncClient, topi
 
 
 async def test_batches_are_limited_to_the_range(client: AsyncClient, topic: str) -> None:
-    await client.create_topic(topic, queues=1)
-    await publish(client, topic, 30)
+    await publish(client, topic, 30, queues=1)
     parts = [part async for part in client.pull_batches(topic, 0, 7, follow=False)]
     assert [(part.start_offset, part.end_offset) for part in parts] == [(7, 10), (10, 20), (20, 30)]
     assert bytes(parts[1].batch.bodies) == b"".join(numbered(*range(10, 20)))
@@ -207,13 +197,11 @@ async def test_reading_ends_when_the_topic_was_created_again(
     client: AsyncClient, topic: str
 ) -> None:
     for queue in (0, None):
-        await client.create_topic(topic, queues=1)
-        await publish(client, topic, 1)
+        await publish(client, topic, 1, queues=1)
         async with client.pull(topic, queue, wait_ms=50) as messages:
             await anext(messages)
             await client.delete_topic(topic)
-            await client.create_topic(topic, queues=1)
-            await publish(client, topic, 1)
+            await publish(client, topic, 1, queues=1)
             with pytest.raises((errors.TopicRecreated, errors.UnknownTopic)):
                 await anext(messages)
         await client.delete_topic(topic)
@@ -225,7 +213,7 @@ async def test_closing_the_client_ends_a_reader_that_waits(
     await client.create_topic(topic, queues=1)
     reading = shared_broker.async_client()
     waiting = asyncio.ensure_future(anext(reading.pull(topic, 0)))
-    await held(client)
+    await wait_for_pulls(client)
     await reading.close()
     with pytest.raises(errors.ClientClosed):
         await waiting
@@ -234,15 +222,13 @@ async def test_closing_the_client_ends_a_reader_that_waits(
 async def test_leaving_the_loop_ends_the_request_that_waits(
     client: AsyncClient, topic: str
 ) -> None:
-    await client.create_topic(topic, queues=1)
-    await publish(client, topic, 1)
+    await publish(client, topic, 1, queues=1)
     messages = client.pull(topic, 0)
     async with asyncio.timeout(20):
         async for _ in messages:
-            await held(client)
+            await wait_for_pulls(client)
             break
-        while await parked(client):
-            await asyncio.sleep(0.005)
+        await wait_for_pulls(client, are_held=False)
     assert [m async for m in messages] == []
 
 
@@ -252,7 +238,7 @@ async def test_a_cancelled_wait_for_a_message_loses_nothing(
     await client.create_topic(topic, queues=1)
     async with client.pull(topic, 0) as messages:
         waiting = asyncio.ensure_future(anext(messages))
-        await held(client)
+        await wait_for_pulls(client)
         waiting.cancel()
         await asyncio.wait([waiting])
         assert waiting.cancelled()
@@ -282,11 +268,10 @@ async def test_a_reader_continues_after_a_kill_of_the_broker(
     async with asyncio.timeout(60), holdfast_broker.async_client() as client:
         await client.create_topic("orders", queues=2)
         for queue in (0, None):
-            while await parked(client):
-                await asyncio.sleep(0.005)
+            await wait_for_pulls(client, are_held=False)
             async with client.pull("orders", queue, start="latest") as messages:
                 waiting = asyncio.ensure_future(anext(messages))
-                await held(client)
+                await wait_for_pulls(client)
                 await asyncio.to_thread(holdfast_broker.kill)
                 await asyncio.to_thread(holdfast_broker.start)
                 placed = await client.publish("orders", b"after", queue=0)
@@ -319,8 +304,7 @@ async def test_every_method_accepts_a_datetime_or_a_fraction_as_time(
     client: AsyncClient, topic: str
 ) -> None:
     # C4: the URL quoting raised a TypeError
-    await client.create_topic(topic, queues=1)
-    await publish(client, topic, 10)
+    await publish(client, topic, 10, queues=1)
     first = await anext(client.pull(topic, 0, 0))
     at = datetime.fromtimestamp(first.store_timestamp_ms / 1000, UTC)
     for time in (at, first.store_timestamp_ms + 0.0):
