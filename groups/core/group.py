@@ -75,7 +75,6 @@ class Group:
 
     @property
     def lease_count(self) -> int:
-        """The number of leased messages."""
         return self.in_flight.total
 
     # -- settings, topics and queues ---------------------------------------------------------

@@ -202,9 +202,8 @@ class QueueLane:
     def configure(self, config: GroupConfig) -> None:
         """Change the settings. Messages that are already dying are not affected."""
         before, self.config = self.config, config
-        if config.mode != before.mode or (
-            config.max_in_flight_per_key != before.max_in_flight_per_key
-        ):
+        is_limit_new = config.max_in_flight_per_key != before.max_in_flight_per_key
+        if is_limit_new or config.mode != before.mode:
             self.selection = self._new_selection()
 
     def set_filter(self, filter: object | None) -> None:

@@ -108,10 +108,8 @@ class InFlight:
     def may_deliver_new(self) -> bool:
         """Whether messages that are not returned messages may be leased."""
         everyone = self.everyone
-        return (
-            self.returned < everyone.most_returned_per_group
-            and everyone.returned < everyone.most_returned
-        )
+        may_group_deliver = self.returned < everyone.most_returned_per_group
+        return may_group_deliver and everyone.returned < everyone.most_returned
 
     @property
     def limit_of_returned(self) -> tuple[str, int]:

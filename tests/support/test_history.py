@@ -96,7 +96,7 @@ DOCTORED: dict[str, Doctor] = {
     "moved": lambda history, final: final.append(_at(final.pop(), offset=5)),
     "altered": _replace_the_last,
     "duplicated": lambda history, final: final.append(Record(1, 5, "k1", b"body 9")),
-    "invented": lambda history, final: final.append(Record(1, 5, "k1", b"nobody sent this")),
+    "invented": lambda history, final: final.append(Record(1, 5, "k1", b"never sent")),
     "gap": lambda history, final: _add(history, final, Send("p1", 12, "k1", b"late"), 7),
     "reordered": lambda history, final: _add(history, final, Send("p1", -1, "k1", b"first"), 5),
     "taken-back": lambda history, final: history.record_consumed(Record(0, 5, "k0", b"in doubt")),
@@ -113,8 +113,8 @@ DOCTORED: dict[str, Doctor] = {
         Record(1, 4, "k1", b"in doubt")
     ),
     "lost and all of its queue": lambda history, final: final.__delitem__(slice(1, None, 2)),
-    "gap at the begin": lambda history, final: _forget(history, final, 0),
-    "gap in what nobody promised": lambda history, final: _forget(history, final, 4),
+    "gap at the beginning": lambda history, final: _forget(history, final, 0),
+    "gap in unacknowledged messages": lambda history, final: _forget(history, final, 4),
     "reordered with other keys": lambda history, final: _add(
         history, final, Send("p1", -1, "another", b"first"), 5
     ),
