@@ -200,7 +200,9 @@ class LiveEnv:
             if self._env is not is_reserve_released or self._is_closed:
                 return
             if not is_exclusive:
-                raise lmdb.PanicError("LMDB gave the environment up, and it is still read")
+                raise lmdb.PanicError(
+                    "LMDB refuses the environment, and a transaction still reads it"
+                )
             if is_reserve_released is not None:
                 _logger.error(
                     "%s is not usable after a failed write: it is opened again at its last commit",

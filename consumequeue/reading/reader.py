@@ -111,7 +111,7 @@ def collect(
             if not damage.skip(at, unit.base_offset, _no_block(unit.physical_offset)):
                 break
             at = unit.base_offset
-        if message_filter is not None and damage.met is None:
+        if message_filter is not None and damage.start_error is None:
             may_match = message_filter.may_match(unit.tag_summary)
             scanned += unit.size if may_match else SKIPPED_BATCH_BYTES
             if scanned > MAX_SCAN_BYTES and at > offset:
@@ -130,7 +130,7 @@ def collect(
                 break
             at = end
             continue
-        if damage.met is not None:
+        if damage.start_error is not None:
             break
         first = at - unit.base_offset
         end = len(batch)
@@ -155,21 +155,21 @@ def collect(
         # The index has no more entries before the queue's end: the log lost its last blocks.
         if at < max_offset and damage.skip(at, max_offset, _no_block(0)):
             at = max_offset
-    if damage.met is not None:
-        raise damage.met.ending_at(at) from damage.met
+    if damage.start_error is not None:
+        raise damage.start_error.ending_at(at) from damage.start_error
     return Fetched(pieces, at, min_offset, max_offset, count, damage.skipped)
 
 
 @dataclass(slots=True)
 class _DamageSkipper:
-    """Decides for one pull which damage is skipped, and records the skipped damage. `met` is the
-    damage at the pull's first offset, if the pull may not skip it."""
+    """Decides for one pull which damage is skipped, and records the skipped damage. `start_error`
+    is the damage at the pull's first offset, if the pull may not skip it."""
 
     offset: int
     skip_corrupt: bool
     lost: LostRanges
     skipped: LostRanges = ()
-    met: CorruptRecord | None = None
+    start_error: CorruptRecord | None = None
 
     @property
     def is_full(self) -> bool:
@@ -177,9 +177,9 @@ class _DamageSkipper:
         return len(self.skipped) >= MAX_SKIPPED_RANGES
 
     def skip(self, start: int, end: int, error: CorruptRecord) -> bool:
-        """Return whether the pull continues after the damage from offset `start` to `end`. If `met`
-        is set, it continues only to find the end of the damage."""
-        if self.met is not None:
+        """Return whether the pull continues after the damage from offset `start` to `end`. If
+        `start_error` is set, it continues only to find the end of the damage."""
+        if self.start_error is not None:
             return True
         accepted = is_accepted(self.lost, start, end)
         if accepted or self.skip_corrupt:
@@ -187,8 +187,8 @@ class _DamageSkipper:
             self.skipped = with_lost(self.skipped, found)
             return True
         if start == self.offset:
-            self.met = error
-        return self.met is not None
+            self.start_error = error
+        return self.start_error is not None
 
 
 def _no_block(physical_offset: int) -> CorruptRecord:

@@ -80,4 +80,4 @@ def complete_future(future: "asyncio.Future[None]", error: Exception | None) -> 
 def _log_abandoned_failure(task: "asyncio.Task[Any]") -> None:
     """Log the error of a change whose caller was cancelled, so that asyncio does not warn of it."""
     if not task.cancelled() and task.exception() is not None:
-        _logger.warning("a change that nobody waits for failed: %s", task.exception())
+        _logger.warning("a change whose caller was cancelled failed: %s", task.exception())

@@ -33,7 +33,7 @@ def offsets(ranges: LostRanges) -> dict[int, bool]:
 
 @given(st.lists(_FOUND), _ENDS)
 def test_ranges_are_a_set_of_offsets_in_order(
-    found: list[LostRange], asked: tuple[int, int]
+    found: list[LostRange], queried: tuple[int, int]
 ) -> None:
     ranges: LostRanges = ()
     expected: dict[int, bool] = {}
@@ -44,7 +44,7 @@ def test_ranges_are_a_set_of_offsets_in_order(
     assert list(ranges) == sorted(ranges, key=lambda each: each.start_offset)
     assert all(each.count > 0 for each in ranges)
 
-    start, end = asked
+    start, end = queried
     left = without(ranges, start, end)
     assert offsets(left) == {at: kind for at, kind in expected.items() if not start <= at < end}
     assert overlaps(ranges, start, end) == any(at in expected for at in range(start, end))

@@ -272,13 +272,13 @@ async def test_all_topics_share_a_limit_of_queues(tmp_path: Path) -> None:
 
 async def test_a_topic_created_again_is_a_new_topic(storage: Storage, topic: Topic) -> None:
     store = storage.store
-    told: list[int] = []
-    store.topics.deleted_listeners.append(told.append)
+    deleted: list[int] = []
+    store.topics.deleted_listeners.append(deleted.append)
     await store.publishing.publish(topic, [batch("old")])
     await store.offsets.store_offsets("g", topic, {0: 1})
     message_id = format_message_id(topic.topic_id, 0, 0)
     await store.topics.delete("t")
-    assert told == [topic.topic_id]
+    assert deleted == [topic.topic_id]
     with pytest.raises(UnknownTopic):
         store.table.get("t")
     with pytest.raises(UnknownGroup):
@@ -294,7 +294,7 @@ async def test_a_topic_created_again_is_a_new_topic(storage: Storage, topic: Top
 
 
 async def test_publishing_to_a_deleted_topic_is_refused(store: MessageStore, topic: Topic) -> None:
-    """A caller that looked the topic up before must not get an acknowledgement."""
+    """A caller that calls the topic up before must not get an acknowledgement."""
     await store.topics.delete("t")
     await store.topics.create("t", queues=2)
     with pytest.raises(UnknownTopic):
@@ -328,13 +328,13 @@ async def test_a_publish_returns_the_place_of_each_batch(store: MessageStore, to
 
 
 @pytest.mark.parametrize("of_topic", ["fsync", "written"])
-@pytest.mark.parametrize("asked", [None, "fsync", "written"])
+@pytest.mark.parametrize("requested", [None, "fsync", "written"])
 async def test_a_publish_may_override_the_durability(
-    storage: Storage, of_topic: str, asked: str | None
+    storage: Storage, of_topic: str, requested: str | None
 ) -> None:
     topic, _ = await storage.store.topics.create("t", fields={"durability": of_topic})
-    (published,) = await storage.store.publishing.publish(topic, [batch("a")], durability=asked)
-    wanted = (asked or of_topic) == "fsync"
+    (published,) = await storage.store.publishing.publish(topic, [batch("a")], durability=requested)
+    wanted = (requested or of_topic) == "fsync"
     assert published.durable is wanted
     if wanted:
         assert storage.syncer.durable_offset > 4096
@@ -668,10 +668,10 @@ async def test_offsets_are_merged_and_versioned(store: MessageStore, topic: Topi
 async def test_checks_of_many_offsets_run_in_slices(store: MessageStore) -> None:
     wide, _ = await store.topics.create("wide", queues=1000)
     offsets: Any = store.offsets.check_offsets
-    with calls_a_turn(offsets.__self__, "queue_state") as looked:
+    with calls_a_turn(offsets.__self__, "queue_state") as calls:
         stored = await store.offsets.store_offsets("g", wide, dict.fromkeys(range(1000), 0))
-    assert len(stored.offsets) == looked.total == 1000
-    assert looked.most <= ITEMS_A_TURN
+    assert len(stored.offsets) == calls.total == 1000
+    assert calls.most <= ITEMS_A_TURN
 
 
 async def test_compare_and_swap(store: MessageStore, topic: Topic) -> None:
@@ -835,7 +835,7 @@ async def test_the_failure_of_a_cancelled_change_is_logged(
     left.cancel()
     slow_state.release()
     await store.state.wait()
-    await until(lambda: "a change that nobody waits for failed" in caplog.text)
+    await until(lambda: "a change whose caller was cancelled failed" in caplog.text)
 
 
 async def test_closing_waits_for_running_changes(tmp_path: Path, slow_state: SlowState) -> None:
@@ -927,10 +927,10 @@ async def _everything(store: MessageStore) -> object:
         ]
         times = [state.newest_timestamp_us or 0 for state in states]
         answers[f"{topic.name} times"] = [
-            await store.lookups.offset_by_time(topic, state.queue, time + beside)
+            await store.lookups.offset_by_time(topic, state.queue, time + delta)
             for state in states
             for time in times
-            for beside in (-1, 0, 1)
+            for delta in (-1, 0, 1)
         ]
     for group in store.table.groups():
         answers[f"group {group}"] = store.offsets.group_topics(group)

@@ -196,22 +196,24 @@ def test_no_token_is_logged_or_shown(tmp_path: Path, file: TokenFile) -> None:
     invented = f"holdfast_{'0' * 12}.{'Q' * 43}"
     texts += [expired, revoked, invented]
     secrets += [each.partition(".")[2] for each in texts[3:]]
-    said: list[str] = []
+    output: list[str] = []
     arguments = (*TEST_ARGUMENTS, *ACCESS, "--log-level", "debug")
     with RunningBroker(tmp_path / "data", arguments) as running:
         for text in texts:
-            said += _everything(running.url, text)
-        said += [" ".join(psutil.Process(running.pid).cmdline())]
-        said += [str(psutil.Process(running.pid).environ())]
+            output += _everything(running.url, text)
+        output += [" ".join(psutil.Process(running.pid).cmdline())]
+        output += [str(psutil.Process(running.pid).environ())]
         with Client(running.url, token=texts[0]) as client:
-            said += [repr(client), str(vars(client).keys())]
-            said += [json.dumps(client.describe_topic("a").to_dict())]
+            output += [repr(client), str(vars(client).keys())]
+            output += [json.dumps(client.describe_topic("a").to_dict())]
     files = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
-    said += [path.read_bytes().decode("latin-1") for path in files if path.stat().st_size < 1 << 23]
+    output += [
+        path.read_bytes().decode("latin-1") for path in files if path.stat().st_size < 1 << 23
+    ]
     log = running.log_path.read_text()
     assert "DEBUG" in log
-    said.append(log)
-    everything = "\n".join(said)
+    output.append(log)
+    everything = "\n".join(output)
     assert '"outcome":"denied"' in everything, "the audit log was searched, too"
     assert "holdfast_http_request_seconds" in everything
     for secret in secrets:
@@ -225,7 +227,7 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 def _everything(url: str, text: str) -> list[str]:
     """Return the broker's responses to requests of every kind with this token."""
-    said = []
+    output = []
     head = {"Authorization": f"Bearer {text}"}
     for method, path, headers, body in (
         ("GET", "/v1/info", head, None),
@@ -248,11 +250,11 @@ def _everything(url: str, text: str) -> list[str]:
         request = urllib.request.Request(url + path, method=method, headers=headers, data=body)
         try:
             with _OPENER.open(request) as response:
-                said.append(f"{response.headers}\n{response.read().decode('latin-1')}")
+                output.append(f"{response.headers}\n{response.read().decode('latin-1')}")
         except urllib.error.HTTPError as error:
-            said.append(f"{error.headers}\n{error.read().decode('latin-1')}")
-    said += [_raw(url, line) for line in _malformed(text)]
-    return said
+            output.append(f"{error.headers}\n{error.read().decode('latin-1')}")
+    output += [_raw(url, line) for line in _malformed(text)]
+    return output
 
 
 def _malformed(text: str) -> list[bytes]:
@@ -273,7 +275,7 @@ def _malformed(text: str) -> list[bytes]:
 
 def _raw(url: str, data: bytes) -> str:
     parts = urlsplit(url)
-    said = b""
+    output = b""
     with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
         # The broker may refuse the head and close before all of it has arrived.
         with suppress(ConnectionError):
@@ -282,8 +284,8 @@ def _raw(url: str, data: bytes) -> str:
             connection.shutdown(socket.SHUT_WR)
         with suppress(ConnectionError):
             while piece := connection.recv(65536):
-                said += piece
-    return said.decode("latin-1")
+                output += piece
+    return output.decode("latin-1")
 
 
 def test_a_failing_command_does_not_repeat_its_token(tmp_path: Path, file: TokenFile) -> None:

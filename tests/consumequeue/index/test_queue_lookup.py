@@ -77,18 +77,18 @@ def test_iteration_joins_disk_and_memory(
     drawn=_queues(),
     attribute=st.sampled_from((STORE_TIMESTAMP, QUEUE_BYTES, PHYSICAL_OFFSET)),
     place=st.integers(0, 10),
-    beside=st.sampled_from((-1, 0, 1)),
+    delta=st.sampled_from((-1, 0, 1)),
 )
 def test_a_search_finds_the_first_kept_entry_that_reaches_a_value(
     index: Index,
     drawn: tuple[list[CqUnit], int, int, int],
     attribute: Callable[[CqUnit], int],
     place: int,
-    beside: int,
+    delta: int,
 ) -> None:
     key, cq, units = make(index, drawn)
     values = [attribute(unit) for unit in units] or [0]
-    value = values[place % len(values)] + beside
+    value = values[place % len(values)] + delta
     expected = next(
         (u for u in units if u.end_offset > cq.min_offset and attribute(u) >= value), None
     )

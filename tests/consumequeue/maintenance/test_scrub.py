@@ -46,9 +46,9 @@ async def one_pass(storage: Storage) -> Scrub:
     scrub.start()
     await until(lambda: scrub.progress.passes)
     scrub.stop()
-    told: list[bool] = []
-    storage.run_on_loop(lambda: told.append(True))
-    await until(lambda: told)
+    reported: list[bool] = []
+    storage.run_on_loop(lambda: reported.append(True))
+    await until(lambda: reported)
     return scrub
 
 

@@ -168,23 +168,23 @@ def test_damage_in_one_queue_affects_only_this_queue(
     stored.fill([1] * count)
     stored.commit()
     stored.flip(5, position)
-    before, at, behind = stored.read_many([0, 5, 6])
+    before, at, after = stored.read_many([0, 5, 6])
     assert isinstance(before, Fetched)
-    assert isinstance(behind, Fetched)
+    assert isinstance(after, Fetched)
     assert offsets(before) == list(range(5))
     assert isinstance(at, CorruptRecord)
     assert at.next_offset == 6
-    assert offsets(behind) == list(range(6, count))
+    assert offsets(after) == list(range(6, count))
 
 
 def test_the_share_of_a_damaged_queue_goes_to_the_next(stored: Stored) -> None:
     stored.fill([1] * 300)
     stored.commit()
     stored.flip(5)
-    at, behind = stored.read_many([5, 6], max_messages=200)
+    at, after = stored.read_many([5, 6], max_messages=200)
     assert isinstance(at, CorruptRecord)
-    assert isinstance(behind, Fetched)
-    assert offsets(behind) == list(range(6, 206))
+    assert isinstance(after, Fetched)
+    assert offsets(after) == list(range(6, 206))
 
 
 def test_large_batches_are_looked_up_once(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,12 +85,12 @@ async def test_a_cancelled_plan_ends_soon(tmp_path: Path, monkeypatch: pytest.Mo
     at_once = 5
     monkeypatch.setattr(queue_reading, "ITEMS_A_CALL", at_once)
     begun, may_go_on = threading.Event(), threading.Event()
-    looked = 0
+    searches = 0
 
     def counted(*args: Any) -> Any:
-        nonlocal looked
-        looked += 1
-        if looked == at_once + 2:  # in the second portion
+        nonlocal searches
+        searches += 1
+        if searches == at_once + 2:  # in the second portion
             begun.set()
             may_go_on.wait(20)
         return first_unit_reaching(*args)
@@ -116,7 +116,7 @@ async def test_a_cancelled_plan_ends_soon(tmp_path: Path, monkeypatch: pytest.Mo
         may_go_on.set()
         await asyncio.wait((planning,))
         assert planning.cancelled()
-        assert looked <= 2 * at_once + 1
+        assert searches <= 2 * at_once + 1
         whole = await ask()
         assert [(each.start_offset, each.end_offset) for each in whole] == [
             (number, number + 1) for number in range(count)

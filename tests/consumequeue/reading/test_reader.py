@@ -324,7 +324,7 @@ def test_a_lost_end_of_a_queue_is_reported() -> None:
 @given(
     counts=st.lists(st.integers(1, 4), min_size=1, max_size=8),
     damaged=st.sets(st.integers(0, 7)),
-    gone=st.sets(st.integers(0, 7)),
+    missing=st.sets(st.integers(0, 7)),
     start=st.integers(0, 31),
     most=st.integers(1, 9),
     wanted=st.none() | st.sets(st.integers(0, 31)),
@@ -332,7 +332,7 @@ def test_a_lost_end_of_a_queue_is_reported() -> None:
 def test_reads_past_damage_deliver_all_intact_messages(
     counts: list[int],
     damaged: set[int],
-    gone: set[int],
+    missing: set[int],
     start: int,
     most: int,
     wanted: set[int] | None,
@@ -343,13 +343,13 @@ def test_reads_past_damage_deliver_all_intact_messages(
     whole = [
         offset
         for number, unit in enumerate(queue.units)
-        if number not in damaged | gone
+        if number not in damaged | missing
         for offset in range(unit.base_offset, unit.end_offset)
         if offset >= start
     ]
     for number in damaged & set(range(len(counts))):
         queue.damage(number)
-    queue.without(*gone)
+    queue.without(*missing)
     matching = None if wanted is None else Matching(wanted)
     expected = [offset for offset in whole if wanted is None or offset in wanted]
     for skip in (False, True):
@@ -397,11 +397,11 @@ def test_a_missing_segment_is_skipped_in_one_step() -> None:
 
 def test_accepted_losses_are_always_skipped() -> None:
     queue = Queue(2, 2, 2, 2).damage(1).damage(2)
-    let_go = (LostRange(2, 4, "payload-crc", accepted=True),)
-    fetched = queue.pull(0, lost=let_go)
-    assert (offsets(fetched), fetched.next_offset, fetched.skipped) == ([0, 1], 4, let_go)
+    accepted = (LostRange(2, 4, "payload-crc", accepted=True),)
+    fetched = queue.pull(0, lost=accepted)
+    assert (offsets(fetched), fetched.next_offset, fetched.skipped) == ([0, 1], 4, accepted)
     with pytest.raises(CorruptRecord) as caught:
-        queue.pull(4, lost=let_go)
+        queue.pull(4, lost=accepted)
     assert caught.value.next_offset == 6
     both = (LostRange(2, 6, "payload-crc", accepted=True),)
     assert offsets(queue.pull(3, lost=both)) == [6, 7]

@@ -109,18 +109,18 @@ def test_few_pieces_need_few_look_ups(index: Index, monkeypatch: pytest.MonkeyPa
     topic = next(_topics)
     units = [CqUnit(n, 4096 + n, 1, 1, 0, 0, n) for n in range(20_000)]
     index.commit([((topic, 0), unit) for unit in units], ReputPosition())
-    looked = 0
+    decoded = 0
     decode = index_module._decode_unit
 
     def counted(key: bytes, value: bytes) -> CqUnit:
-        nonlocal looked
-        looked += 1
+        nonlocal decoded
+        decoded += 1
         return decode(key, value)
 
     monkeypatch.setattr(index_module, "_decode_unit", counted)
     plan = plan_splits(index, topic, [(0, ConsumeQueue(units[-1], 0, 0), 0, 20_000)], None, 4)
     assert [split.bytes for split in plan] == [5000] * 4
-    assert looked < 300
+    assert decoded < 300
 
 
 def test_few_batches_need_few_look_ups(index: Index, look_ups: list[object]) -> None:

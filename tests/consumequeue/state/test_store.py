@@ -242,10 +242,10 @@ store.start()
 number = int(store.records.get(b"a", b"0"))
 while True:
     number += 1
-    told = threading.Event()
+    printed = threading.Event()
     changes = {b"a": b"%d" % number, b"b": b"%d" % number}
-    store.commit(changes, lambda error: (print(number, flush=True), told.set()))
-    told.wait()
+    store.commit(changes, lambda error: (print(number, flush=True), printed.set()))
+    printed.wait()
 """
 
 

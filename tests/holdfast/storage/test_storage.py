@@ -216,23 +216,25 @@ async def test_a_cancelled_start_closes_in_order(
 
 
 async def test_listeners_are_called_when_messages_are_readable(tmp_path: Path) -> None:
-    told: list[tuple[dict[QueueKey, int], dict[QueueKey, int | None]]] = []
+    arrivals: list[tuple[dict[QueueKey, int], dict[QueueKey, int | None]]] = []
     store: MessageStore
 
     def arrived(advanced: dict[QueueKey, int]) -> None:
-        told.append((advanced, {key: store.reading.max_offset(key) for key in advanced if key[0]}))
+        arrivals.append(
+            (advanced, {key: store.reading.max_offset(key) for key in advanced if key[0]})
+        )
 
     async with open_storage(small_config(tmp_path), arrived=arrived) as storage:
         store = storage.store
         topic, _ = await store.topics.create("t", queues=2)
         for number in range(10):
             await store.publishing.publish(topic, [batch(["a", "b"], number % 2)])
-        await until(lambda: sum(len(now) for _, now in told) >= 10)
-    for advanced, now in told:
+        await until(lambda: sum(len(now) for _, now in arrivals) >= 10)
+    for advanced, now in arrivals:
         for key, offset in now.items():
             assert offset is not None
             assert offset >= advanced[key]
-    ends = [advanced[topic.topic_id, 0] for advanced, now in told if (topic.topic_id, 0) in now]
+    ends = [advanced[topic.topic_id, 0] for advanced, now in arrivals if (topic.topic_id, 0) in now]
     assert ends == sorted(set(ends))
     assert ends[-1] == 10
 

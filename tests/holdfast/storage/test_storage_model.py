@@ -217,14 +217,14 @@ class StorageMachine(RuleBasedStateMachine):
         ]
 
     @precondition(lambda self: self.topics)
-    @rule(name=_names, queue=_queues, place=_places, beside=st.sampled_from((-1, 0, 1)))
-    def look_up_time(self, name: str, queue: int, place: float, beside: int) -> None:
+    @rule(name=_names, queue=_queues, place=_places, delta=st.sampled_from((-1, 0, 1)))
+    def look_up_time(self, name: str, queue: int, place: float, delta: int) -> None:
         if name not in self.topics or not self.topics[name].queues[queue].messages:
             return
         self.run(settled(self.storage))
         model = self.topics[name].queues[queue]
         times = [timestamp for _, _, timestamp in model.messages]
-        wanted = times[round(place * (len(times) - 1))] + beside
+        wanted = times[round(place * (len(times) - 1))] + delta
         expected = next(
             ((n, times[n]) for n in range(model.begin, model.end) if times[n] >= wanted),
             (model.end, None),

@@ -318,15 +318,17 @@ async def test_a_hole_is_known_without_the_index(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "consumequeue")
     for _ in range(2):
         async with open_storage(small_config(tmp_path)) as storage:
-            said = [fault.detail for fault in storage.degraded]
+            details = [fault.detail for fault in storage.degraded]
             store, topic = storage.store, storage.store.table.get("t")
             begin = await store.reading.read(topic, 0, 0, max_messages=10_000, max_bytes=16 * MIB)
             with pytest.raises(QueueCorrupt) as caught:
                 await store.reading.read(topic, 0, begin.next_offset, max_messages=1, max_bytes=MIB)
             end = caught.value.next_offset
-            assert any(f"from offset {begin.next_offset} to {end}" in each for each in said), said
-            behind = await store.reading.read(topic, 0, end, max_messages=1, max_bytes=MIB)
-            assert behind.message_count == 1
+            assert any(f"from offset {begin.next_offset} to {end}" in each for each in details), (
+                details
+            )
+            after = await store.reading.read(topic, 0, end, max_messages=1, max_bytes=MIB)
+            assert after.message_count == 1
 
 
 async def test_a_footer_reveals_a_block_without_a_header(tmp_path: Path) -> None:
