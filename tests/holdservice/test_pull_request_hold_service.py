@@ -22,6 +22,7 @@ from holdfast.holdservice.pull_request_hold_service import (
     Outcome,
     PullRequestHoldService,
 )
+from tests.support.stored import until
 
 Q0, Q1, OTHER_TOPIC = (1, 0), (1, 1), (2, 0)
 FOREVER_S = 10.0
@@ -97,13 +98,6 @@ class Broker:
 
 async def turn() -> None:
     await asyncio.sleep(0)
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = monotonic() + timeout_s
-    while not condition():
-        assert monotonic() < deadline, "it never came about"
-        await asyncio.sleep(0.001)
 
 
 @pytest.fixture
@@ -588,7 +582,5 @@ async def test_the_scan_checks_other_requests_and_counts_rescues() -> None:
     )
     found = [2, 1]
     await hold.start(lambda: found.pop() if found else 0)
-    async with asyncio.timeout(10):
-        while hold.stats().scan_rescues < 3:
-            await asyncio.sleep(0.001)
+    await until(lambda: hold.stats().scan_rescues >= 3)
     await hold.stop()

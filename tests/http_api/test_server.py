@@ -15,6 +15,7 @@ from holdfast.http_api.server import ACCEPTS_A_TURN, start_server
 from tests.support.api_server import Api, running_api
 from tests.support.loop_clock import LoopClock
 from tests.support.raw_http import raw_connection
+from tests.support.stored import until
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\n"
@@ -182,9 +183,7 @@ async def test_a_connection_above_the_limit_gets_a_problem(
         assert (await first.answer())[0] == 200
         assert api.server.connection_count == 1
         assert api.context.http.connections.refused == {slug: 1}
-    async with asyncio.timeout(10):
-        while not api.context.http.connections.is_empty:
-            await asyncio.sleep(0)
+    await until(lambda: api.context.http.connections.is_empty)
 
 
 async def test_a_refused_connection_that_sends_gets_the_problem() -> None:
@@ -195,8 +194,7 @@ async def test_a_refused_connection_that_sends_gets_the_problem() -> None:
         with socket.create_connection(("127.0.0.1", api.server.port)) as second:
             second.setblocking(False)
             async with asyncio.timeout(10):
-                while not api.context.http.connections.refused:
-                    await asyncio.sleep(0)
+                await until(lambda: api.context.http.connections.refused)
                 for _ in range(20):
                     second.send(HEALTH)
                     await asyncio.sleep(0.001)
@@ -214,8 +212,7 @@ async def test_a_refused_connection_is_closed(
             await second.send(b"x" * 100_000)
             async with asyncio.timeout(10):
                 await second.closed()
-                while api.context.http.connections._rejected:
-                    await asyncio.sleep(0)
+                await until(lambda: not api.context.http.connections._rejected)
 
 
 async def test_the_number_of_refused_connections_with_a_reply_is_limited(
@@ -252,8 +249,7 @@ async def test_a_client_that_does_not_read_is_cut_off_without_harm_to_others(
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stuck.sendall(PULL.replace(b"&wait", b"&max_bytes=16000000&max_messages=4&wait"))
         async with asyncio.timeout(10):
-            while api.server.connection_count < 2:
-                await asyncio.sleep(0)
+            await until(lambda: api.server.connection_count >= 2)
             while api.server.connection_count > 1:
                 assert (await api.get("/healthz")).status == 200
         assert api.context.http.connections.closed_early == {"slow-reader": 1}
@@ -296,9 +292,7 @@ async def test_the_send_buffer_of_a_connection_is_limited() -> None:
         await api.publish("orders", {"body": "x" * 1_000_000, "queue": 0})
         with socket.create_connection(("127.0.0.1", api.server.port)) as stuck:
             stuck.sendall(PULL.replace(b"&wait", b"&max_bytes=2000000&wait"))
-            async with asyncio.timeout(10):
-                while not api.context.http.connections.unsent.total_bytes:
-                    await asyncio.sleep(0)
+            await until(lambda: api.context.http.connections.unsent.total_bytes)
             (connection,) = [each for each in api.connections if each.writer.is_paused]
             assert connection.writer.transport is not None
             system = connection.writer.transport.get_extra_info("socket")
@@ -314,11 +308,8 @@ async def test_an_unread_small_reply_counts_and_is_cut_off() -> None:
             stuck.connect(("127.0.0.1", api.server.port))
             stuck.sendall(PULL)
             connections = api.context.http.connections
-            async with asyncio.timeout(10):
-                while not connections.unsent.total_bytes:
-                    await asyncio.sleep(0)
-                while not connections.closed_early["slow-reader"]:
-                    await asyncio.sleep(0.001)
+            await until(lambda: connections.unsent.total_bytes)
+            await until(lambda: connections.closed_early["slow-reader"])
 
 
 async def test_a_client_that_reads_slowly_but_reads_gets_its_reply() -> None:
@@ -412,8 +403,7 @@ async def test_a_client_that_sends_after_its_last_request_gets_the_reply(
             assert answer.startswith(b"HTTP/1.1 %d " % status)
             assert answer.count(b"HTTP/1.1 ") == 1
             assert api.server.connection_count == 1
-        while api.server.connection_count:
-            await asyncio.sleep(0)
+        await until(lambda: not api.server.connection_count)
 
 
 @pytest.mark.parametrize(("more", "is_closed"), [(999, False), (1000, False), (1001, True)])
@@ -441,9 +431,7 @@ async def test_few_bytes_are_read_after_the_last_request(
 async def test_a_request_under_way_is_answered_before_the_end(api: Api) -> None:
     api.publish_gate = asyncio.Event()
     task = asyncio.create_task(api.publish("orders", {"body": "x"}))
-    async with asyncio.timeout(10):
-        while not api.publishes:
-            await asyncio.sleep(0)
+    await until(lambda: api.publishes)
     stopping = asyncio.create_task(api.server.stop())
     await asyncio.sleep(0)
     api.publish_gate.set()
@@ -466,9 +454,7 @@ async def test_a_stop_does_not_wait_for_the_idle_and_the_slow() -> None:
             await slow.send(
                 b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx"
             )
-            async with asyncio.timeout(10):
-                while not api.context.http.connections.arriving.total_bytes:
-                    await asyncio.sleep(0)
+            await until(lambda: api.context.http.connections.arriving.total_bytes)
             async with asyncio.timeout(10):
                 await api.server.stop()
             assert (await held.answer())[0] == 503
@@ -484,8 +470,7 @@ async def test_a_stop_cuts_off_a_client_that_does_not_read() -> None:
         with socket.create_connection(("127.0.0.1", api.server.port)) as stuck:
             stuck.sendall(PULL.replace(b"&wait", b"&max_bytes=16000000&wait"))
             async with asyncio.timeout(10):
-                while not any(each.writer.is_paused for each in api.connections):
-                    await asyncio.sleep(0)
+                await until(lambda: any(each.writer.is_paused for each in api.connections))
                 await api.server.stop()
         assert api.server.connection_count == 0
 
@@ -549,8 +534,7 @@ async def test_disconnected_held_pulls_leave_no_task_and_no_slot(api: Api) -> No
         async with asyncio.timeout(10):
             while api.server.connection_count > before or len(asyncio.all_tasks()) > tasks:
                 await asyncio.sleep(0)
-            while len(api.context.http.connections.open) > before:
-                await asyncio.sleep(0)
+            await until(lambda: len(api.context.http.connections.open) <= before)
 
 
 @pytest.mark.parametrize(

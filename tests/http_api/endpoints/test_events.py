@@ -24,6 +24,7 @@ from holdfast.http_api.wire.reply import StreamPiece
 from holdfast.http_api.wire.response_writer import ResponseWriter
 from tests.support.api_server import Api, running_api
 from tests.support.raw_http import raw_connection
+from tests.support.stored import until
 from tests.support.tokens import access_of, bearer, make_token
 
 PULL = "/v1/topics/orders/queues/0/messages"
@@ -174,9 +175,7 @@ async def test_a_disconnected_client_frees_its_slot(api: Api) -> None:
         await api.held(1)
         assert api.context.stream_count == 1
     await api.held(0)
-    async with asyncio.timeout(10):
-        while api.context.stream_count:
-            await asyncio.sleep(0)
+    await until(lambda: not api.context.stream_count)
 
 
 @pytest.mark.parametrize(
@@ -311,13 +310,11 @@ async def test_the_memory_of_an_unread_stream_is_counted() -> None:
         path = "/v1/topics/many/messages?from=earliest&max_messages=400&max_bytes=1000000"
         with await ask_unread(api, path):
             async with asyncio.timeout(30):
-                while not unsent.total_bytes:
-                    await asyncio.sleep(0)
+                await until(lambda: unsent.total_bytes)
             # All bytes except those in the system's buffer: 16 KiB, and one more write.
             assert 300_000 <= unsent.total_bytes <= 600_000
         async with asyncio.timeout(30):
-            while api.context.stream_count:
-                await asyncio.sleep(0)
+            await until(lambda: not api.context.stream_count)
         assert unsent.total_bytes == 0
 
 
@@ -330,14 +327,12 @@ async def test_unread_streams_share_a_memory_limit() -> None:
         async with asyncio.timeout(30):
             while not connections.closed_early["unsent-limit"]:
                 streams.append(await ask_unread(api, path))
-                while connections.unsent.total_bytes == 0:
-                    await asyncio.sleep(0)
+                await until(lambda: connections.unsent.total_bytes != 0)
                 await asyncio.sleep(0.01)
                 assert connections.unsent.total_bytes <= 1_000_000
             for each in streams:
                 each.close()
-            while api.context.stream_count:
-                await asyncio.sleep(0)
+            await until(lambda: not api.context.stream_count)
         assert connections.unsent.total_bytes == 0
 
 
@@ -377,8 +372,7 @@ async def test_the_first_read_of_a_large_stream_needs_a_slot() -> None:
         async with api.context.large_replies:
             path = "/v1/topics/many/queues/0/messages?from=earliest&max_messages=1000"
             asked = asyncio.create_task(api.get(path, **ACCEPT))
-            while not api.context.stream_count:
-                await asyncio.sleep(0)
+            await until(lambda: api.context.stream_count)
             for _ in range(100):
                 await asyncio.sleep(0)
             assert not api.context.http.connections.unsent.total_bytes
@@ -442,9 +436,7 @@ async def test_a_head_request_gets_only_headers(api: Api) -> None:
     async with api.session.head(f"{api.url}{PULL}?from=earliest", headers=ACCEPT) as response:
         assert response.status == 200
         assert response.headers["Content-Type"] == "text/event-stream"
-    async with asyncio.timeout(10):
-        while api.context.stream_count:
-            await asyncio.sleep(0)
+    await until(lambda: not api.context.stream_count)
 
 
 async def test_http_1_0_gets_its_stream_without_chunks(api: Api) -> None:

@@ -18,6 +18,7 @@ from holdfast.http_api.limits.reply_slots import ClientPlaces
 from holdfast.http_api.routing.codecs import JSON
 from holdfast.http_api.wire import body_reader
 from tests.support.api_server import Api
+from tests.support.stored import until
 
 PATIENCE_S = 20
 LONG_FILTER = "a = '" + "x" * 200 + "'"
@@ -49,12 +50,6 @@ def slow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         monkeypatch.setattr(where, name, found)
     yield found
     found.may_end.set()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def ask_and_go(api: Api, slow: Slow, ask: Callable[[], Awaitable[object]]) -> None:

@@ -25,6 +25,7 @@ from holdfast.http_api.endpoints.publish_batches import OFFLOAD_BATCHES, is_slow
 from holdfast.storage.alarms import MEMORY
 from tests.support.api_server import Api, raising, running_api
 from tests.support.raw_http import raw_connection
+from tests.support.stored import until
 
 JSON = {"Content_Type": "application/json"}
 BATCH = {"Content_Type": "application/vnd.holdfast.batch"}
@@ -365,9 +366,7 @@ async def test_an_alarm_refuses_a_publish_before_its_body_is_read(
 async def test_a_disconnect_does_not_undo_a_publish(api: Api) -> None:
     api.publish_gate = asyncio.Event()
     task = asyncio.create_task(api.publish("fresh", {"body": "x", "queue": 0}))
-    async with asyncio.timeout(10):
-        while not api.publishes:
-            await asyncio.sleep(0)
+    await until(lambda: api.publishes)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

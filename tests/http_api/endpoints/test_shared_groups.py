@@ -40,6 +40,7 @@ from tests.support.calls_a_turn import calls_a_turn
 from tests.support.fake_groups import deliveries_of
 from tests.support.loop_clock import LoopClock
 from tests.support.raw_http import raw_connection
+from tests.support.stored import until
 from tests.support.tokens import access_of, bearer, make_token
 
 G = "/v1/groups/g"
@@ -255,9 +256,7 @@ async def test_a_large_message_waits_for_a_slot(group: Api) -> None:
         for _ in range(count):
             await turns.acquire()
         asking = asyncio.create_task(post(group, "receive", {}, Accept=media))
-        async with asyncio.timeout(20):
-            while not turns._waiters:
-                await asyncio.sleep(0)
+        await until(lambda: turns._waiters)
         for _ in range(count):
             turns.release()
         answer = await asking

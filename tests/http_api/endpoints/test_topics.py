@@ -6,6 +6,7 @@ import pytest
 from holdfast.consumequeue.errors import StateFull
 from holdfast.consumequeue.state.store import Changes
 from tests.support.api_server import Api, raising
+from tests.support.stored import until
 
 TOPIC = "/v1/topics/new"
 ORDERS = "/v1/topics/orders"
@@ -142,8 +143,7 @@ async def test_a_creation_continues_after_a_disconnect(
     task = asyncio.create_task(api.ask("PUT", TOPIC))
     await begun.wait()
     task.cancel()
-    while api.server.connection_count:
-        await asyncio.sleep(0)
+    await until(lambda: not api.server.connection_count)
     gate.set()
     await api.context.wait_for_changes()
     assert api.store.table.get("new").queue_count == 4
