@@ -277,6 +277,26 @@ async def test_an_inactive_member_and_the_next_active_one_are_informed(group: Ap
     assert noticed == {"messages": [], "available": 3, "active": True, "notice": True}
 
 
+async def test_all_fields_of_a_receive_reach_the_group(group: Api) -> None:
+    body = {
+        "member": "host:42/a",
+        "max_messages": 5,
+        "max_bytes": 1000,
+        "wait_ms": 20_000,
+        "lease_ms": 60_000,
+        "topics": ["refunds"],
+        "filter": "tag",
+        "settled": True,
+        "attempt_id": "try-1",
+    }
+    await post(group, "receive", body)
+    (ask,) = group.groups.asks
+    assert (ask.member, ask.max_messages, ask.max_bytes) == ("host:42/a", 5, 1000)
+    assert 10.0 < ask.wait_s <= 20.0  # less the time that passed before the call
+    assert (ask.lease_ms, ask.topic_names, ask.filter_text) == (60_000, ["refunds"], "tag")
+    assert (ask.settled, ask.browse, ask.attempt_id) == (True, False, "try-1")
+
+
 async def test_omitted_fields_have_defaults(group: Api) -> None:
     await post(group, "receive", {})
     (ask,) = group.groups.asks
