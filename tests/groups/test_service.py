@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import UNSET
@@ -196,6 +197,23 @@ async def test_invalid_settings_are_refused(
             await broker.groups.put_group("g", spec)
         assert caught.value.field == field
         assert broker.groups.groups() == []
+
+
+async def test_a_reply_waits_until_its_reserve_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_group(tmp_path, ["x"]) as broker:
+        store, held = broker.storage.groups.store, list[Any]()
+        commit = store.commit
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "commit", lambda *what, **how: held.append((what, how)))
+            receiving = broker.start_receiving()
+            await until(lambda: held)
+            await turns(10)
+            assert not receiving.done()
+        for what, how in held:
+            commit(*what, **how)
+        assert bodies_of(await receiving) == ["x"]
 
 
 async def test_a_longer_lease_than_ever_is_stored_before_it_is_given(tmp_path: Path) -> None:
