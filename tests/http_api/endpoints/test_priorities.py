@@ -10,7 +10,9 @@ from tests.support.api_server import Answer, Api
 
 TOPIC = "/v1/topics/urgent"
 MESSAGES = f"{TOPIC}/messages"
-BATCH = "application/vnd.holdfast.batch"
+BATCH = {"Content_Type": "application/vnd.holdfast.batch"}
+MSGPACK = {"Content_Type": "application/msgpack"}
+NDJSON = {"Content_Type": "application/x-ndjson"}
 
 
 @pytest.fixture
@@ -77,12 +79,10 @@ async def test_a_message_goes_to_the_level_of_its_priority(urgent: Api) -> None:
     answer = await urgent.publish("urgent", *levels, {"body": "x", "key": "k"})
     assert queues(answer) == [index * 3 + level for level in expected] + [index * 3 + 1]
     packed = {"messages": [{"body": b"x", "key": "k", "priority": 9}]}
-    answer = await urgent.ask(
-        "POST", MESSAGES, msgpack.packb(packed), Content_Type="application/msgpack"
-    )
+    answer = await urgent.ask("POST", MESSAGES, msgpack.packb(packed), **MSGPACK)
     assert queues(answer) == [index * 3 + 2]
     line = b'{"body":"x","key":"k","priority":5}\n'
-    answer = await urgent.ask("POST", MESSAGES, line, Content_Type="application/x-ndjson")
+    answer = await urgent.ask("POST", MESSAGES, line, **NDJSON)
     assert queues(answer) == [index * 3 + 2]
     for query, level in (("?key=k&priority=9", 2), ("?key=k&priority=0", 0), ("?key=k", 1)):
         assert queues(await urgent.ask("POST", MESSAGES + query, b"raw")) == [index * 3 + level]
@@ -145,11 +145,11 @@ async def test_a_batch_for_any_queue_has_the_default_priority(urgent: Api) -> No
     raw = encode_batch([b"x"], queue_id=ANY_QUEUE)
     found = set()
     for _ in range(2):
-        answer = await urgent.ask("POST", MESSAGES, raw, Content_Type=BATCH)
+        answer = await urgent.ask("POST", MESSAGES, raw, **BATCH)
         found.update(queues(answer))
     assert found == {1, 4}
     named = encode_batch([b"x"], queue_id=5)
-    assert queues(await urgent.ask("POST", MESSAGES, named, Content_Type=BATCH)) == [5]
+    assert queues(await urgent.ask("POST", MESSAGES, named, **BATCH)) == [5]
 
 
 # -- expiry --------------------------------------------------------------------------------
@@ -158,9 +158,9 @@ async def test_a_batch_for_any_queue_has_the_default_priority(urgent: Api) -> No
 async def test_every_format_sets_the_expiry_time(urgent: Api) -> None:  # T32
     await urgent.publish("urgent", {"body": "x", "ttl_ms": 1500}, {"body": "x"})
     packed = {"messages": [{"body": b"x", "ttl_ms": 1500}]}
-    await urgent.ask("POST", MESSAGES, msgpack.packb(packed), Content_Type="application/msgpack")
+    await urgent.ask("POST", MESSAGES, msgpack.packb(packed), **MSGPACK)
     line = b'{"body":"x","ttl_ms":1500}\n'
-    await urgent.ask("POST", MESSAGES, line, Content_Type="application/x-ndjson")
+    await urgent.ask("POST", MESSAGES, line, **NDJSON)
     answer = await urgent.ask("POST", f"{MESSAGES}?ttl_ms=1500", b"raw")
     assert answer.status == 200
     both, *others = stored(urgent)
@@ -185,5 +185,5 @@ async def test_raw_parameters_are_refused_for_other_formats(urgent: Api, query: 
     answer = await urgent.publish("urgent", {"body": "x"}, query=f"?{query}")
     assert (answer.status, answer.problem) == (400, "invalid-parameter")
     raw = encode_batch([b"x"])
-    answer = await urgent.ask("POST", f"{MESSAGES}?{query}", raw, Content_Type=BATCH)
+    answer = await urgent.ask("POST", f"{MESSAGES}?{query}", raw, **BATCH)
     assert (answer.status, answer.problem) == (400, "invalid-parameter")

@@ -27,6 +27,10 @@ from tests.support.api_server import Api, raising, running_api
 from tests.support.raw_http import raw_connection
 from tests.support.stored import until
 
+ORDERS = "/v1/topics/orders/messages"
+T = "/v1/topics/t/messages"
+NDJSON = {"Content_Type": "application/x-ndjson"}
+MSGPACK = {"Content_Type": "application/msgpack"}
 JSON = {"Content_Type": "application/json"}
 BATCH = {"Content_Type": "application/vnd.holdfast.batch"}
 PRODUCER = {
@@ -121,16 +125,14 @@ async def test_a_raw_body_of_any_type_is_one_message(api: Api) -> None:
 
 
 async def test_an_empty_body_is_an_empty_message(api: Api) -> None:
-    answer = await api.ask("POST", "/v1/topics/orders/messages")
+    answer = await api.ask("POST", ORDERS)
     assert answer.status == 200
     assert stored(api)[0].body(0) == b""
 
 
 async def test_ndjson_has_one_message_per_line(api: Api) -> None:
     body = b'{"body":"a","queue":0}\r\n\n  \n{"body":"b","queue":0}\n'
-    answer = await api.ask(
-        "POST", "/v1/topics/orders/messages", body, Content_Type="application/x-ndjson"
-    )
+    answer = await api.ask("POST", ORDERS, body, **NDJSON)
     assert [each["offset"] for each in answer.json()["results"]] == [0, 1]
     assert [stored(api)[0].body(row) for row in (0, 1)] == [b"a", b"b"]
 
@@ -143,7 +145,7 @@ async def test_msgpack_accepts_bin_and_str(api: Api) -> None:
         "POST",
         "/v1/topics/orders/messages",
         body,
-        Content_Type="application/msgpack",
+        **MSGPACK,
         Accept="application/msgpack",
     )
     assert answer.headers["Content-Type"] == "application/msgpack"
@@ -153,9 +155,7 @@ async def test_msgpack_accepts_bin_and_str(api: Api) -> None:
 
 async def test_a_gzipped_body_counts_with_its_decompressed_size(api: Api) -> None:
     body = gzip.compress(b'{"messages":[{"body":"zipped"}]}')
-    answer = await api.ask(
-        "POST", "/v1/topics/orders/messages", body, Content_Encoding="gzip", **JSON
-    )
+    answer = await api.ask("POST", ORDERS, body, Content_Encoding="gzip", **JSON)
     assert answer.status == 200
     assert stored(api)[0].body(0) == b"zipped"
 
@@ -187,7 +187,7 @@ async def test_message_limits_to_the_byte(extra: int, status: int) -> None:
         assert answer.status == status
         block = encode_batch([b"x", b"b" * size], queue_id=0, keys=[None, "kk"],
                              tags=[None, "t"], properties=[None, {"n": "é"}])  # fmt: skip
-        answer = await api.ask("POST", "/v1/topics/t/messages", block, **BATCH)
+        answer = await api.ask("POST", T, block, **BATCH)
         assert answer.status == status
         if status == 413:
             assert answer.problem == "message-too-large"
@@ -197,22 +197,18 @@ async def test_message_limits_to_the_byte(extra: int, status: int) -> None:
 @pytest.mark.parametrize(("extra", "status"), [(-1, 200), (0, 200), (1, 413)])
 async def test_request_limits_to_the_byte_and_the_message(extra: int, status: int) -> None:
     async with running_api(max_request_bytes=2048, max_messages_per_request=3) as api:
-        answer = await api.ask("POST", "/v1/topics/t/messages", b"x" * (2048 + extra))
+        answer = await api.ask("POST", T, b"x" * (2048 + extra))
         assert answer.status == status
         count = 3 + extra
         assert (await api.publish("t", *([{"body": "x"}] * count))).status == status
         lines = b'{"body":"x"}\n' * count
-        answer = await api.ask(
-            "POST", "/v1/topics/t/messages", lines, Content_Type="application/x-ndjson"
-        )
+        answer = await api.ask("POST", T, lines, **NDJSON)
         assert answer.status == status
         packed = msgpack.packb({"messages": [{"body": b"x"}] * count})
-        answer = await api.ask(
-            "POST", "/v1/topics/t/messages", packed, Content_Type="application/msgpack"
-        )
+        answer = await api.ask("POST", T, packed, **MSGPACK)
         assert answer.status == status
         block = encode_batch([b"x"] * count, queue_id=0)
-        assert (await api.ask("POST", "/v1/topics/t/messages", block, **BATCH)).status == status
+        assert (await api.ask("POST", T, block, **BATCH)).status == status
 
 
 @pytest.mark.parametrize(("extra", "status"), [(-1, 200), (0, 200), (1, 413)])
@@ -223,7 +219,7 @@ async def test_the_number_of_batches_and_queues_is_limited(extra: int, status: i
         count = 3 + extra
         blocks = b"".join(encode_batch([b"x", b"y"], queue_id=queue) for queue in range(count))
         answers = [
-            await api.ask("POST", "/v1/topics/t/messages", blocks, **BATCH),
+            await api.ask("POST", T, blocks, **BATCH),
             await api.publish("t", *({"body": "x", "queue": queue % count} for queue in range(9))),
         ]
         for answer in answers:
@@ -242,9 +238,9 @@ async def test_the_highest_epoch_is_the_brokers_own(epoch: int, status: int) -> 
             "Holdfast_Producer_Epoch": str(epoch),
             "Holdfast_Producer_Sequence": "0",
         }
-        raw = await api.ask("POST", "/v1/topics/t/messages", b"x", **headers)
+        raw = await api.ask("POST", T, b"x", **headers)
         block = encode_batch([b"x"], queue_id=0, producer_id=7, producer_epoch=epoch)
-        binary = await api.ask("POST", "/v1/topics/t/messages", block, **BATCH)
+        binary = await api.ask("POST", T, block, **BATCH)
         assert (raw.status, binary.status) == (status, status)
 
 
@@ -277,7 +273,7 @@ async def test_no_topic_is_created_if_auto_create_is_off() -> None:
 
 async def test_the_producer_headers_reach_every_batch(api: Api) -> None:
     body = b'{"messages":[{"body":"a","queue":0},{"body":"b","queue":1}]}'
-    await api.ask("POST", "/v1/topics/orders/messages", body, **JSON, **PRODUCER)
+    await api.ask("POST", ORDERS, body, **JSON, **PRODUCER)
     for batch in stored(api):
         header = batch.header
         assert (header.producer_epoch, header.sequence) == (2, 5)
@@ -289,14 +285,14 @@ async def test_the_producer_headers_reach_every_batch(api: Api) -> None:
 
 async def test_a_number_is_used_as_producer_id(api: Api) -> None:
     producer = {**PRODUCER, "Holdfast_Producer_Id": "77"}
-    await api.ask("POST", "/v1/topics/orders/messages", b"x", **producer)
+    await api.ask("POST", ORDERS, b"x", **producer)
     assert stored(api)[0].header.producer_id == 77
 
 
 async def test_a_retry_goes_to_the_same_queue(api: Api) -> None:
     queues = set()
     for _ in range(3):
-        answer = await api.ask("POST", "/v1/topics/orders/messages", b"x", **PRODUCER)
+        answer = await api.ask("POST", ORDERS, b"x", **PRODUCER)
         queues.add(answer.json()["results"][0]["queue"])
         await api.publish("orders", {"body": "in between"})
     assert len(queues) == 1
@@ -304,14 +300,14 @@ async def test_a_retry_goes_to_the_same_queue(api: Api) -> None:
 
 async def test_the_reply_reports_a_duplicate(api: Api) -> None:
     for duplicate in (None, True):
-        answer = await api.ask("POST", "/v1/topics/orders/messages", b"x", **PRODUCER)
+        answer = await api.ask("POST", ORDERS, b"x", **PRODUCER)
         assert answer.json().get("duplicate") is duplicate
 
 
 async def test_the_reply_reports_each_duplicate_of_a_binary_request(api: Api) -> None:
     first, second = (encode_batch([b"x"], queue_id=queue, producer_id=7) for queue in (0, 1))
     for body in (first, first + second):
-        answer = await api.ask("POST", "/v1/topics/orders/messages", body, **BATCH)
+        answer = await api.ask("POST", ORDERS, body, **BATCH)
     reply = answer.json()
     assert [result.get("duplicate") for result in reply["results"]] == [True, None]
     assert "duplicate" not in reply
@@ -389,7 +385,7 @@ _FORGED = {"a": "b", "holdfast-dead-topic": "payments"}
 async def test_the_properties_of_dead_letters_are_refused(api: Api, kind: str, body: bytes) -> None:
     """S3: a forged dead letter could bring a message into a topic of another user."""
     body %= msgspec.json.encode(_FORGED)
-    answer = await api.ask("POST", "/v1/topics/orders/messages", body, Content_Type=kind)
+    answer = await api.ask("POST", ORDERS, body, Content_Type=kind)
     assert (answer.status, answer.problem) == (400, "reserved-property")
     assert answer.json()["parameter"] == 'messages[1].properties["holdfast-dead-topic"]'
     assert "leave it out" in answer.json()["detail"]
@@ -400,13 +396,11 @@ async def test_the_properties_of_dead_letters_are_refused_in_msgpack_and_in_batc
     api: Api,
 ) -> None:
     packed = msgpack.packb({"messages": [{"body": b"x", "properties": _FORGED}]})
-    answer = await api.ask(
-        "POST", "/v1/topics/orders/messages", packed, Content_Type="application/msgpack"
-    )
+    answer = await api.ask("POST", ORDERS, packed, **MSGPACK)
     assert (answer.status, answer.problem) == (400, "reserved-property")
     plain = encode_batch([b"x", b"y"], queue_id=1)
     batch = encode_batch([b"x"] * 3, properties=[None, {"n": "1"}, _FORGED], queue_id=1)
-    answer = await api.ask("POST", "/v1/topics/orders/messages", plain + batch, **BATCH)
+    answer = await api.ask("POST", ORDERS, plain + batch, **BATCH)
     assert (answer.status, answer.problem) == (400, "reserved-property")
     assert answer.json()["parameter"] == 'messages[4].properties["holdfast-dead-topic"]'
     assert not api.publishes
@@ -416,7 +410,7 @@ async def test_similar_names_are_not_reserved(api: Api) -> None:
     names = {"x-holdfast-dead-topic": "1", "holdfast-": "2", "dead-a": "3", "holdfast-dead": "4"}
     assert (await api.publish("orders", {"body": "x", "properties": names})).status == 200
     batch = encode_batch([b"x"], properties=[names], queue_id=1)
-    assert (await api.ask("POST", "/v1/topics/orders/messages", batch, **BATCH)).status == 200
+    assert (await api.ask("POST", ORDERS, batch, **BATCH)).status == 200
 
 
 # -- a single message, and unsupported forms ---------------------------------------------------
@@ -434,7 +428,7 @@ async def test_a_request_may_be_a_single_message(api: Api) -> None:
     assert len(answer.json()["results"]) == 1
     assert stored(api)[0].body(0) == b"\0\1"
     packed = msgpack.packb({"body": b"\xff", "key": "k"})
-    answer = await api.ask("POST", path, packed, Content_Type="application/msgpack")
+    answer = await api.ask("POST", path, packed, **MSGPACK)
     assert answer.status == 200
     assert stored(api)[0].body(0) == b"\xff"
 
@@ -452,7 +446,7 @@ async def test_a_request_may_be_a_single_message(api: Api) -> None:
 )
 async def test_any_other_form_body_is_one_raw_message(api: Api, body: bytes) -> None:
     form = "application/x-www-form-urlencoded"
-    answer = await api.ask("POST", "/v1/topics/orders/messages", body, Content_Type=form)
+    answer = await api.ask("POST", ORDERS, body, Content_Type=form)
     assert answer.status == 200
     assert stored(api)[0].body(0) == body
 
@@ -460,7 +454,7 @@ async def test_any_other_form_body_is_one_raw_message(api: Api, body: bytes) -> 
 async def test_a_request_with_another_type_is_a_raw_message(api: Api) -> None:
     body = b'{"messages": [{"role": "user"}]}'
     for kind in ("application/octet-stream", "text/plain"):
-        answer = await api.ask("POST", "/v1/topics/orders/messages", body, Content_Type=kind)
+        answer = await api.ask("POST", ORDERS, body, Content_Type=kind)
         assert answer.status == 200
         assert stored(api)[0].body(0) == body
 
@@ -502,7 +496,7 @@ async def test_a_large_text_is_processed_in_threads(
         body = b'{"messages":[' + b",".join(messages) + b"]}"
     async with running_api() as api:
         await api.store.topics.create("t", queues=4)
-        answer = await api.ask("POST", "/v1/topics/t/messages", body, Content_Type=kind)
+        answer = await api.ask("POST", T, body, Content_Type=kind)
     assert [each["offset"] for each in answer.json()["results"]] == list(range(count))
     assert set(ran_in) == set(steps)
     assert all(loop_thread not in threads for threads in ran_in.values())

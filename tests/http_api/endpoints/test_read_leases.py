@@ -86,24 +86,18 @@ async def test_only_planned_queues_are_pinned(api: Api) -> None:
     assert [split["queue"] for split in reply["splits"]] == [1]
 
 
-async def test_an_empty_plan_has_no_lease(api: Api) -> None:
-    await fill(api)
-    assert "lease" not in (await api.get(f"{SPLITS}?start=latest&lease_ms=1000")).json()
-    assert await pinned(api) is None
-
-
-async def test_a_plan_that_fails_leaves_no_lease(api: Api) -> None:
-    await fill(api)
-    answer = await api.get(f"{SPLITS}?end=0:9&lease_ms=1000")
-    assert (answer.status, answer.problem) == (416, "offset-beyond-end")
-    assert await pinned(api) is None
-
-
-async def test_a_trimmed_start_is_not_leased(api: Api) -> None:
+@pytest.mark.parametrize(
+    ("query", "status"), [("start=latest", 200), ("end=0:9", 416), ("start=0:1", 410)]
+)
+async def test_an_empty_or_failed_plan_has_no_lease(api: Api, query: str, status: int) -> None:
     await fill(api)
     api.trim(0, 2)
-    answer = await api.get(f"{SPLITS}?start=0:1&lease_ms=1000")
-    assert (answer.status, answer.problem) == (410, "offset-trimmed")
+    answer = await api.get(f"{SPLITS}?{query}&lease_ms=1000")
+    assert answer.status == status
+    if status == 200:
+        assert "lease" not in answer.json()
+    else:
+        assert answer.problem == {416: "offset-beyond-end", 410: "offset-trimmed"}[status]
     assert await pinned(api) is None
 
 
