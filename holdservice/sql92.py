@@ -195,11 +195,7 @@ class _Builder(Transformer[Token, _Node]):
 
 def _make_name(name: Name, word: Token) -> _Node:
     return _Node(
-        lambda row: row.get(name),
-        _position(word),
-        frozenset({name}),
-        name=name,
-        is_condition=False,
+        lambda row: row.get(name), _position(word), frozenset({name}), name=name, is_condition=False
     )
 
 

@@ -143,10 +143,7 @@ async def held_read(
 
 
 async def read_queues(
-    call: Call[Any],
-    topic: Topic,
-    offsets: Mapping[int, int],
-    message_filter: MessageFilter | None,
+    call: Call[Any], topic: Topic, offsets: Mapping[int, int], message_filter: MessageFilter | None
 ) -> list[QueueRead]:
     """Read several queues of a topic. If a queue cannot be read, its result has a problem."""
     params: PullBounds = call.params

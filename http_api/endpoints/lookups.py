@@ -181,11 +181,7 @@ async def search_messages(call: Call[SearchParams]) -> Reply:
 async def _search(call: Call[SearchParams], topic: Topic, key: str) -> Reply:
     skipped: list[tuple[int, LostRange]] = []
     found = await call.context.store.lookups.search_key(
-        topic,
-        key,
-        call.params.limit,
-        skipped=skipped,
-        max_bytes=call.context.config.max_pull_bytes,
+        topic, key, call.params.limit, skipped=skipped, max_bytes=call.context.config.max_pull_bytes
     )
     slices = [BatchSlice(batch, [row]) for batch, row in found]
     some = split_portions(slices, _SEARCH_PORTION, PORTION_BYTES)

@@ -189,10 +189,7 @@ def _refuse_raw_params(params: PublishParams) -> None:
 
 
 async def _store(
-    call: Call[PublishParams],
-    name: str,
-    messages: list[MessageToStore],
-    producer: Producer | None,
+    call: Call[PublishParams], name: str, messages: list[MessageToStore], producer: Producer | None
 ) -> PublishReply:
     context = call.context
     topic = _find_topic(context, name)

@@ -103,11 +103,7 @@ def _counter(name: str, doc: str, value: float) -> Metric:
 
 
 def _labelled(
-    family: _Family,
-    name: str,
-    doc: str,
-    labels: Sequence[str],
-    values: Mapping[Any, float],
+    family: _Family, name: str, doc: str, labels: Sequence[str], values: Mapping[Any, float]
 ) -> Metric:
     """Return a metric with one series for each tuple of label values, in their order."""
     metric = family(f"holdfast_{name}", doc, labels=labels)

@@ -151,9 +151,7 @@ def test_pull_groups_at_one_offset_are_merged() -> None:
     assert is_empty(table)
 
 
-def test_pull_groups_are_merged_during_a_scan(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pull_groups_are_merged_during_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hold_table, "SCAN_STEP", 2)
     table, messages = new_table(), Messages()
     for name, offset in [("slow", 0), ("ahead", 2)]:

@@ -142,9 +142,7 @@ async def test_a_pull_over_several_queues_wakes_by_any(broker: Broker) -> None:
     assert broker.stats.held_queues == 0
 
 
-async def test_a_thousand_held_pulls_use_no_thread_and_no_reads(
-    broker: Broker,
-) -> None:
+async def test_a_thousand_held_pulls_use_no_thread_and_no_reads(broker: Broker) -> None:
     # L4
     threads = threading.active_count()
     for number in range(1000):
@@ -229,9 +227,7 @@ async def test_long_scans_are_divided_into_loop_iterations(
 # -- the races ---------------------------------------------------------------------------------
 
 
-async def test_a_message_between_read_and_registration_is_found(
-    broker: Broker,
-) -> None:
+async def test_a_message_between_read_and_registration_is_found(broker: Broker) -> None:
     """The pull reads "nothing", the message arrives and is announced, then the pull holds."""
     read = len(broker.store.queues[Q0])
     broker.publish(Q0, "x")
@@ -239,9 +235,7 @@ async def test_a_message_between_read_and_registration_is_found(
     assert broker.stats.held_max == 1
 
 
-async def test_a_message_between_registration_and_wait_is_found(
-    broker: Broker,
-) -> None:
+async def test_a_message_between_registration_and_wait_is_found(broker: Broker) -> None:
     """A publisher's thread runs exactly between two steps of the loop.
 
     The loop has read the end, which does not include the message, and has not begun to wait. The
@@ -376,9 +370,7 @@ async def test_a_disconnected_client_frees_its_slot(broker: Broker) -> None:
     assert broker.stats.cancelled_total == 1
 
 
-async def test_a_message_wakes_other_pulls_if_one_is_cancelled(
-    broker: Broker,
-) -> None:
+async def test_a_message_wakes_other_pulls_if_one_is_cancelled(broker: Broker) -> None:
     gone, other = await broker.held(), await broker.held()
     gone.cancel()  # the cancelled task has not run yet, so its pull is still held
     broker.publish(Q0, "x")

@@ -207,8 +207,7 @@ async def test_many_publishers_and_pulls_at_once(session: aiohttp.ClientSession)
         offset = 0
         while len(found) < 50:
             reply = await get(
-                session,
-                f"/v1/topics/t/queues/{queue}/messages?offset={offset}&wait_ms=30000",
+                session, f"/v1/topics/t/queues/{queue}/messages?offset={offset}&wait_ms=30000"
             )
             found += [message["body"] for message in reply["messages"]]
             offset = reply["next_offset"]

@@ -117,9 +117,7 @@ async def test_a_pipelined_head_has_a_deadline(api: Api, first: bytes, answers: 
             assert len(heads) == 0
 
 
-async def test_the_deadline_of_a_head_after_a_held_pull_starts_at_the_reply(
-    api: Api,
-) -> None:
+async def test_the_deadline_of_a_head_after_a_held_pull_starts_at_the_reply(api: Api) -> None:
     heads = api.context.http.connections.header_timeouts
     async with raw_connection(api.server.port) as one:
         await one.send(PULL + HEALTH[:9])
@@ -201,9 +199,7 @@ async def test_a_refused_connection_that_sends_gets_the_problem() -> None:
             assert second.recv(1000).startswith(b"HTTP/1.1 503 ")
 
 
-async def test_a_refused_connection_is_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_refused_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.http_api.wire.connection_registry.REJECT_TIMEOUT_S", 0.05)
     async with running_api(max_connections=1) as api, raw_connection(api.server.port) as first:
         await first.send(HEALTH)
@@ -234,10 +230,7 @@ async def test_the_number_of_refused_connections_with_a_reply_is_limited(
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"write_timeout_ms": 100, "min_transfer_bytes_per_s": 0},
-        {"transfer_grace_ms": 100},
-    ],
+    [{"write_timeout_ms": 100, "min_transfer_bytes_per_s": 0}, {"transfer_grace_ms": 100}],
 )
 async def test_a_client_that_does_not_read_is_cut_off_without_harm_to_others(
     settings: dict[str, Any],

@@ -252,11 +252,7 @@ def _record_publishes(api: Api) -> None:
     publish = api.store.publishing.publish
 
     async def recorded(
-        topic: Topic,
-        batches: Sequence[Batch | Rows],
-        *,
-        durability: str | None = None,
-        **more: Any,
+        topic: Topic, batches: Sequence[Batch | Rows], *, durability: str | None = None, **more: Any
     ) -> list[StoredBatch]:
         stored = [as_batch(each) if isinstance(each, Rows) else each for each in batches]
         published = await publish(topic, batches, durability=durability, **more)

@@ -11,12 +11,7 @@ OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
 async def test_health_and_readiness(api: Api) -> None:
     assert (await api.get("/healthz")).json() == {"status": "alive"}
     answer = await api.get("/readyz")
-    assert answer.json() == {
-        "phase": "ready",
-        "degraded": [],
-        "read_only": None,
-        "alarms": {},
-    }
+    assert answer.json() == {"phase": "ready", "degraded": [], "read_only": None, "alarms": {}}
 
 
 async def test_a_degraded_broker_is_ready_and_reports_its_faults(api: Api) -> None:

@@ -46,10 +46,7 @@ def stored(api: Api, publish: int = -1) -> list[Batch]:
 
 async def test_results_are_in_the_order_of_the_request(api: Api) -> None:
     answer = await api.publish(
-        "orders",
-        {"body": "a", "queue": 1},
-        {"body": "b", "queue": 0},
-        {"body": "c", "queue": 1},
+        "orders", {"body": "a", "queue": 1}, {"body": "b", "queue": 0}, {"body": "c", "queue": 1}
     )
 
     assert answer.status == 200
@@ -142,11 +139,7 @@ async def test_msgpack_accepts_bin_and_str(api: Api) -> None:
         {"messages": [{"body": b"\x00\xff", "queue": 0}, {"body": "é", "queue": 0}]}
     )
     answer = await api.ask(
-        "POST",
-        "/v1/topics/orders/messages",
-        body,
-        **MSGPACK,
-        Accept="application/msgpack",
+        "POST", "/v1/topics/orders/messages", body, **MSGPACK, Accept="application/msgpack"
     )
     assert answer.headers["Content-Type"] == "application/msgpack"
     assert msgpack.unpackb(answer.body)["results"][1]["offset"] == 1

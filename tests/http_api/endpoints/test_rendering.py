@@ -174,11 +174,7 @@ async def test_every_request_for_a_large_message_waits_for_a_slot(api: Api, acce
     count = turns._value
     for _ in range(count):
         await turns.acquire()
-    paths = [
-        offset,
-        "/v1/topics/orders/messages?offsets=0:0",
-        f"/v1/messages/{message_id}",
-    ]
+    paths = [offset, "/v1/topics/orders/messages?offsets=0:0", f"/v1/messages/{message_id}"]
     asking = [asyncio.create_task(api.get(path, **headers)) for path in paths]
     async with asyncio.timeout(20):
         while len(turns._waiters or ()) < len(paths):

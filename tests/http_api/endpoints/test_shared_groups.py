@@ -19,12 +19,7 @@ from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.consumequeue.errors import StateFull, StateUnavailable
 from holdfast.groups.config import BACKOFF_MS
 from holdfast.groups.errors import ExclusiveHeld, FilterNotAllowed, GroupBusy, InvalidGroup
-from holdfast.groups.service_types import (
-    Received,
-    RedriveOptions,
-    RedriveResult,
-    Verb,
-)
+from holdfast.groups.service_types import Received, RedriveOptions, RedriveResult, Verb
 from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.holdservice.errors import HoldLimitExceeded
 from holdfast.http_api.access.audit import AuditFile, AuditLog
@@ -224,9 +219,7 @@ async def test_a_long_reply_in_portions_is_complete(group: Api) -> None:
     assert [each["receipt"] for each in reply.json()["messages"]] == [f"orders-{r}" for r in rows]
 
 
-async def test_many_small_batches_take_several_loop_iterations(
-    group: Api,
-) -> None:
+async def test_many_small_batches_take_several_loop_iterations(group: Api) -> None:
     batches = [await stored(group, "orders", 0, str(number)) for number in range(250)]
     topic = group.store.table.get("orders")
     chosen = [deliveries_of(topic, batch, [0])[0] for batch in batches]
@@ -418,10 +411,7 @@ async def test_of_two_concurrent_swaps_one_succeeds(group: Api) -> None:
     request = (
         f"PUT {OFFSETS} HTTP/1.1\r\nHost: ::1\r\nIf-Match: {etag}\r\nContent-Length: 22\r\n\r\n"
     ).encode()
-    async with (
-        raw_connection(group.server.port) as one,
-        raw_connection(group.server.port) as other,
-    ):
+    async with raw_connection(group.server.port) as one, raw_connection(group.server.port) as other:
         await asyncio.gather(
             one.send(request + b'{"offsets": {"0": 5}} '),
             other.send(request + b'{"offsets": {"0": 6}} '),
@@ -611,9 +601,7 @@ async def test_a_redrive_reports_its_letters(letters: Api) -> None:
     assert letters.groups.redrives[1:] == [("g", RedriveOptions(most, "dead"))]
 
 
-async def test_a_failed_redrive_counts_the_earlier_letters(
-    letters: Api,
-) -> None:
+async def test_a_failed_redrive_counts_the_earlier_letters(letters: Api) -> None:
     letters.groups.redriven = RedriveResult("dead", {"orders": 2})
     letters.groups.redriven.fail("0A", LimitExceeded("max_message_bytes", 3, 4, 0))
     answer = await post(letters, "redrive", {})
