@@ -71,4 +71,4 @@ def compare(name: str, shown: str) -> None:
     file = SCREENS / f"{name}.txt"
     if os.environ.get("WRITE_SCREENS"):
         file.write_text(shown, "utf-8")
-    assert shown == file.read_text("utf-8"), f"see {file.name}; WRITE_SCREENS=1 writes it anew"
+    assert shown == file.read_text("utf-8"), f"see {file.name}; WRITE_SCREENS=1 rewrites it"

@@ -97,7 +97,7 @@ SENTENCES = ("damage:", "note:", "holdfast:", "nothing was", "backed up", "sound
 
 @pytest.mark.parametrize("width", [80, 200, None], ids=["80", "200", "pipe"])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_screen_is_as_it_was_looked_at(
+def test_a_screen_is_unchanged(
     name: str, width: int | None, screen: Callable[[str, int | None], str]
 ) -> None:
     shown = [screen(command, width) for command in COMMANDS[name]][-1]

@@ -51,7 +51,7 @@ def test_each_failure_has_its_code(error: Exception, code: ExitCode) -> None:
     assert failure.code == code
 
 
-def test_the_sentence_names_the_mend() -> None:
+def test_the_sentence_names_the_fix() -> None:
     failure = failure_of(UNREACHABLE)
     assert failure is not None
     assert failure.sentence == (

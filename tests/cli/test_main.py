@@ -131,7 +131,7 @@ def test_a_token_file_may_stand_before_the_command(tmp_path: Path, unused_port: 
 @pytest.mark.parametrize(
     ("former", "name"), [("--ca-file", "--tls-ca-file"), ("--cert", "--tls-cert")]
 )
-def test_former_names_of_tls_options_are_taken_and_not_shown(former: str, name: str) -> None:
+def test_former_names_of_tls_options_are_accepted_but_not_shown(former: str, name: str) -> None:
     url = ("--url", "https://127.0.0.1:1")
     said = [invoke("topic", "list", *url, flag, "/none").stderr for flag in (former, name)]
     assert said[0] == said[1]
@@ -164,7 +164,7 @@ def test_completion_knows_the_commands() -> None:
     assert done.stdout.split() == ["plain,top", "plain,topic", "plain,token"]
 
 
-def test_nothing_in_a_failure_is_for_the_terminal_to_obey(
+def test_control_characters_in_a_failure_are_escaped(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     hostile = "no topic \x1b[2J\x1b]0;title\x07 =cmd()\r\n\u202eback"

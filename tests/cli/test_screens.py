@@ -158,7 +158,7 @@ LONG = {"group-describe-wide", "no-topic", "conflict", "publish"}
 # O1, O2, O3: tables could not be read at 80 columns, and no test compared a screen.
 @pytest.mark.parametrize("width", [80, 200, None], ids=["80", "200", "pipe"])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_screen_is_as_it_was_looked_at(
+def test_a_screen_is_unchanged(
     name: str, width: int | None, screen: Callable[[tuple[str, ...], int | None], str]
 ) -> None:
     shown = screen(COMMANDS[name], width)
@@ -199,9 +199,7 @@ VIEWS: dict[str, Callable[[], None]] = {
 
 @pytest.mark.parametrize("width", [80, 200])
 @pytest.mark.parametrize("name", VIEWS)
-def test_a_view_is_as_it_was_looked_at(
-    name: str, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_view_is_unchanged(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     out = Terminal(is_terminal=True)
     with monkeypatch.context() as here:
         here.setattr(sys, "stdout", out)
@@ -224,7 +222,7 @@ def test_a_status_that_is_not_well_is_code_1(
     assert json.loads(shown.splitlines()[0])["is_well"] is False
 
 
-def test_top_is_one_snapshot_where_nobody_looks(screen: Callable[..., str]) -> None:
+def test_top_is_one_snapshot_without_a_terminal(screen: Callable[..., str]) -> None:
     (line, code) = screen(("top",), None).splitlines()
     assert json.loads(line)["figures"]["topic_count"] == 12
     assert code == "--- code 0"

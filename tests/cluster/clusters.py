@@ -1,8 +1,8 @@
-"""The four ways to run Spark that the contracts are held against, each as what a job needs.
+"""The four ways to run Spark on which the contracts are tested.
 
-On one machine the workers' Python has holdfast installed. On the others it has only what an
-executor needs beside it: local-cluster is given the package at submit, and to the other two the
-job sends it.
+On one machine the workers' Python has holdfast installed. In the other three cases it has only the
+packages that an executor needs in addition: local-cluster gets holdfast at submit, and the job
+sends holdfast to a standalone cluster and over Spark Connect.
 """
 
 import sys
@@ -31,9 +31,9 @@ _LOOPBACK = {
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where a job runs: a master, or the address of a Connect server. `must_ship`: nobody has
-    holdfast there until the job sends it. `path`: where the job itself finds the package, in place
-    of the checkout."""
+    """A master, or the address of a Connect server, where a job runs. `must_ship` is True if the
+    processes there lack holdfast until the job sends it. `path` is where the job itself imports the
+    package from, instead of the checkout."""
 
     environment: Mapping[str, str]
     master: str | None = None

@@ -1,7 +1,7 @@
-"""What holds on every cluster: each contract is a function of a job that returns plain values.
+"""Contracts that hold on every cluster: functions of a job that return the same values everywhere.
 
-The values are the same wherever they are computed. A contract changes only what bears its job's
-name, so that several jobs may work on one broker.
+A contract changes only topics and groups with its job's name in their names, so several jobs can
+use one broker.
 """
 
 import json
@@ -25,7 +25,7 @@ CONTRACTS: dict[str, Callable[["Job"], Any]] = {}
 
 @dataclass(frozen=True)
 class Job:
-    """A session on some cluster, and what there is to read. `folder` is its own, and there on the
+    """A session on some cluster, and the published data. `folder` is its own, and there on the
     driver and on every worker."""
 
     name: str
@@ -35,7 +35,7 @@ class Job:
 
     @property
     def url(self) -> str:
-        """Where the broker is."""
+        """The broker's address."""
         return self.published.url
 
     def load(self, topic: str = ORDERS, **options: object) -> "DataFrame":
@@ -45,13 +45,13 @@ class Job:
 
 
 def contract(check: Callable[[Job], Any]) -> Callable[[Job], Any]:
-    """Enter a contract under its name."""
+    """Register a contract under its name."""
     CONTRACTS[check.__name__] = check
     return check
 
 
 def summary(frame: "DataFrame") -> list[list[Any]]:
-    """Return what tells rows apart, by queue: count, ends, and sums that see every byte."""
+    """Return a fingerprint of the rows of each queue: count, first and last offset, checksums."""
     rows = frame.groupBy("queue").agg(*map(expr, _SUMMED)).collect()
     return sorted(list(row) for row in rows)
 
@@ -77,7 +77,7 @@ def refusal(action: Callable[[], object], kind: str = "holdfast.spark.errors.") 
 
 
 def publish_numbers(job: Job, topic: str, numbers: range) -> None:
-    """Publish a message a number; the topic is made if it is not there."""
+    """Publish one message per number. Create the topic if it does not exist."""
     with holdfast.Client(job.url) as client:
         client.create_topic(topic, queues=2)
         with client.producer(topic) as producer:
@@ -87,20 +87,20 @@ def publish_numbers(job: Job, topic: str, numbers: range) -> None:
 
 @contract
 def every_row_once(job: Job) -> Any:
-    """A topic is read whole."""
+    """A topic is read completely."""
     return summary(job.load())
 
 
 @contract
 def the_files_have_the_same_rows(job: Job) -> Any:
-    """Executors that see the data directory read it themselves."""
+    """Executors that see the data directory read its files."""
     reader = job.spark.read.format("holdfast").option("path", job.published.data_dir)
     return summary(reader.option("topic", ORDERS).load())
 
 
 @contract
 def columns_as_asked(job: Job) -> Any:
-    """Types are Spark's, timestamps whole milliseconds, and only what is asked for is there."""
+    """The chosen columns have Spark's types; timestamps are whole milliseconds."""
     columns = "message_id,properties,born_timestamp,topic"
     frame = job.load(columns=columns, startingOffsets='{"0": 7}')
     row = frame.selectExpr("topic", "properties['n']", "unix_millis(born_timestamp)").first()
@@ -109,7 +109,7 @@ def columns_as_asked(job: Job) -> Any:
 
 @contract
 def one_queue_by_several_tasks(job: Job) -> Any:
-    """One queue is cut at the borders of its blocks, and each part is another task's."""
+    """One queue is cut between blocks, and each part is read by another task."""
     reader = job.spark.read.format("holdfast").options(url=job.url, minPartitions="5")
     frame = reader.option("assign", json.dumps({ORDERS: [0]})).load()
     tasks = frame.selectExpr("spark_partition_id() as task", "offset").groupBy("task")
@@ -118,7 +118,7 @@ def one_queue_by_several_tasks(job: Job) -> Any:
 
 @contract
 def kafka_columns(job: Job) -> Any:
-    """A job written for the Kafka connector runs with another format and address."""
+    """A job written for the Kafka connector needs only another format and address."""
     frame = (
         job.spark.read.format("holdfast")
         .option("kafka.bootstrap.servers", job.url.removeprefix("http://"))
@@ -133,20 +133,20 @@ def kafka_columns(job: Job) -> Any:
 
 @contract
 def tags_and_filters(job: Job) -> Any:
-    """The broker leaves out what the options do not want."""
+    """The broker omits messages that the options exclude."""
     return [job.load(tag="paid").count(), job.load(filter="n > 19000", columns="offset").count()]
 
 
 @contract
 def a_bound_read_is_replayed(job: Job) -> Any:
-    """Options kept from before more was published read the same rows, as often as asked."""
+    """Options that were kept before later publishes read the same rows every time."""
     loaded = job.spark.read.format("holdfast").options(**job.published.bound).load()
     return [summary(loaded), summary(loaded)]
 
 
 @contract
 def a_group_goes_on_where_it_saved(job: Job) -> Any:
-    """The second run of a group sees only what was published since the first."""
+    """The second run of a group reads only messages that were published after the first."""
     topic, group = f"read-on-{job.name}", f"nightly-{job.name}"
     counts = []
     for numbers in (range(300), range(300, 450), range(0)):
@@ -160,7 +160,7 @@ def a_group_goes_on_where_it_saved(job: Job) -> Any:
 
 @contract
 def trimmed_rows_fail_the_job(job: Job) -> Any:
-    """What retention took is named, and left out only when that is asked for."""
+    """An error names trimmed messages; they are skipped only without failOnDataLoss."""
     frame = job.spark.read.format("holdfast").options(**job.published.lost)
     return [
         refusal(lambda: frame.load().count()),
@@ -170,13 +170,13 @@ def trimmed_rows_fail_the_job(job: Job) -> Any:
 
 @contract
 def a_wrong_option_is_named(job: Job) -> Any:
-    """An option that nobody knows is refused, with the nearest name."""
+    """An unknown option is refused with the most similar name."""
     return refusal(lambda: job.load(startingOfsets="earliest").count())
 
 
 @contract
 def a_join_of_two_topics(job: Job) -> Any:
-    """Two reads meet in one query, with a shuffle between."""
+    """Two reads are joined in one query, with a shuffle."""
     left = job.load().selectExpr("key", "offset").where("offset < 100")
     right = job.load(TRIMMED, columns="key,offset").groupBy("key").count()
     return left.join(right, "key").count()
@@ -200,7 +200,7 @@ def what_is_written_twice_is_stored_once(job: Job) -> Any:
 
 @contract
 def a_batch_that_a_stream_repeats_is_stored_once(job: Job) -> Any:
-    """The end of the last batch is forgotten between two runs, as if the driver had died."""
+    """The commit of the last batch is deleted between two runs, as if the driver had died."""
     topic, folder = f"streamed-{job.name}", job.folder / "stream"
     with holdfast.Client(job.url) as client:
         client.create_topic(topic, queues=2)
@@ -222,7 +222,7 @@ def a_batch_that_a_stream_repeats_is_stored_once(job: Job) -> Any:
 
 @contract
 def a_stream_goes_on_where_it_ended(job: Job) -> Any:
-    """A restarted stream reads what is new, by its limit, and what it read is there once."""
+    """A restarted stream reads new messages within its limit, and each message once."""
     topic, out = f"followed-{job.name}", job.folder / "followed"
     found = []
     for numbers in (range(300), range(300, 450)):
@@ -239,7 +239,7 @@ def a_stream_goes_on_where_it_ended(job: Job) -> Any:
 
 @contract
 def a_stream_writes_what_it_read_once(job: Job) -> Any:
-    """From topic to topic, in two runs from one checkpoint: as many rows, with the same bytes."""
+    """A stream copies a topic in two runs from one checkpoint: each row once, unchanged."""
     topic, to = f"piped-{job.name}", f"piped-on-{job.name}"
     for numbers in (range(300), range(300, 450)):
         publish_numbers(job, topic, numbers)
@@ -257,7 +257,7 @@ def stream(job: Job, topic: str, **options: object) -> "DataFrame":
 
 
 def run_to_end(writer: "DataStreamWriter", checkpoint: Path) -> None:
-    """Run a stream until it has read what there is."""
+    """Run a stream until it has read all existing messages."""
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     assert query.awaitTermination(_STREAM_TIMEOUT_S), "the stream did not end"
 

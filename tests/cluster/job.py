@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ROOT = Path(__file__).parents[2]
-#: Not `-m`, and not in the checkout: Python would find holdfast beside the job, and so would the
-#: workers that inherit its folder.
+#: The job runs neither with `-m` nor in the checkout. Otherwise Python, and the workers that
+#: inherit its folder, would import holdfast from the checkout.
 _PROGRAM = (
     "import sys; output, *path = sys.argv[1:]; sys.path[:0] = path; "
     "from tests.cluster.job import main; main(output)"
@@ -34,7 +34,7 @@ def run_job(
     name: str, cluster: Cluster, published: Published, folder: Path, *, timeout_s: float
 ) -> "Found":
     """Run the job in a process of its own, and return what it found. Raises JobFailed."""
-    told = {"name": name, "cluster": asdict(cluster), "published": asdict(published)}
+    given = {"name": name, "cluster": asdict(cluster), "published": asdict(published)}
     output = folder / "results.json"
     with (folder / "job.log").open("wb") as log:
         process = subprocess.Popen(
@@ -46,7 +46,7 @@ def run_job(
             env=dict(cluster.environment),
         )
         try:
-            process.communicate(json.dumps(told).encode(), timeout_s)
+            process.communicate(json.dumps(given).encode(), timeout_s)
         finally:
             process.kill()  # its JVM ends with it
             process.wait()
@@ -71,13 +71,13 @@ class Found:
 
 
 def main(output: str) -> None:
-    """Run the contracts of the job told on standard input; results go to the file `output`."""
-    told = json.load(sys.stdin)
-    cluster, published = Cluster(**told["cluster"]), Published(**told["published"])
+    """Run the contracts of the job given on standard input; results go to the file `output`."""
+    given = json.load(sys.stdin)
+    cluster, published = Cluster(**given["cluster"]), Published(**given["published"])
     started = time.monotonic()
     spark = _session(cluster)
     found = Found(seconds={"session": time.monotonic() - started})
-    job = Job(told["name"], spark, published, Path.cwd())
+    job = Job(given["name"], spark, published, Path.cwd())
     register(spark)
     if cluster.must_ship:
         found.unshipped = refusal(lambda: job.load().count(), "ModuleNotFoundError:")

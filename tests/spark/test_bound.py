@@ -23,7 +23,7 @@ def again(bound: Bound) -> object:
         return {topic.name: dict(topic.ranges) for topic in bind_topics(client, options)}
 
 
-def test_a_group_is_read_on_from_where_it_was_saved(broker: FakeBroker, topic: FakeTopic) -> None:
+def test_a_group_continues_at_its_saved_offsets(broker: FakeBroker, topic: FakeTopic) -> None:
     first = bind(broker.url, "orders", group="billing")
     assert first.offsets == {"orders": {0: (0, 10), 1: (0, 10)}}
     first.save()
@@ -34,9 +34,7 @@ def test_a_group_is_read_on_from_where_it_was_saved(broker: FakeBroker, topic: F
     assert broker.groups["billing"]["orders"][0] == {0: 10, 1: 15}
 
 
-def test_a_bound_read_is_the_same_whatever_comes_later(
-    broker: FakeBroker, topic: FakeTopic
-) -> None:
+def test_a_bound_read_stays_the_same(broker: FakeBroker, topic: FakeTopic) -> None:
     bound = bind(broker.url, "orders", group="billing")
     topic.publish(0, [b"late"])
     topic.queues.append(type(topic.queues[0])())
@@ -45,7 +43,7 @@ def test_a_bound_read_is_the_same_whatever_comes_later(
     assert again(bound) == bound.offsets
 
 
-def test_options_are_kept_but_for_those_that_are_answered(broker: FakeBroker) -> None:
+def test_options_are_kept_except_those_that_bind_replaces(broker: FakeBroker) -> None:
     bound = bind(
         broker.url, "orders", startingTimestamp=0, includeBody=False, tag="a", minPartitions=None
     )
@@ -76,7 +74,7 @@ def test_several_topics_keep_their_topic_column(broker: FakeBroker) -> None:
     assert again(bound) == bound.offsets
 
 
-def test_a_start_may_be_given_beside_the_group(broker: FakeBroker) -> None:
+def test_a_start_overrides_the_groups_offsets(broker: FakeBroker) -> None:
     bind(broker.url, "orders", group="billing").save()
     bound = bind(broker.url, "orders", group="billing", startingOffsets='{"0": 4}')
     assert bound.offsets == {"orders": {0: (4, 10), 1: (0, 10)}}
@@ -112,14 +110,14 @@ def test_a_groups_trimmed_offsets_are_lost_data(broker: FakeBroker, topic: FakeT
     assert bound.offsets["orders"][0] == (10, 20)
 
 
-def test_a_topic_made_again_is_not_read_in_its_stead(broker: FakeBroker) -> None:
+def test_a_topic_recreated_is_not_read_in_its_stead(broker: FakeBroker) -> None:
     bound = bind(broker.url, "orders")
     broker.topic("orders", queues=2)
     with pytest.raises(TopicRecreated):
         again(bound)
 
 
-def test_a_topic_made_again_since_it_was_read_is_not_saved(broker: FakeBroker) -> None:
+def test_a_topic_recreated_since_it_was_read_is_not_saved(broker: FakeBroker) -> None:
     bound = bind(broker.url, "orders", group="billing")
     broker.topic("orders", queues=2)
     with pytest.raises(TopicRecreated):

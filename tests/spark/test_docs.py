@@ -57,11 +57,11 @@ def mib(size: int) -> str:
 
 
 def test_the_tables_have_every_option_and_no_other() -> None:
-    on_files = rows(WRITING.partition("\n## Files beside HTTP\n")[2])
+    on_files = rows(WRITING.partition("\n## Files instead of HTTP\n")[2])
     assert rows(READING).keys() | on_files.keys() == OPTIONS.keys()
     own = STREAM_OPTIONS.keys() - OPTIONS.keys()
     assert own <= rows(STREAMING).keys() <= STREAM_OPTIONS.keys()
-    assert rows(WRITING.partition("\n## Files beside HTTP\n")[0]).keys() == WRITE_OPTIONS.keys()
+    assert rows(WRITING.partition("\n## Files instead of HTTP\n")[0]).keys() == WRITE_OPTIONS.keys()
 
 
 def test_the_tables_have_the_codes_defaults_and_bounds() -> None:

@@ -57,7 +57,7 @@ def hourly(frame: "DataFrame") -> dict[tuple[str, str], int]:
     return {(row["hour"], row["status"]): row["count"] for row in rows}
 
 
-def test_the_second_hourly_run_sees_only_what_is_new(
+def test_the_second_hourly_run_reads_only_new_messages(
     spark: "SparkSession", running: RunningBroker, tmp_path: Path
 ) -> None:
     module = example("spark_hourly_status")
@@ -201,7 +201,7 @@ def test_tags_are_counted(spark: "SparkSession", running: RunningBroker) -> None
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_every_example_says_how_it_is_called(path: Path) -> None:
+def test_every_example_documents_its_command(path: Path) -> None:
     module = example(path.stem)
     assert f"python examples/{path.name} --url " in (module.__doc__ or "")
     assert path.name in (ROOT / "examples" / "README.md").read_text()
@@ -217,7 +217,7 @@ def test_every_example_says_how_it_is_called(path: Path) -> None:
         ("spark_backfill", "--since 2020-01-01 --until 2100-01-01 --out new", "50 rows in new"),
     ],
 )
-def test_an_example_runs_as_its_docstring_says(
+def test_an_example_runs_with_its_documented_command(
     running: RunningBroker, tmp_path: Path, name: str, arguments: str, said: str
 ) -> None:
     publish(running, name, few_lines(8, 50))

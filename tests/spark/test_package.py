@@ -2,7 +2,7 @@ import holdfast.spark
 from holdfast.spark import errors
 
 
-def test_every_error_is_to_be_had_from_the_package() -> None:
+def test_every_error_is_exported_by_the_package() -> None:
     raised = {
         name
         for name, each in vars(errors).items()

@@ -61,7 +61,7 @@ def archived(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_archive_is_the_package_and_nothing_beside_it(archived: Path) -> None:
+def test_the_archive_is_exactly_the_package(archived: Path) -> None:
     with zipfile.ZipFile(archived) as zipped:
         assert zipped.testzip() is None
         names = zipped.namelist()
@@ -75,7 +75,7 @@ def test_the_same_source_is_the_same_archive() -> None:
     assert build_archive() == build_archive()
 
 
-def test_an_executor_needs_only_what_is_named(archived: Path, tmp_path: Path) -> None:
+def test_an_executor_needs_only_the_listed_packages(archived: Path, tmp_path: Path) -> None:
     python = python_with(LIBRARIES, tmp_path / "python")
     program = "import holdfast.spark.source as s, holdfast.spark.arrow.messages; print(s.__file__)"
     path = run(python, program, tmp_path, PYTHONPATH=str(archived)).decode().strip()
@@ -83,7 +83,7 @@ def test_an_executor_needs_only_what_is_named(archived: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("missing", EXECUTORS_NEED)
-def test_an_executor_needs_each_of_what_is_named(
+def test_an_executor_needs_each_listed_package(
     archived: Path, tmp_path: Path, missing: str
 ) -> None:
     rest = tuple(each for each in LIBRARIES if each != missing)
@@ -108,7 +108,7 @@ def test_a_program_that_runs_from_the_archive_sends_the_archive(
     assert (tmp_path / "again.zip").read_bytes() == archived.read_bytes()
 
 
-def test_a_session_is_sent_the_archive_and_then_told_of_the_source() -> None:
+def test_ship_sends_the_archive_and_then_registers_the_source() -> None:
     seen: list[object] = []
 
     class Session:
@@ -127,14 +127,14 @@ def test_a_session_is_sent_the_archive_and_then_told_of_the_source() -> None:
     assert first.read_bytes() in dumped(HoldfastDataSource)
 
 
-def test_the_program_writes_the_archive_and_says_nothing(tmp_path: Path) -> None:
+def test_the_program_writes_the_archive_and_prints_nothing(tmp_path: Path) -> None:
     arguments = [sys.executable, "-W", "error", "-m", "holdfast.spark", str(tmp_path / "out.zip")]
     assert subprocess.run(arguments, capture_output=True, check=True).stderr == b""
     assert (tmp_path / "out.zip").read_bytes() == build_archive()
 
 
 @pytest.mark.parametrize("arguments", [[], ["out.tar"], ["a.zip", "b.zip"]])
-def test_the_program_says_how_it_is_called(arguments: list[str]) -> None:
+def test_the_program_prints_its_usage(arguments: list[str]) -> None:
     with pytest.raises(SystemExit, match=r"usage: .*FILE\.zip"):
         main(arguments)
 
@@ -153,7 +153,7 @@ SEND_ON = (
 )
 
 
-def test_a_source_is_pickled_by_name_where_nothing_was_sent() -> None:
+def test_a_source_is_pickled_by_name_if_nothing_was_shipped() -> None:
     assert len(dumped(HoldfastDataSource)) < 200
     assert cloudpickle.loads(dumped(HoldfastDataSource)) is HoldfastDataSource
 
@@ -179,7 +179,7 @@ def test_a_streams_writer_brings_its_package_into_tasks(tmp_path: Path) -> None:
     assert topic == b"orders\n"
 
 
-def test_what_a_streams_tasks_read_with_brings_its_package_too() -> None:
+def test_the_reader_of_a_stream_carries_the_archive() -> None:
     assert len(dumped(HoldfastStreamReader)) < 200
     ship_archive(b"the archive")
     assert b"the archive" in dumped(HoldfastStreamReader)

@@ -124,7 +124,7 @@ def test_options_are_checked_at_load(broker: FakeBroker) -> None:
         loaded(broker, startingOffset="earliest")
 
 
-def test_a_worker_sets_what_it_has_loaded_apart_from_garbage_once(
+def test_a_worker_freezes_its_modules_once(
     broker: FakeBroker, topic: FakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frozen: list[None] = []

@@ -1,4 +1,4 @@
-"""A user sees an error through Spark as one sentence that says where it is and what to do.
+"""Spark shows an error as one sentence that names the place of the error and how to fix it.
 
 For batches and writes the sentence is the last line, except for Spark's SQLSTATE. For a stream it
 is between a traceback and the plan, and `reason` finds it there.
@@ -35,7 +35,7 @@ def topic(broker: FakeBroker) -> FakeTopic:
     return topic
 
 
-def told(act: Callable[[], object], *, last: bool = True) -> str:
+def sentence_of(act: Callable[[], object], *, last: bool = True) -> str:
     """Return the sentence with which an action fails; if `last`, it must end the text."""
     with pytest.raises(Exception, match=r"\w") as caught:
         act()
@@ -73,21 +73,21 @@ def told(act: Callable[[], object], *, last: bool = True) -> str:
         ),
     ],
 )
-def test_a_batch_that_cannot_be_says_why_and_as_soon_as_can_be(
+def test_a_wrong_batch_fails_with_a_sentence_as_early_as_possible(
     spark: "SparkSession", broker: FakeBroker, options: dict[str, str], says: str, at_load: bool
 ) -> None:
     given = {"url": broker.url, "topic": "orders", **options}
     reader = spark.read.format("holdfast").options(**{k: v for k, v in given.items() if v})
     if at_load:
-        assert says in told(reader.load)
+        assert says in sentence_of(reader.load)
     else:
-        assert says in told(reader.load().count)
+        assert says in sentence_of(reader.load().count)
 
 
-def test_a_task_that_fails_says_why(spark: "SparkSession", broker: FakeBroker) -> None:
+def test_a_failed_task_gives_a_sentence(spark: "SparkSession", broker: FakeBroker) -> None:
     frame = spark.read.format("holdfast").options(url=broker.url, topic="orders").load()
     broker.faults.append(lambda target: TRIMMED if "/messages?" in target else None)
-    assert "failOnDataLoss=false" in told(frame.count)
+    assert "failOnDataLoss=false" in sentence_of(frame.count)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_task_that_fails_says_why(spark: "SparkSession", broker: FakeBroker) -
         ({"startingOffsets": "earliest"}, "failOnDataLoss=false"),  # its tasks fail
     ],
 )
-def test_a_stream_that_cannot_be_says_why(
+def test_a_wrong_stream_fails_with_a_sentence(
     spark: "SparkSession", broker: FakeBroker, tmp_path: Path, options: dict[str, str], says: str
 ) -> None:
     broker.faults.append(lambda target: TRIMMED if "/messages?" in target else None)
@@ -111,7 +111,7 @@ def test_a_stream_that_cannot_be_says_why(
         writer = frame.load().writeStream.format("noop").trigger(availableNow=True)
         writer.option("checkpointLocation", str(tmp_path)).start().awaitTermination(TIMEOUT_S)
 
-    assert says in told(run, last=False)
+    assert says in sentence_of(run, last=False)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_stream_that_cannot_be_says_why(
         ("'' as body, 7 as queue", {}, "append", "use null to let the source choose"),
     ],
 )
-def test_a_write_that_cannot_be_says_why(
+def test_a_wrong_write_fails_with_a_sentence(
     spark: "SparkSession",
     broker: FakeBroker,
     columns: str,
@@ -135,4 +135,6 @@ def test_a_write_that_cannot_be_says_why(
 ) -> None:
     frame: DataFrame = spark.range(1).selectExpr(*columns.split(", "))
     writer = frame.write.format("holdfast").mode(mode)
-    assert says in told(writer.options(**{"url": broker.url, "topic": "orders", **options}).save)
+    assert says in sentence_of(
+        writer.options(**{"url": broker.url, "topic": "orders", **options}).save
+    )

@@ -166,7 +166,7 @@ def test_a_group_starts_again_from_anywhere(
         (["consume", "orders", "--group", "none", "--no-ack"], 4),
     ],
 )
-def test_what_cannot_be_done_is_one_line(refusing: Run, arguments: list[str], code: int) -> None:
+def test_failures_of_groups_are_one_line(refusing: Run, arguments: list[str], code: int) -> None:
     assert_refused(refusing(*arguments), code)
 
 

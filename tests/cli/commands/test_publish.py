@@ -140,12 +140,12 @@ def test_a_text_in_place_of_a_file_is_told_how(holdfast: Run) -> None:
         ("--property", "=x"),
     ],
 )
-def test_what_contradicts_itself_is_refused(holdfast: Run, arguments: tuple[str, ...]) -> None:
+def test_contradictory_options_are_refused(holdfast: Run, arguments: tuple[str, ...]) -> None:
     assert holdfast("publish", "t", *arguments, input=b"x\n").exit_code == 2
 
 
 # O2: the output of pull could not be published again without changes.
-def test_what_pull_prints_publish_takes_byte_for_byte(
+def test_publish_accepts_the_output_of_pull_byte_for_byte(
     holdfast: Run, shared_broker: RunningBroker
 ) -> None:
     bodies = [b"", b"plain", b"\x00\xff\xfe not text", "Gr\u00fc\u00dfe \U0001f600\u2028".encode()]
@@ -189,7 +189,7 @@ def test_what_pull_prints_publish_takes_byte_for_byte(
         (b"[1]", "line 2: it is not a message"),
     ],
 )
-def test_a_line_that_is_no_message_is_named(holdfast: Run, line: bytes, said: str) -> None:
+def test_a_line_that_is_not_a_message_is_named(holdfast: Run, line: bytes, said: str) -> None:
     done = holdfast("publish", "t", "--json", input=b'{"body": "good"}\n' + line + b"\n")
     assert done.exit_code == 1
     assert said in done.stderr

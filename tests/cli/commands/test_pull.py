@@ -72,7 +72,7 @@ def test_ranges_and_filters(numbers: Run, arguments: list[str], expected: list[i
         (["t", "--filter", "TAGS ="], 2),
     ],
 )
-def test_what_cannot_be_read_is_one_line(numbers: Run, arguments: list[str], code: int) -> None:
+def test_failures_of_pull_are_one_line(numbers: Run, arguments: list[str], code: int) -> None:
     assert_refused(numbers("pull", *arguments), code)
 
 
@@ -80,7 +80,7 @@ def test_follow_prints_what_arrives(numbers: Run) -> None:
     assert offsets(numbers, "--follow", "--max", "10") == list(range(10))
 
 
-def test_damage_ends_a_pull_unless_it_is_to_be_passed_over(tmp_path: Path) -> None:
+def test_damage_ends_a_pull_unless_skip_corrupt_is_given(tmp_path: Path) -> None:
     with RunningBroker(tmp_path / "data", TEST_ARGUMENTS) as broker:
         holdfast = commands_against(broker.url)
         holdfast("topic", "create", "t", "--queues", "1")

@@ -158,7 +158,7 @@ def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
     "name", ["state/groups.page", "commitlog/00000000000000000000", "consumequeue/data.mdb"]
 )
 @pytest.mark.parametrize(("plant", "kind"), [(Path.mkdir, "a folder"), (os.mkfifo, "a FIFO")])
-def test_what_stands_in_the_place_of_a_file_is_named_with_what_to_do(
+def test_an_object_in_the_place_of_a_file_is_named_with_advice(
     tmp_path: Path, name: str, plant: Callable[[Path], None], kind: str
 ) -> None:
     data = tmp_path / "d"

@@ -88,7 +88,9 @@ def test_a_certificate_gets_grants_and_no_token(data_dir: Path) -> None:
         (["--allow", "all", "--certificate", "a", "--out", "f"], "--certificate creates none"),
     ],
 )  # fmt: skip
-def test_a_slip_is_named_and_makes_nothing(data_dir: Path, arguments: list[str], said: str) -> None:
+def test_a_mistake_is_named_and_creates_nothing(
+    data_dir: Path, arguments: list[str], said: str
+) -> None:
     result = run("token", "create", "--data-dir", data_dir, *arguments)
     assert result.exit_code == ExitCode.USAGE, result.output
     assert said in result.stderr
@@ -120,7 +122,7 @@ def test_every_change_is_in_the_audit_log_without_the_secret(data_dir: Path) -> 
     assert str(made["token"]).partition(".")[2] not in text
 
 
-def test_a_damaged_copy_is_told_and_mended(data_dir: Path) -> None:
+def test_a_damaged_copy_is_reported_and_repaired(data_dir: Path) -> None:
     create(data_dir, "--allow", "all")
     path = data_dir / "access" / "tokens"
     path.write_bytes(path.read_bytes()[:-3])
@@ -129,7 +131,7 @@ def test_a_damaged_copy_is_told_and_mended(data_dir: Path) -> None:
     assert run("token", "list", "--data-dir", data_dir).stderr == ""
 
 
-def test_two_damaged_copies_are_refused_with_a_mend(data_dir: Path) -> None:
+def test_two_damaged_copies_are_refused_with_advice(data_dir: Path) -> None:
     create(data_dir, "--allow", "all")
     for name in ("tokens", "tokens.copy"):
         (data_dir / "access" / name).write_bytes(b"x")
@@ -199,7 +201,7 @@ def test_what_token_create_prints_is_a_token_file(tmp_path: Path, shown: list[st
     "content",
     [b"", b"\n", b"two words", b"a\nb", b"\xff", b"{", b"{}", b'{"token": 1}', b'{"token": ""}'],
 )
-def test_a_file_without_one_token_is_refused_without_being_repeated(
+def test_a_file_without_one_token_is_refused_and_not_printed(
     tmp_path: Path, content: bytes
 ) -> None:
     file = tmp_path / "token"
@@ -217,7 +219,7 @@ def test_a_token_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("token", ["two words", "line\nbreak", "zé", "a\x00b"])
-def test_a_token_that_is_none_is_refused_without_being_repeated(token: str) -> None:
+def test_an_invalid_token_is_refused_and_not_printed(token: str) -> None:
     result = run("topic", "list", "--token", token)
     assert result.exit_code == ExitCode.USAGE
     assert token not in result.output

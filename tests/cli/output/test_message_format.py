@@ -50,7 +50,7 @@ def test_a_body_is_printed_byte_for_byte() -> None:
 
 
 @pytest.mark.parametrize("form", ["", "jsonl", "no sign", "%", "%x %b", "%b\\q", r"%b\x1"])
-def test_what_means_nothing_is_refused(form: str) -> None:
+def test_unknown_fields_and_escapes_are_refused(form: str) -> None:
     with pytest.raises(ValueError, match=r"neither json|is unknown; known are"):
         make_formatter(form)
 
@@ -75,7 +75,7 @@ def test_json_has_the_shape_of_the_api() -> None:
     assert binary["body_base64"] == "/wA="
 
 
-def test_pretty_obeys_no_message() -> None:
+def test_pretty_escapes_control_characters() -> None:
     hostile = "\x1b[31mred\x07 \u202eback\u0085".encode()
     printed = make_formatter("pretty")(message(hostile, key="\x1b]0;title\x07", tag="t\n"))
     text = printed.decode()

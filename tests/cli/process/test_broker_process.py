@@ -54,8 +54,8 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Restore the test process's logging, switch interval and signal handlers."""
     monkeypatch.setattr(broker_process, "start_logging", lambda form, level: None)
     interval = sys.getswitchinterval()
-    told = (*broker_process.STOP_SIGNALS, signal.SIGHUP, *broker_process.IGNORED_SIGNALS)
-    handlers = {number: signal.getsignal(number) for number in told}
+    signals = (*broker_process.STOP_SIGNALS, signal.SIGHUP, *broker_process.IGNORED_SIGNALS)
+    handlers = {number: signal.getsignal(number) for number in signals}
     yield
     sys.setswitchinterval(interval)
     for number, handler in handlers.items():
@@ -108,7 +108,7 @@ def test_a_hang_up_reloads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Reloading.made.events == ["reloaded", "stopped"]
 
 
-def test_a_reload_that_fails_leaves_the_broker_as_it_was(
+def test_a_failed_reload_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(Reloading):
@@ -121,7 +121,7 @@ def test_a_reload_that_fails_leaves_the_broker_as_it_was(
     assert "the reload failed: nothing was changed" in caplog.messages
 
 
-def test_a_terminal_that_hangs_up_stops_what_was_started_there(
+def test_a_closed_terminal_stops_its_broker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class HungUp(FakeBroker):
@@ -134,7 +134,7 @@ def test_a_terminal_that_hangs_up_stops_what_was_started_there(
 
 
 # O5: the first line of every start was the notice about open files.
-def test_the_first_line_says_what_starts(
+def test_the_first_line_is_the_start(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -154,7 +154,7 @@ def test_the_first_line_says_what_starts(
         (1_999, 120_000, "DEBUG"),
     ],
 )
-def test_too_few_files_are_told_of_where_it_matters(
+def test_too_few_files_are_logged_if_it_matters(
     files: int,
     wanted: int,
     level: str | None,
@@ -170,7 +170,7 @@ def test_too_few_files_are_told_of_where_it_matters(
     assert found == ([] if level is None else [level])
 
 
-def test_a_variable_that_is_not_used_is_told_of(
+def test_an_unused_variable_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("HOLDFAST_VERSION", "1")
@@ -188,7 +188,7 @@ def test_a_broker_that_was_read_only_ends_as_one_that_failed(
     assert ReadOnly.made.events == ["started", "stopped"]
 
 
-def test_a_start_that_takes_long_is_told_of(
+def test_a_long_start_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Recovering(FakeBroker):
@@ -269,7 +269,7 @@ def test_a_stop_that_hangs_is_ended_by_force(
         (OSError(errno.EROFS, "Read-only file system", "/d"), "or give another --data-dir"),
     ],
 )
-def test_a_refusal_names_the_mend(
+def test_a_refusal_names_the_fix(
     monkeypatch: pytest.MonkeyPatch, error: OSError, said: str
 ) -> None:
     class Refused(FakeBroker):
@@ -291,7 +291,7 @@ def test_a_refusal_names_the_mend(
         (1_048_576, 120_000),
     ],
 )
-def test_as_many_connections_are_taken_as_the_files_leave_room_for(
+def test_open_files_limit_the_connections(
     files: int, connections: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raised = []

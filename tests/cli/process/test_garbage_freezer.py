@@ -43,7 +43,7 @@ class _Collector:
         return self.calls
 
 
-def test_what_survives_a_long_collection_is_frozen() -> None:
+def test_survivors_of_a_long_collection_are_frozen() -> None:
     collector = _Collector()
     assert collector.collect(LONG_S / 2) == []
     assert collector.collect(LONG_S) == ["freeze"]
@@ -52,7 +52,7 @@ def test_what_survives_a_long_collection_is_frozen() -> None:
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
-def test_after_many_deletions_everything_is_gone_through_once(more: int) -> None:
+def test_after_many_deletions_everything_is_collected_once(more: int) -> None:
     collector = _Collector()
     collector.gone += MOST_GONE + more
     thaws = ["unfreeze"] if more >= 0 else []
@@ -61,7 +61,7 @@ def test_after_many_deletions_everything_is_gone_through_once(more: int) -> None
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
-def test_after_hours_everything_is_gone_through_once(more: int) -> None:
+def test_after_hours_everything_is_collected_once(more: int) -> None:
     collector = _Collector()
     collector.now_s = MOST_S + more
     assert collector.collect(0.0) == (["unfreeze"] if more >= 0 else [])

@@ -52,6 +52,6 @@ def test_rows_are_those_of_the_blocks(batches: list[Sent], levels: int | None) -
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", msgpack.packb([1]), msgpack.packb({})])
-def test_what_is_no_reply_is_refused(body: bytes) -> None:
+def test_invalid_replies_are_refused(body: bytes) -> None:
     with pytest.raises(ReplyMismatch):
         unpack_messages(body)

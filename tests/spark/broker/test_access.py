@@ -45,7 +45,7 @@ def guarded(tmp_path: Path) -> Iterator[tuple[RunningBroker, str]]:
 
 
 @pytest.mark.parametrize("token", ["two words", "line\nbreak", "zé", "a\x00b"])
-def test_a_token_that_is_none_is_refused_without_being_repeated(token: str) -> None:
+def test_an_invalid_token_is_refused_and_not_printed(token: str) -> None:
     with pytest.raises(InvalidOption) as raised:
         parse_options({**BASIC, "token": token})
     assert raised.value.option == "token"
@@ -59,7 +59,7 @@ def test_options_do_not_show_their_token() -> None:
 
 
 @pytest.mark.parametrize("token", [None, "wrong"])
-def test_who_is_not_let_in_is_told_at_once(
+def test_a_refused_token_fails_at_once(
     guarded: tuple[RunningBroker, str], token: str | None
 ) -> None:
     started = time.monotonic()

@@ -49,7 +49,7 @@ def test_an_offset_is_found_by_time(broker: FakeBroker, client: BrokerClient) ->
     assert client.offset_at("orders", 0, 2001) == 2
 
 
-def test_offsets_are_stored_if_nobody_else_moved_them(
+def test_offsets_are_stored_if_they_have_not_changed(
     broker: FakeBroker, client: BrokerClient
 ) -> None:
     broker.topic("orders", queues=2)
@@ -71,7 +71,7 @@ def test_storing_again_after_a_lost_answer_succeeds(
     assert client.store_offsets("billing", "orders", {0: 5}, etag='"0"').offsets == {0: 5}
 
 
-def test_splits_follow_blocks_and_leave_out_queues_not_asked_for(
+def test_splits_follow_blocks_and_omit_other_queues(
     broker: FakeBroker, client: BrokerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.spark.broker.client._QUEUES_PER_PLAN", 1)
@@ -91,7 +91,7 @@ def test_no_ranges_need_no_plan(broker: FakeBroker, client: BrokerClient) -> Non
     assert broker.requests == []
 
 
-def test_a_plan_or_pull_of_a_topic_made_again_is_refused(
+def test_a_plan_or_pull_of_a_topic_recreated_is_refused(
     broker: FakeBroker, client: BrokerClient
 ) -> None:
     old = broker.topic("orders").topic_id

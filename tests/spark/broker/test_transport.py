@@ -57,7 +57,7 @@ def test_a_broker_that_is_away_is_tried_again_with_growing_pauses(clock: Clock) 
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-def test_what_may_pass_is_tried_again(
+def test_transient_failures_are_retried(
     broker: FakeBroker, transport: Transport, clock: Clock, status: int
 ) -> None:
     broker.fail_once(status)
@@ -71,7 +71,7 @@ def test_retry_after_is_honoured(broker: FakeBroker, transport: Transport, clock
     assert clock.slept == [7.0]
 
 
-def test_waiting_longer_than_allowed_is_not_begun(
+def test_no_pause_exceeds_the_allowed_time(
     broker: FakeBroker, transport: Transport, clock: Clock
 ) -> None:
     broker.fail_once(503, headers={"Retry-After": "21"})
@@ -93,7 +93,7 @@ def test_a_publish_waits_for_room_too(
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 410, 416, 500, 507])
-def test_what_no_retry_mends_is_raised_at_once(
+def test_permanent_failures_are_raised_at_once(
     broker: FakeBroker, transport: Transport, clock: Clock, status: int
 ) -> None:
     broker.fail_once(status)
@@ -111,7 +111,7 @@ def test_a_refusal_without_a_problem_is_worded_by_its_status(
         transport.get("/v1/topics/orders")
 
 
-def test_a_reply_cut_short_is_asked_for_again(broker: FakeBroker, transport: Transport) -> None:
+def test_a_truncated_reply_is_requested_again(broker: FakeBroker, transport: Transport) -> None:
     def cut_short(_: str) -> Answer:
         broker.faults.clear()
         return Answer(200, {"Content-Length": "1000"}, b"{")
@@ -133,7 +133,7 @@ def test_the_token_is_sent(broker: FakeBroker) -> None:
     assert Transport(Address(broker.url, "secret")).get("/v1/topics").json()["topics"] == []
 
 
-def test_a_path_before_the_api_is_kept(broker: FakeBroker) -> None:
+def test_a_path_prefix_is_kept(broker: FakeBroker) -> None:
     with pytest.raises(BrokerRefused):
         Transport(Address(f"{broker.url}/proxy")).get("/v1/topics")
     assert broker.requests == ["GET /proxy/v1/topics"]

@@ -227,7 +227,7 @@ def test_a_path_that_is_no_data_directory_is_refused(path: str) -> None:
         bind(path=path, topic="orders")
 
 
-def test_files_that_vanished_are_had_over_http(
+def test_missing_files_are_read_over_http(
     broker: RunningBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = copy_of(broker, tmp_path)
@@ -243,7 +243,7 @@ def test_files_that_vanished_are_had_over_http(
         table_of(bind(broker.url, "orders", path=str(data), transport="files"))
 
 
-def test_a_directory_of_another_log_is_told_apart(broker: RunningBroker, tmp_path: Path) -> None:
+def test_a_directory_of_another_log_is_recognised(broker: RunningBroker, tmp_path: Path) -> None:
     """Another broker has files with the same names but other messages."""
     with (
         RunningBroker(tmp_path / "other", ["--commitlog-segment-bytes", "1MiB"]) as other,
@@ -343,7 +343,7 @@ def flip(data: Path, start_offset: int, position: int) -> None:
         file.write(bytes([found[0] ^ 0x10]))
 
 
-def test_the_tail_is_walked_on_from_where_it_ended(
+def test_the_walk_continues_where_it_ended(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FileCatalog(str(broker.data_dir)) as catalog:

@@ -172,7 +172,7 @@ def test_any_range_of_any_log_gives_its_rows(
 
 
 @pytest.mark.parametrize("by", [-1, 0, 1])
-def test_where_few_blocks_lie_the_plan_says_and_no_task_walks(
+def test_the_plan_locates_few_blocks_so_that_no_task_walks(
     by: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with model() as log:
@@ -267,7 +267,7 @@ def test_a_half_written_end_is_not_bound(
 
 
 @pytest.mark.parametrize("durability, expected", [("written", 2), ("fsync", 1)])
-def test_what_cannot_be_synced_is_bound_as_far_as_it_is_proven(
+def test_without_a_sync_only_proven_offsets_are_bound(
     durability: str, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(self: SegmentFile) -> None:
@@ -285,7 +285,7 @@ def test_what_cannot_be_synced_is_bound_as_far_as_it_is_proven(
             assert catalog.describe(TOPIC).queues[0].max_offset == expected
 
 
-def test_damage_that_was_durable_is_passed_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_durable_damage_is_skipped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     with model() as log:
         log.snapshot()
         for body in (b"zero", b"one", b"two"):
@@ -314,7 +314,7 @@ def test_a_torn_tail_ends_the_log() -> None:
             assert catalog.describe(TOPIC).queues[0].max_offset == 1
 
 
-def test_a_newer_block_is_not_taken_for_damage() -> None:
+def test_a_block_of_a_newer_format_is_not_damage() -> None:
     with model() as log:
         log.snapshot()
         log.publish(0, Sent([b"one"]))
@@ -346,7 +346,7 @@ def test_a_file_inside_the_one_before_is_left_out() -> None:
         assert len(log.rows[0]) == 40
 
 
-def test_trimmed_queues_begin_where_the_log_says() -> None:
+def test_trimmed_queues_begin_at_the_recorded_offset() -> None:
     with model() as log:
         log.snapshot()
         for number in range(40):
@@ -363,7 +363,7 @@ def test_trimmed_queues_begin_where_the_log_says() -> None:
         assert lenient.offsets[TOPIC][0] == (17, 40)
 
 
-def test_a_file_that_is_gone_before_the_log_says_so_is_waited_for() -> None:
+def test_a_deletion_that_is_not_recorded_yet_is_waited_for() -> None:
     with model() as log:
         log.snapshot()
         for number in range(40):
@@ -423,7 +423,7 @@ def test_a_log_that_does_not_tell_its_topics_is_refused() -> None:
             catalog.describe(TOPIC)
 
 
-async def test_beside_a_storage_at_work_the_ends_are_its_own(tmp_path: Path) -> None:
+async def test_the_ends_are_those_of_a_running_storage(tmp_path: Path) -> None:
     async with open_storage(small_config(tmp_path)) as storage:
         topic, _ = await storage.store.topics.create("orders", queues=2)
         with FileCatalog(str(tmp_path)) as catalog:

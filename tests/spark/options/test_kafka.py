@@ -70,7 +70,7 @@ def test_an_option_is_obeyed(name: str) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("fold", [str, str.lower, str.upper])
-def test_an_option_is_refused_and_says_what_to_do(name: str, fold: type[str]) -> None:
+def test_a_refused_option_has_advice(name: str, fold: type[str]) -> None:
     with pytest.raises(InvalidOption, match=REFUSED[name]) as caught:
         job(**{fold(name): "1"})
     assert caught.value.option == fold(name)
@@ -87,7 +87,7 @@ def test_the_strategy_goes_with_a_starting_time(strategy: str) -> None:
         assert start.must_match == (strategy == "error")
 
 
-def test_a_job_for_kafka_fails_by_default_where_a_queue_has_nothing_so_new() -> None:
+def test_a_kafka_job_fails_by_default_if_a_queue_has_no_message_at_the_time() -> None:
     assert job(startingTimestamp="5").start == AtTime(5, must_match=True)
     own = parse_options({"url": "b:1", "topic": "t", "startingTimestamp": "5"})
     assert own.start == AtTime(5, must_match=False)
@@ -112,7 +112,7 @@ def test_a_job_for_kafka_fails_by_default_where_a_queue_has_nothing_so_new() -> 
         ),
     ],
 )
-def test_what_cannot_be_obeyed_is_refused(given: dict[str, str], says: str) -> None:
+def test_wrong_options_are_refused(given: dict[str, str], says: str) -> None:
     with pytest.raises(InvalidOption, match=says):
         job(**given)
 
@@ -141,7 +141,7 @@ def bound(broker: FakeBroker, **given: str) -> dict[int, tuple[int, int]]:
     return {queue: (part.start, part.end) for queue, part in topic.ranges.items()}
 
 
-def test_each_queue_starts_and_ends_at_a_time_of_its_own(stamped: FakeBroker) -> None:
+def test_each_queue_may_have_its_own_times(stamped: FakeBroker) -> None:
     assert bound(
         stamped,
         startingOffsetsByTimestamp='{"orders": {"0": 2000, "1": 1}}',
@@ -150,7 +150,7 @@ def test_each_queue_starts_and_ends_at_a_time_of_its_own(stamped: FakeBroker) ->
     assert bound(stamped, startingOffsetsByTimestamp='{"0": 2001}')[0] == (20, 30)
 
 
-def test_a_queue_with_nothing_so_new_is_empty_or_refused(stamped: FakeBroker) -> None:
+def test_a_queue_without_a_message_at_the_time_is_empty_or_refused(stamped: FakeBroker) -> None:
     assert bound(stamped, startingTimestamp="2000") == {0: (10, 30), 1: (10, 30), 2: (10, 10)}
     strategy = {"startingOffsetsByTimestampStrategy": "error"}
     with pytest.raises(InvalidOption, match="queue 2 of 'orders' has no message") as caught:

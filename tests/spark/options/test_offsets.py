@@ -107,7 +107,7 @@ def test_a_group_without_an_offset_counts_as_at_the_earliest() -> None:
     assert ranges(end=StoredByGroup("g"), end_lookup={0: 40}) == {0: (10, 40), 1: (0, 0)}
 
 
-def test_times_never_reach_beyond_what_was_bound() -> None:
+def test_times_never_exceed_the_bound_ends() -> None:
     # Messages published after the queues were described are left for the next read.
     late = {0: 120, 1: 60}
     assert ranges(AtTime(5), start_lookup=late) == {0: (100, 100), 1: (50, 50)}
@@ -147,7 +147,7 @@ def test_a_trimmed_start_moves_up_when_loss_is_allowed() -> None:
     assert ranges(start, ExplicitOffsets({None: {0: 5}}), fail_on_data_loss=False)[0] == (5, 5)
 
 
-def test_an_empty_range_below_the_first_kept_message_is_no_loss() -> None:
+def test_an_empty_range_of_trimmed_messages_is_no_loss() -> None:
     assert ranges(ExplicitOffsets({None: {0: 5}}), ExplicitOffsets({None: {0: 5}}))[0] == (5, 5)
 
 

@@ -82,7 +82,7 @@ def test_sizes(text: str, size: int) -> None:
     assert parse_options(BASIC | {"maxBytesPerPartition": text}).max_bytes_per_partition == size
 
 
-def test_columns_come_in_the_order_asked_for() -> None:
+def test_columns_have_the_given_order() -> None:
     options = parse_options(BASIC | {"columns": "body, message_id,topic"})
     assert list(options.columns.items()) == [
         ("body", "binary"),
@@ -154,7 +154,7 @@ def test_kafka_columns_are_the_connectors() -> None:
         ({"topicIds": '{"a": "b"}'}, "topicIds", "a number"),
     ],
 )
-def test_what_cannot_be_obeyed_is_refused(given: dict[str, str], option: str, says: str) -> None:
+def test_wrong_options_are_refused(given: dict[str, str], option: str, says: str) -> None:
     with pytest.raises(InvalidOption, match=says) as caught:
         parse_options(BASIC | given)
     assert caught.value.option == option
@@ -171,7 +171,7 @@ def test_what_cannot_be_obeyed_is_refused(given: dict[str, str], option: str, sa
         ({"url": "b:1", "subscribe": "a,b", "startingOffsets": '{"0": 1}'}, "name them"),
     ],
 )
-def test_what_is_read_must_be_clear(given: dict[str, str], says: str) -> None:
+def test_a_read_needs_one_broker_and_one_choice_of_topics(given: dict[str, str], says: str) -> None:
     with pytest.raises(InvalidOption, match=says):
         parse_options(given)
 
@@ -195,7 +195,7 @@ def test_every_option_has_its_line() -> None:
     assert all(OPTIONS.values())
 
 
-def test_a_directory_stands_for_a_broker() -> None:
+def test_a_directory_may_replace_a_broker() -> None:
     options = parse_options({"topic": "t", "path": "/data"})
     assert (options.location.address, options.location.path) == (None, "/data")
     assert options.location.transport == "auto"
@@ -215,6 +215,8 @@ def test_a_directory_stands_for_a_broker() -> None:
         ({"filter": "a = 1"}, "filter"),
     ],
 )
-def test_what_only_a_broker_does_is_refused_without_one(given: dict[str, str], option: str) -> None:
+def test_options_that_need_a_broker_are_refused_without_one(
+    given: dict[str, str], option: str
+) -> None:
     with pytest.raises(InvalidOption, match=option):
         parse_options({"topic": "t", "path": "/data", **given})

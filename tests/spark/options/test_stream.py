@@ -97,13 +97,13 @@ def test_the_idle_wait_is_bounded() -> None:
         ),
     ],
 )
-def test_what_cannot_be_obeyed_is_refused(given: dict[str, str], option: str, says: str) -> None:
+def test_wrong_options_are_refused(given: dict[str, str], option: str, says: str) -> None:
     with pytest.raises(InvalidOption, match=says) as caught:
         parse(**given)
     assert caught.value.option == option
 
 
-def test_a_batch_is_told_that_an_option_is_a_streams() -> None:
+def test_a_batch_refuses_options_of_streams() -> None:
     with pytest.raises(InvalidOption, match=r"spark\.readStream"):
         parse_options(BASIC | {"MaxOffsetsPerTrigger": "1"})
 

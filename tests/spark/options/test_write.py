@@ -33,7 +33,7 @@ def test_defaults() -> None:
     assert options.transaction is None
 
 
-def test_a_stream_takes_what_spark_adds_to_its_options() -> None:
+def test_a_stream_accepts_options_that_spark_adds() -> None:
     parse(True, checkpointLocation="/tmp/x", TOPIC="orders")
 
 

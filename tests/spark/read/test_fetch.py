@@ -113,14 +113,14 @@ def test_replies_of_large_blocks_become_one_record_batch(
     assert offsets([row for batch in batches for row in batch.to_pylist()]) == [*range(100)]
 
 
-def test_no_more_is_asked_for_than_the_range_has(
+def test_no_more_messages_are_requested_than_the_range_has(
     broker: FakeBroker, topic: FakeTopic, client: BrokerClient
 ) -> None:
     read(client, part_of(topic, 5, 8))
     assert "offset=5&max_messages=3&" in broker.requests[-1]
 
 
-def test_a_reply_that_breaks_off_is_asked_for_again(
+def test_a_reply_that_breaks_off_is_requested_again(
     broker: FakeBroker, topic: FakeTopic, client: BrokerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.spark.broker.client.MAX_MESSAGES", 20)
@@ -163,7 +163,7 @@ def test_a_filter_is_left_to_the_broker(
     assert all("filter=a+%3D+%27b%27" in request for request in broker.requests)
 
 
-def test_a_broker_that_comes_back_is_read_on(
+def test_reading_continues_after_the_broker_returns(
     broker: FakeBroker, topic: FakeTopic, client: BrokerClient
 ) -> None:
     broker.fail_once(503, match="offset=100&")
@@ -171,7 +171,7 @@ def test_a_broker_that_comes_back_is_read_on(
     assert offsets(rows) == list(range(300))
 
 
-def test_the_next_pull_is_under_way_while_rows_are_taken(
+def test_the_next_pull_starts_before_the_rows_are_used(
     broker: FakeBroker, topic: FakeTopic, client: BrokerClient
 ) -> None:
     asked = threading.Event()
@@ -225,7 +225,7 @@ def test_a_damaged_range_is_lost_data(
 
 
 @pytest.mark.parametrize("tag", [{}, {"tag": "200"}])
-def test_what_the_broker_passes_over_is_lost_data(
+def test_ranges_that_the_broker_skips_are_lost_data(
     topic: FakeTopic, client: BrokerClient, monkeypatch: pytest.MonkeyPatch, tag: dict[str, str]
 ) -> None:
     """An operator accepted the loss: the broker no longer refuses, but reports the lost ranges."""
@@ -252,7 +252,7 @@ def test_a_queue_that_lost_its_tail_is_lost_data(topic: FakeTopic, client: Broke
         assert offsets(rows) == list(range(start, 50))
 
 
-def test_a_topic_made_again_is_refused(
+def test_a_topic_recreated_is_refused(
     broker: FakeBroker, topic: FakeTopic, client: BrokerClient
 ) -> None:
     broker.topic("orders").publish(0, [b"0"])

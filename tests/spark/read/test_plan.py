@@ -44,7 +44,7 @@ def test_all_of_a_topic_is_bound(topic: FakeTopic, client: BrokerClient) -> None
     assert bound(client) == {"orders": {0: (0, 100), 1: (0, 100)}}
 
 
-def test_what_is_published_later_is_not_read(topic: FakeTopic, client: BrokerClient) -> None:
+def test_messages_published_later_are_not_read(topic: FakeTopic, client: BrokerClient) -> None:
     topics = bind_topics(client, options())
     topic.publish(0, [b"late"])
     plan = plan_partitions(client, options(), topics)
@@ -91,7 +91,7 @@ def test_offsets_of_a_topic_that_is_not_read_are_refused(
         bound(client, startingOffsets='{"order": {"0": 1}}')
 
 
-def test_a_topic_made_again_is_refused(broker: FakeBroker, topic: FakeTopic) -> None:
+def test_a_topic_recreated_is_refused(broker: FakeBroker, topic: FakeTopic) -> None:
     with BrokerClient.open(Address(broker.url)) as client, pytest.raises(TopicRecreated):
         bound(client, topicIds=f'{{"orders": {topic.topic_id + 1}}}')
 
@@ -152,7 +152,7 @@ def test_a_queue_that_lost_its_tail_is_lost_data(topic: FakeTopic, client: Broke
     assert [(p.queue, p.start, p.end) for p in parts] == [(0, 0, 50), (1, 0, 100)]
 
 
-def test_a_topic_made_again_before_the_plan_is_refused(
+def test_a_topic_recreated_before_the_plan_is_refused(
     broker: FakeBroker, topic: FakeTopic, client: BrokerClient
 ) -> None:
     topics = bind_topics(client, options())

@@ -163,7 +163,7 @@ def test_no_row_that_spark_would_keep_is_left_out(
             assert not kept or start <= offset < end
 
 
-def test_a_narrowed_read_asks_only_for_what_is_left(broker: FakeBroker) -> None:
+def test_a_narrowed_read_requests_only_the_remaining_ranges(broker: FakeBroker) -> None:
     topic = broker.topic("orders", queues=3)
     for queue in range(3):
         for stamp in (1, 2, 3):

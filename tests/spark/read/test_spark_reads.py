@@ -92,7 +92,7 @@ def test_kafka_columns(spark: "SparkSession", broker: FakeBroker) -> None:
     assert frame.where("headers is null").count() == 6
 
 
-def test_every_column_can_be_asked_for(load: Load) -> None:
+def test_every_column_can_be_chosen(load: Load) -> None:
     frame = load(columns="message_id,topic,priority,offset", tag="200")
     first = frame.orderBy("message_id").first()
     assert first is not None
@@ -136,7 +136,7 @@ def test_one_queue_is_read_by_several_tasks(load: Load) -> None:
     assert sorted(row["count"] for row in tasks.count().collect()) == [10, 10, 10]
 
 
-def test_a_bound_group_goes_on_where_it_stopped(
+def test_a_bound_group_continues_where_it_stopped(
     spark: "SparkSession", broker: FakeBroker, topic: FakeTopic
 ) -> None:
     bound = bind(broker.url, "orders", group="billing")
@@ -148,7 +148,7 @@ def test_a_bound_group_goes_on_where_it_stopped(
     assert bound.load(spark).count() == 60
 
 
-def test_lost_data_fails_the_job_and_says_so(load: Load, topic: FakeTopic) -> None:
+def test_lost_data_fails_the_job(load: Load, topic: FakeTopic) -> None:
     frame = load()
     careless = load(failOnDataLoss="false")
     topic.queues[1].min_offset = 7
@@ -157,7 +157,7 @@ def test_lost_data_fails_the_job_and_says_so(load: Load, topic: FakeTopic) -> No
     assert careless.count() == 53
 
 
-def test_a_topic_made_again_fails_the_job(load: Load, broker: FakeBroker) -> None:
+def test_a_topic_recreated_fails_the_job(load: Load, broker: FakeBroker) -> None:
     frame = load()
     assert frame.count() == 60
     broker.topic("orders", queues=2).publish(0, [b"other"] * 60)
@@ -171,7 +171,7 @@ def test_a_schema_of_the_users_is_refused(spark: "SparkSession", broker: FakeBro
         reader.options(url=broker.url, topic="orders").load().collect()
 
 
-def test_filters_of_sparks_narrow_what_is_read(
+def test_sparks_filters_narrow_the_read(
     load: Load, spark: "SparkSession", broker: FakeBroker
 ) -> None:
     conditions = (

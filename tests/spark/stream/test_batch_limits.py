@@ -38,7 +38,7 @@ def test_a_limit_is_used_up_and_kept(
             assert abs(shares[each] - fair) <= len(backlogged) + 1 + fair * 1e-9
 
 
-def test_shares_are_proportional_to_what_waits() -> None:
+def test_shares_are_proportional_to_backlogs() -> None:
     assert divide_limit({key(0): 9000, key(1): 900, key(2): 100}, 100) == {
         key(0): 88,
         key(1): 10,
@@ -48,7 +48,7 @@ def test_shares_are_proportional_to_what_waits() -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 8), st.integers(1, 8))
-def test_queues_take_turns_where_not_all_can_be_served(queues: int, limit: int) -> None:
+def test_queues_take_turns_if_not_all_can_be_served(queues: int, limit: int) -> None:
     waiting = {key(n): 1000 for n in range(queues)}
     served, after = dict.fromkeys(waiting, 0), None
     for _ in range(queues):
@@ -70,7 +70,7 @@ def pieces_of(sizes: list[int]) -> list[Split]:
     st.integers(1, 200),
     st.none() | keys,
 )
-def test_bytes_are_kept_to_but_for_a_piece_that_is_alone(
+def test_the_limit_in_bytes_is_kept_except_by_a_single_piece(
     sizes: dict[QueueKey, list[int]], limit: int, after: QueueKey | None
 ) -> None:
     ends = take_pieces({each: pieces_of(s) for each, s in sizes.items()}, limit, after=after)
@@ -96,7 +96,7 @@ def test_a_piece_too_large_for_the_limit_has_its_turn() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=30), st.integers(1, 10**9))
-def test_a_count_of_the_size_asked_for_is_found(sizes: list[int], max_bytes: int) -> None:
+def test_a_count_of_the_wanted_size_is_found(sizes: list[int], max_bytes: int) -> None:
     total_of = [0, *accumulate(sizes)]
     count, size = find_count(total_of.__getitem__, len(sizes), max_bytes)
     assert 1 <= count <= len(sizes)
@@ -106,7 +106,7 @@ def test_a_count_of_the_size_asked_for_is_found(sizes: list[int], max_bytes: int
     assert size <= MAX_OVERSHOOT * max_bytes or total_of[count - 1] < max_bytes
 
 
-def test_a_large_backlog_is_not_looked_at_piece_by_piece() -> None:
+def test_a_large_backlog_is_not_cut_into_small_pieces() -> None:
     asked: list[int] = []
 
     def size_of(count: int) -> int:
@@ -118,6 +118,6 @@ def test_a_large_backlog_is_not_looked_at_piece_by_piece() -> None:
     assert len(asked) < 10
 
 
-def test_what_may_end_inside_a_block_is_left_for_later_but_not_all() -> None:
+def test_pieces_that_may_end_inside_a_block_are_omitted_but_not_all() -> None:
     pieces = {key(0): pieces_of([1, 2, 3]), key(1): pieces_of([4])}
     assert whole_blocks(pieces) == {key(0): pieces_of([1, 2]), key(1): pieces_of([4])}

@@ -110,7 +110,7 @@ def topic(broker: FakeBroker) -> FakeTopic:
     return topic
 
 
-def test_a_stream_reads_what_there_is_and_then_what_comes(topic: FakeTopic, stream: Stream) -> None:
+def test_a_stream_reads_existing_and_then_new_messages(topic: FakeTopic, stream: Stream) -> None:
     orders = stream()
     assert orders.batch() == {("orders", 0): (0, 100), ("orders", 1): (0, 100)}
     assert orders.batch() == {}
@@ -118,16 +118,14 @@ def test_a_stream_reads_what_there_is_and_then_what_comes(topic: FakeTopic, stre
     assert orders.batch() == {("orders", 1): (100, 103)}
 
 
-def test_a_stream_at_latest_reads_only_what_comes(topic: FakeTopic, stream: Stream) -> None:
+def test_a_stream_at_latest_reads_only_new_messages(topic: FakeTopic, stream: Stream) -> None:
     orders = stream(startingOffsets="latest")
     assert orders.batch() == {}
     topic.publish(0, [b"y"])
     assert orders.batch() == {("orders", 0): (100, 101)}
 
 
-def test_where_a_stream_begins_is_the_same_however_often_it_is_asked(
-    topic: FakeTopic, stream: Stream
-) -> None:
+def test_the_start_of_a_stream_never_changes(topic: FakeTopic, stream: Stream) -> None:
     orders = stream(startingOffsets="latest")
     first = orders.driver.initial()
     topic.publish(0, [b"y"])
@@ -234,9 +232,7 @@ def test_a_limit_in_bytes_takes_whole_blocks(topic: FakeTopic, stream: Stream) -
     assert taken == [{("orders", queue): 10} for queue in (0, 1, 0, 1)]
 
 
-def test_a_limit_that_ends_just_where_a_block_does_is_kept(
-    broker: FakeBroker, stream: Stream
-) -> None:
+def test_a_limit_at_the_end_of_a_block_is_kept(broker: FakeBroker, stream: Stream) -> None:
     mixed = broker.topic("mixed")
     mixed.publish(0, [b"x"])
     mixed.publish(0, [b"x" * 5_000])
@@ -275,7 +271,7 @@ def test_few_messages_are_waited_for_but_not_for_ever(topic: FakeTopic, stream: 
 # -- streams that end --------------------------------------------------------------------------
 
 
-def test_a_pinned_stream_ends_with_what_there_was(topic: FakeTopic, stream: Stream) -> None:
+def test_a_pinned_stream_ends_with_the_existing_messages(topic: FakeTopic, stream: Stream) -> None:
     orders = stream(maxOffsetsPerTrigger="150", minOffsetsPerTrigger="100")
     orders.driver.pin()
     topic.publish(0, [b"late"] * 99)
@@ -287,9 +283,7 @@ def test_a_pinned_stream_ends_with_what_there_was(topic: FakeTopic, stream: Stre
     assert orders.clock.slept_s == []
 
 
-def test_a_pinned_stream_ends_also_when_its_topic_is_gone(
-    broker: FakeBroker, stream: Stream
-) -> None:
+def test_a_pinned_stream_ends_if_its_topic_is_recreated(broker: FakeBroker, stream: Stream) -> None:
     orders = stream(maxOffsetsPerTrigger="150", failOnDataLoss="false")
     orders.driver.pin()
     assert sum(orders.counts().values()) == 150
@@ -298,7 +292,7 @@ def test_a_pinned_stream_ends_also_when_its_topic_is_gone(
     assert orders.ask() is orders.offsets
 
 
-def test_a_pinned_stream_says_what_is_gone(broker: FakeBroker, stream: Stream) -> None:
+def test_a_pinned_stream_fails_if_its_topic_is_deleted(broker: FakeBroker, stream: Stream) -> None:
     checkpoint = stream().offsets
     del broker.topics["orders"]
     orders = stream(checkpoint)
@@ -336,7 +330,7 @@ def delete(broker: FakeBroker) -> None:
         (delete, GoneFromStream, "topic 'orders' is in the stream's checkpoint, but does not", {}),
     ],
 )
-def test_what_is_lost_fails_the_stream_or_is_said(
+def test_lost_data_fails_the_stream_or_is_logged(
     broker: FakeBroker,
     stream: Stream,
     caplog: pytest.LogCaptureFixture,
@@ -367,7 +361,7 @@ def test_a_queue_that_lost_its_end_is_read_on_from_there(
     assert lenient.batch() == {("orders", 1): (50, 53)}
 
 
-def test_a_queue_no_longer_asked_for_is_gone(topic: FakeTopic, stream: Stream) -> None:
+def test_a_queue_that_is_no_longer_assigned_is_an_error(topic: FakeTopic, stream: Stream) -> None:
     both = stream()
     both.batch()
     with pytest.raises(GoneFromStream, match="queue 1 of topic 'orders'"):
@@ -378,7 +372,7 @@ def test_a_queue_no_longer_asked_for_is_gone(topic: FakeTopic, stream: Stream) -
 
 
 @pytest.mark.parametrize("lose", [recreate, delete])
-def test_a_batch_of_a_topic_that_is_gone_is_not_replayed(
+def test_a_batch_of_a_lost_topic_is_not_replayed(
     broker: FakeBroker, stream: Stream, lose: Callable[[FakeBroker], None]
 ) -> None:
     orders = stream()
@@ -389,7 +383,7 @@ def test_a_batch_of_a_topic_that_is_gone_is_not_replayed(
     assert stream(failOnDataLoss="false").reads(start, end) == {}
 
 
-def test_a_micro_batch_is_repeated_also_of_a_topic_that_is_not_assigned_any_more(
+def test_a_repeated_micro_batch_reads_a_topic_that_is_no_longer_assigned(
     broker: FakeBroker, stream: Stream
 ) -> None:
     broker.topic("refunds").publish(0, [b"r"] * 5)
@@ -401,7 +395,7 @@ def test_a_micro_batch_is_repeated_also_of_a_topic_that_is_not_assigned_any_more
         after.ask()
 
 
-def test_what_is_lost_while_it_is_shared_out_is_looked_at_again(
+def test_topics_that_lose_data_during_planning_are_described_again(
     broker: FakeBroker, topic: FakeTopic, stream: Stream
 ) -> None:
     lenient = stream(failOnDataLoss="false", maxBytesPerTrigger="1m")
@@ -422,7 +416,7 @@ def polls(broker: FakeBroker) -> int:
     return sum("/messages?offsets" in each for each in broker.requests)
 
 
-def test_the_second_question_in_a_row_is_held_by_the_broker(
+def test_the_second_call_in_a_row_waits_at_the_broker(
     broker: FakeBroker, topic: FakeTopic, stream: Stream
 ) -> None:
     orders = stream(idleWaitMs="10000")
@@ -451,7 +445,7 @@ def test_the_second_question_in_a_row_is_held_by_the_broker(
     ) in broker.requests
 
 
-def test_an_idle_stream_asks_twice_a_wait(broker: FakeBroker, stream: Stream) -> None:
+def test_an_idle_stream_sends_few_requests(broker: FakeBroker, stream: Stream) -> None:
     orders = stream(startingOffsets="latest", idleWaitMs="1")
     orders.batch()
     asked = len(broker.requests)
@@ -462,9 +456,7 @@ def test_an_idle_stream_asks_twice_a_wait(broker: FakeBroker, stream: Stream) ->
     assert len(broker.requests) - asked <= 3 * 5
 
 
-def test_a_question_after_something_else_is_answered_at_once(
-    broker: FakeBroker, stream: Stream
-) -> None:
+def test_a_call_after_a_pause_returns_at_once(broker: FakeBroker, stream: Stream) -> None:
     orders = stream(startingOffsets="latest")
     assert orders.batch() == {}
     orders.clock.now_s += 0.5  # the query runs a micro-batch of another source
@@ -485,9 +477,7 @@ def test_several_topics_are_polled_and_many_topics_less_often(
     assert polls(broker) == 0
 
 
-def test_a_broker_that_does_not_hold_is_asked_now_and_then(
-    broker: FakeBroker, stream: Stream
-) -> None:
+def test_a_broker_that_does_not_hold_is_polled(broker: FakeBroker, stream: Stream) -> None:
     orders = stream(startingOffsets="latest")
     assert orders.batch() == {}
     broker.fail_once(429, match="/messages?offsets")

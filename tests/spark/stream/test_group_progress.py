@@ -33,9 +33,7 @@ def test_progress_is_stored_in_the_group(broker: FakeBroker, reporter: ProgressR
     assert stored(broker) == {0: 7, 1: 0}
 
 
-def test_what_is_stored_already_asks_nothing(
-    broker: FakeBroker, reporter: ProgressReporter
-) -> None:
+def test_stored_progress_needs_no_request(broker: FakeBroker, reporter: ProgressReporter) -> None:
     reporter.store(progress(broker, orders={0: 5}))
     asked = len(broker.requests)
     reporter.store(progress(broker, orders={0: 5}))
@@ -48,7 +46,7 @@ def test_a_group_never_moves_back(broker: FakeBroker, reporter: ProgressReporter
     assert stored(broker) == {0: 9, 1: 3}
 
 
-def test_a_topic_made_again_begins_again_in_the_group(
+def test_a_topic_recreated_begins_again_in_the_group(
     broker: FakeBroker, reporter: ProgressReporter
 ) -> None:
     reporter.store(progress(broker, orders={0: 500}))
@@ -58,7 +56,7 @@ def test_a_topic_made_again_begins_again_in_the_group(
     assert stored(broker) == {0: 5}
 
 
-def test_progress_in_a_topic_that_was_made_again_since_is_not_stored(
+def test_progress_in_a_topic_that_was_recreated_is_not_stored(
     broker: FakeBroker, reporter: ProgressReporter, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A restarted stream first stores the progress that its last run had not stored."""
@@ -69,7 +67,7 @@ def test_progress_in_a_topic_that_was_made_again_since_is_not_stored(
     assert "deleted and created again" in caplog.text
 
 
-def test_a_group_that_somebody_else_moved_is_looked_at_again(
+def test_a_group_that_has_changed_is_read_again(
     broker: FakeBroker, reporter: ProgressReporter
 ) -> None:
     reporter.store(progress(broker, orders={0: 5}))
@@ -79,7 +77,7 @@ def test_a_group_that_somebody_else_moved_is_looked_at_again(
 
 
 @pytest.mark.parametrize("answer", [HANG_UP, Answer(403, {}, b"")])
-def test_a_failure_is_said_and_made_good_later(
+def test_a_failure_is_logged_and_repaired_later(
     broker: FakeBroker, reporter: ProgressReporter, answer: Answer, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker.faults.append(lambda _: answer)
@@ -91,7 +89,7 @@ def test_a_failure_is_said_and_made_good_later(
     assert stored(broker) == {0: 5}
 
 
-def test_a_broker_that_is_away_is_asked_once_for_all_topics(
+def test_an_unavailable_broker_is_asked_once_for_all_topics(
     broker: FakeBroker, reporter: ProgressReporter
 ) -> None:
     broker.topic("refunds")

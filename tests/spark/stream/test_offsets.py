@@ -82,13 +82,13 @@ def test_a_checkpoint_of_something_else_is_refused(found: Any, says: str) -> Non
         decode_offsets(found)
 
 
-def test_a_micro_batch_is_what_lies_between() -> None:
+def test_a_micro_batch_is_the_range_between_two_offsets() -> None:
     start = {"orders": at(q0=10, q1=5), "gone": at(q0=3)}
     end = {"orders": at(q0=12, q1=5, q2=4)}
     assert ranges_between(start, end) == {"orders": {0: OffsetRange(10, 12), 2: OffsetRange(0, 4)}}
 
 
-def test_a_topic_made_again_is_read_from_its_beginning() -> None:
+def test_a_topic_recreated_is_read_from_its_beginning() -> None:
     start, end = {"orders": at(7, q0=10)}, {"orders": at(8, q0=3)}
     assert ranges_between(start, end) == {"orders": {0: OffsetRange(0, 3)}}
     assert ranges_ahead(start, {"orders": now(8, q0=(0, 3))}) == {
@@ -100,7 +100,7 @@ def test_an_end_that_fell_is_nothing_to_read() -> None:
     assert ranges_between({"orders": at(q0=10)}, {"orders": at(q0=3)}) == {}
 
 
-def test_what_is_ahead_begins_where_there_is_something() -> None:
+def test_unread_ranges_begin_at_the_first_stored_message() -> None:
     start = {"orders": at(q0=10, q1=5, q2=9)}
     topics = {"orders": now(q0=(12, 20), q1=(0, 5), q2=(0, 4), q3=(0, 2))}
     assert ranges_ahead(start, topics) == {

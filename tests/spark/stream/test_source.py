@@ -280,7 +280,7 @@ def test_a_topic_that_is_not_there_fails_at_load(broker: FakeBroker) -> None:
         source.reader(StructType())
 
 
-def test_a_bound_read_of_a_topic_made_again_fails_at_load(broker: FakeBroker) -> None:
+def test_a_bound_read_of_a_topic_recreated_fails_at_load(broker: FakeBroker) -> None:
     with pytest.raises(TopicRecreated):
         loaded(broker, topicIds='{"orders": 7}')
 

@@ -86,7 +86,7 @@ def finished(query: "StreamingQuery") -> None:
 NOW = {"availableNow": True}
 
 
-def test_available_now_takes_what_there_is_and_ends(
+def test_available_now_reads_existing_messages_and_ends(
     start: Start, sink: Sink, topic: FakeTopic
 ) -> None:
     finished(start(trigger=NOW, startingOffsets="earliest", maxOffsetsPerTrigger="90"))
@@ -98,7 +98,7 @@ def test_available_now_takes_what_there_is_and_ends(
     assert sink.batches[3] == [[(0, 100), (0, 101), (0, 102)]]
 
 
-def test_a_failed_micro_batch_is_replayed_as_it_was(
+def test_a_failed_micro_batch_is_repeated_unchanged(
     start: Start, sink: Sink, topic: FakeTopic
 ) -> None:
     sink.fail_once.add(1)
@@ -115,7 +115,7 @@ def test_a_failed_micro_batch_is_replayed_as_it_was(
     ]
 
 
-def test_a_stream_starts_at_latest_and_goes_on(
+def test_a_stream_starts_at_latest_and_continues(
     start: Start, sink: Sink, broker: FakeBroker, topic: FakeTopic
 ) -> None:
     query = start(groupId="billing")
@@ -140,7 +140,7 @@ def test_a_stream_starts_at_latest_and_goes_on(
     assert not query.isActive
 
 
-def test_a_question_that_is_held_does_not_keep_a_stream_from_stopping(
+def test_a_held_request_does_not_keep_a_stream_from_stopping(
     start: Start, broker: FakeBroker
 ) -> None:
     held, stopped = threading.Event(), threading.Event()
@@ -161,9 +161,7 @@ def test_a_question_that_is_held_does_not_keep_a_stream_from_stopping(
     assert not query.isActive
 
 
-def test_what_is_lost_fails_the_query_and_says_so(
-    start: Start, sink: Sink, topic: FakeTopic
-) -> None:
+def test_lost_data_fails_the_query(start: Start, sink: Sink, topic: FakeTopic) -> None:
     finished(start(trigger=NOW, startingOffsets="earliest"))
     topic.queues[1].min_offset = 107
     topic.publish(1, [b"late"] * 10)

@@ -116,7 +116,7 @@ def leased(broker: RunningBroker) -> bool:
         return bool(client.describe_topic("orders").get("read_leases"))
 
 
-def test_the_broker_holds_a_question_until_something_comes(
+def test_the_broker_holds_a_request_until_a_message_arrives(
     holdfast_broker: RunningBroker, url: str, client: BrokerClient
 ) -> None:
     ends = dict.fromkeys(range(QUEUES), BATCHES * ROWS)
@@ -147,7 +147,7 @@ def test_a_mirror_knows_a_group_with_leases(
     assert stored.offsets == {0: 5, 1: 7}
 
 
-def test_a_topic_made_again_is_told_from_the_old_one(
+def test_a_topic_recreated_is_told_from_the_old_one(
     holdfast_broker: RunningBroker, url: str, client: BrokerClient
 ) -> None:
     driver = StreamDriver(client, options(url))

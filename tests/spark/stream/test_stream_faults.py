@@ -129,11 +129,11 @@ def test_a_stream_keeps_ahead_of_retention_through_many_micro_batches(
     )
 
 
-def test_a_topic_made_again_fails_the_stream_and_is_then_read_from_its_beginning(
+def test_a_topic_recreated_fails_the_stream_and_is_then_read_from_its_beginning(
     broker: RunningBroker, start: Start, sink: Sink
 ) -> None:
     def make_again(_: int) -> None:
-        """Create the topic anew while Spark sends no request that would find it missing."""
+        """Recreate the topic while Spark sends no request that would find it missing."""
         with broker.client() as client:
             client.delete_topic("orders")
             client.create_topic("orders", queues=QUEUES)
@@ -157,7 +157,7 @@ def test_a_topic_made_again_fails_the_stream_and_is_then_read_from_its_beginning
     assert sink.rows == all_rows(broker)
 
 
-def test_a_stream_goes_on_when_its_broker_was_killed_and_started_again(
+def test_a_stream_continues_after_its_broker_was_killed_and_restarted(
     broker: RunningBroker, start: Start, sink: Sink
 ) -> None:
     def kill(batch: int) -> None:
@@ -205,7 +205,7 @@ def test_from_an_older_checkpoint_the_same_rows_come_again(
     assert sorted(before + sink.rows) == all_rows(broker)
 
 
-def test_what_is_planned_is_let_go_of_when_a_micro_batch_fails(
+def test_leases_are_released_when_a_micro_batch_fails(
     broker: RunningBroker, start: Start, sink: Sink
 ) -> None:
     leased: list[Any] = []

@@ -57,16 +57,14 @@ def running(program: str, ends: str, max_s: float = 60) -> Iterator["subprocess.
         ("somebody.elses", "well", ""),
     ],
 )
-def test_what_is_left_to_do_is_done_once_and_the_process_ends(
-    program: str, ends: str, says: str
-) -> None:
+def test_the_action_runs_once_and_the_process_ends(program: str, ends: str, says: str) -> None:
     with running(program, ends) as process:
         process.terminate()
         assert process.communicate(timeout=30)[0] == says
         assert process.returncode == -signal.SIGTERM
 
 
-def test_being_told_again_breaks_nothing_off() -> None:
+def test_a_second_signal_does_not_interrupt_the_action() -> None:
     with running(DRIVER_OF_A_STREAM, "waits") as process:
         assert process.stdout is not None
         process.terminate()
@@ -76,7 +74,7 @@ def test_being_told_again_breaks_nothing_off() -> None:
         assert process.returncode == -signal.SIGTERM
 
 
-def test_what_takes_too_long_is_broken_off() -> None:
+def test_an_action_that_takes_too_long_is_interrupted() -> None:
     with running(DRIVER_OF_A_STREAM, "waits", max_s=0.1) as process:
         process.terminate()
         assert process.wait(30) == -signal.SIGALRM

@@ -96,7 +96,7 @@ def test_bytes_are_those_of_the_commit_logs_encoder(
     assert header == wanted
 
 
-def test_what_lies_behind_a_null_is_not_written() -> None:
+def test_data_of_null_values_is_not_written() -> None:
     entries = pa.StructArray.from_arrays(
         [pa.array(["a", "b"]), pa.array(["1", "2"])], names=["key", "value"]
     )

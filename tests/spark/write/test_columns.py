@@ -34,7 +34,7 @@ def test_columns_that_no_message_has_are_refused(schema: list[tuple[str, str]], 
         choose_columns(schema, topic_given=True)
 
 
-def test_without_a_topic_a_column_has_to_name_it() -> None:
+def test_without_the_option_topic_a_column_must_give_it() -> None:
     with pytest.raises(UnwritableColumn, match="give the option topic"):
         choose_columns([("body", "binary")], topic_given=False)
 

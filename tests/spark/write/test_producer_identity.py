@@ -51,6 +51,6 @@ def test_a_stream_is_named_by_its_query() -> None:
         {QUERY_PROPERTY: "1a2b", BATCH_PROPERTY: "x"},
     ],
 )
-def test_what_spark_does_not_say_is_asked_for(properties: dict[str, str]) -> None:
+def test_a_missing_query_id_or_batch_number_is_an_error(properties: dict[str, str]) -> None:
     with pytest.raises(IdentityMissing, match="idempotent=false"):
         identify_stream_run(properties.get)

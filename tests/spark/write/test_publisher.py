@@ -156,7 +156,7 @@ def test_a_request_stored_in_part_is_completed(stored: int) -> None:
     assert store.bodies() == alone(batch, max_rows=4)
 
 
-def test_what_is_too_old_to_be_remembered_is_taken_for_stored() -> None:
+def test_batches_that_are_too_old_count_as_stored() -> None:
     store, batch = FakeStore(), rows(list(range(200)))
     attempt(store, batch, max_rows=3)
     counts = attempt(store, batch, max_rows=3).counts
@@ -179,7 +179,7 @@ def other_rows() -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("kind", other_rows())
-def test_other_rows_under_the_same_identity_are_never_taken_for_stored(kind: str) -> None:
+def test_other_rows_of_the_same_producer_never_count_as_stored(kind: str) -> None:
     store, batch = FakeStore(), rows(list(range(200)))
     attempt(store, batch, max_rows=3)
     before = store.bodies()
@@ -230,7 +230,7 @@ def test_rows_that_changed_places_with_later_ones_are_found_out_long_after() -> 
     assert store.bodies() == before
 
 
-def test_a_request_holds_what_the_broker_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_keeps_the_brokers_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     class Counting(FakeStore):
         sizes: tuple[int, ...] = ()
 

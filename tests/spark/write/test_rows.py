@@ -90,7 +90,7 @@ def test_a_row_that_is_no_message_is_named(
     assert refused.value.column == column
 
 
-def test_slices_are_checked_as_what_they_show() -> None:
+def test_slices_are_checked_by_their_own_rows() -> None:
     columns = choose_columns(
         [("body", "binary"), ("properties", KINDS["properties"][0])], topic_given=True
     )

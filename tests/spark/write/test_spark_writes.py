@@ -33,7 +33,7 @@ def numbers(spark: "SparkSession", count: int) -> "DataFrame":
     )
 
 
-def test_what_was_read_is_written_as_it_was(
+def test_rows_that_were_read_are_written_unchanged(
     spark: "SparkSession", running: RunningBroker, topic: str
 ) -> None:
     copy = f"{topic}.copy"
@@ -143,7 +143,7 @@ def source_of(spark: "SparkSession", folder: Path) -> "DataFrame":
     return spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).text(str(folder))
 
 
-def test_a_stream_stores_each_row_once_though_its_last_batch_comes_again(
+def test_a_stream_stores_each_row_once_if_its_last_batch_is_repeated(
     spark: "SparkSession", running: RunningBroker, topic: str, tmp_path: Path
 ) -> None:
     """The test deletes the commit of the last batch, as if the driver had died before it."""

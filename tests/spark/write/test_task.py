@@ -142,7 +142,7 @@ def test_a_second_attempt_stores_nothing_twice(target: Target, rows: str) -> Non
     target.assert_each_once(400)
 
 
-def test_an_attempt_goes_on_from_where_one_was_cut_short(target: Target) -> None:
+def test_an_attempt_completes_an_interrupted_one(target: Target) -> None:
     class Cut(Exception):
         pass
 
@@ -185,7 +185,7 @@ def test_attempts_at_once_store_each_row_once(target: Target) -> None:
     target.assert_each_once(600)
 
 
-def test_answers_that_got_lost_are_asked_for_again(
+def test_lost_replies_are_requested_again(
     target: Target, running: RunningBroker, topic: str
 ) -> None:
     with dropping_proxy(running.url, lambda number: number % 3 == 0) as proxy:
@@ -263,7 +263,7 @@ def test_a_later_batch_is_new_and_an_earlier_one_is_fenced(target: Target) -> No
     assert sum(map(len, target.bodies().values())) == 40
 
 
-def test_what_the_broker_refuses_names_its_rows(running: RunningBroker, topic: str) -> None:
+def test_a_refused_write_names_its_rows(running: RunningBroker, topic: str) -> None:
     small = f"{topic}.small"
     with running.client() as client:
         client.create_topic(small, queues=1, max_message_bytes=1000)
@@ -300,7 +300,7 @@ def test_a_broker_killed_in_the_middle_is_waited_for(
     target.assert_each_once(300)
 
 
-def test_a_topic_made_again_fails_the_attempt(
+def test_a_topic_recreated_fails_the_attempt(
     target: Target, running: RunningBroker, topic: str
 ) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
@@ -332,7 +332,7 @@ def test_a_token_that_may_only_publish_is_enough(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durability", ["fsync", "written"])
-def test_durability_is_asked_for(running: RunningBroker, topic: str, durability: str) -> None:
+def test_the_durability_is_requested(running: RunningBroker, topic: str, durability: str) -> None:
     with dropping_proxy(running.url, lambda _: False) as proxy:
         write(proxy.url, numbered(20), topic=topic, durability=durability)
     assert proxy.targets[-1].endswith(f"/messages?durability={durability}")
