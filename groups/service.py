@@ -376,8 +376,6 @@ class GroupService:
             add_figures(stats, groups)
         return stats
 
-    # -- inside ------------------------------------------------------------------------------
-
     def _new_stats(self) -> GroupServiceStats:
         counters = self.registry.counters
         return GroupServiceStats(

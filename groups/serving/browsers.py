@@ -36,11 +36,7 @@ class Browsers:
         self._flow = flow
         self._places: dict[str, dict[QueueKey, int]] = {}
 
-    async def browse(
-        self,
-        request: ReceiveRequest,
-        now_ms: int,
-    ) -> Sequence[Delivery]:
+    async def browse(self, request: ReceiveRequest, now_ms: int) -> Sequence[Delivery]:
         """Return the next messages for a member. Raises StoreError and OSError if a read fails."""
         member = request.member
         place = self._places.pop(member, {})

@@ -26,11 +26,7 @@ class Commits:
     """The commits of one group."""
 
     def __init__(
-        self,
-        group: Group,
-        writer: CursorStore,
-        now_ms: Callable[[], int],
-        counters: GroupCounters,
+        self, group: Group, writer: CursorStore, now_ms: Callable[[], int], counters: GroupCounters
     ) -> None:
         self._group = group
         self._counters = counters
@@ -84,8 +80,6 @@ class Commits:
         if self._scheduled is not None:
             self._scheduled.cancel()
             self._scheduled = None
-
-    # -- inside ------------------------------------------------------------------------------
 
     def _is_dirty(self) -> bool:
         return self._group.outbox.has_writes or bool(self._extra) or self._failed_batch is not None

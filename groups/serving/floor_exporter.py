@@ -20,10 +20,7 @@ class FloorExporter:
     """Copies the floors of the groups that `groups` returns."""
 
     def __init__(
-        self,
-        store: MessageStore,
-        groups: Callable[[], Iterable[GroupServer]],
-        interval_s: float,
+        self, store: MessageStore, groups: Callable[[], Iterable[GroupServer]], interval_s: float
     ) -> None:
         self._store = store
         self._groups = groups

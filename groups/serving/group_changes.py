@@ -27,11 +27,7 @@ from holdfast.groups.serving.group_registry import GroupRegistry
 from holdfast.groups.serving.group_server import GroupServer
 from holdfast.groups.serving.parsed_filters import Filters, characters_of
 from holdfast.groups.serving.queue_watch import GROUP_ITEMS
-from holdfast.groups.settings import (
-    GroupSettings,
-    Subscription,
-    filter_texts,
-)
+from holdfast.groups.settings import GroupSettings, Subscription, filter_texts
 from holdfast.groups.storage.group_records import GroupRecord, new_record
 from holdfast.groups.storage.group_table import GroupTable
 
@@ -274,12 +270,13 @@ class GroupChanges:
         """Return the groups that have the topic `name` only because of a pattern."""
         topic = None if name is None else self._store.table.find(name)
         groups: list[GroupServer] = []
-        if topic is not None:
-            for group in list(self._registry.by_name.values()):
-                await turn.spend()
-                record = group.record
-                if topic.topic_id in record.topics and name not in record.subscriptions:
-                    groups.append(group)
+        if topic is None:
+            return groups
+        for group in list(self._registry.by_name.values()):
+            await turn.spend()
+            record = group.record
+            if topic.topic_id in record.topics and name not in record.subscriptions:
+                groups.append(group)
         return groups
 
     async def _remove_from_pattern_groups(self, named_by: GroupRecord, turn: LoopBudget) -> None:

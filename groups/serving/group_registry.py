@@ -252,8 +252,6 @@ class GroupRegistry:
             await turn.spend(GROUP_ITEMS)
             await self._drop_topic(group, topic_id, turn)
 
-    # -- inside ------------------------------------------------------------------------------
-
     def _subscribe(self, group: GroupServer, topic: Topic) -> None:
         wanted = group.record.topics[topic.topic_id]
         group.core.add_topic(

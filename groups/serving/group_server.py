@@ -46,12 +46,7 @@ from holdfast.groups.serving.dead_letters import DeadLetters
 from holdfast.groups.serving.head_source import RecentBatches, StoreHeads
 from holdfast.groups.serving.parsed_filters import Filters, characters_of
 from holdfast.groups.serving.queue_watch import QueueChanges, QueueWatch
-from holdfast.groups.serving.receive_flow import (
-    MESSAGES_A_TURN,
-    DeliveryRate,
-    ReceiveFlow,
-    Waiting,
-)
+from holdfast.groups.serving.receive_flow import MESSAGES_A_TURN, DeliveryRate, ReceiveFlow, Waiting
 from holdfast.groups.storage.cursor_store import Writes
 from holdfast.groups.storage.group_records import GroupRecord
 from holdfast.groups.storage.open import OpenedGroups
@@ -131,13 +126,7 @@ class GroupServer:
         self._flow = flow = ReceiveFlow(self.core, self.source, clock, shared.codec)
         self.commits = Commits(self.core, shared.opened.store, clock.now_ms, shared.counters)
         self.dead_letters = DeadLetters(
-            record,
-            self.core,
-            store,
-            flow,
-            shared.counters,
-            shared.receipt_key,
-            self.after_change,
+            record, self.core, store, flow, shared.counters, shared.receipt_key, self.after_change
         )
         self._timer = DeadlineTimer(self.process_deadlines, clock.now_ms)
         self._waiting = Waiting(self.core, clock)

@@ -231,8 +231,6 @@ class StoreHeads:
         if self._fetching:
             await asyncio.wait(list(self._fetching.values()))
 
-    # -- inside ------------------------------------------------------------------------------
-
     def _may_match(self, queue: QueueKey, offset: int) -> bool:
         """Count one comparison of a single message with a filter. Return False if this event loop
         iteration has no comparison left. Then the caller must `fetch` the offset, which defers the
@@ -257,13 +255,7 @@ class StoreHeads:
         self._needed[queue, offset] = filter  # type: ignore[assignment]
 
     def _take_heads(
-        self,
-        piece: _Piece,
-        queue: QueueKey,
-        filter: object | None,
-        start: int,
-        end: int,
-        most: int,
+        self, piece: _Piece, queue: QueueKey, filter: object | None, start: int, end: int, most: int
     ) -> Heads:
         """Return the heads of a piece in [start, end), at most `most`. Drop the piece when all its
         heads have been returned."""

@@ -214,9 +214,7 @@ def _restart_cursor(
 
 
 def _damage_note(
-    key: CursorKey | None,
-    owners: Mapping[CursorKey, tuple[GroupRecord, Topic]],
-    restored: Restored,
+    key: CursorKey | None, owners: Mapping[CursorKey, tuple[GroupRecord, Topic]], restored: Restored
 ) -> str:
     if key is None or key not in owners:
         return "a row of a cursor that belongs to no group is damaged: the row is deleted"

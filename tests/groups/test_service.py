@@ -210,10 +210,11 @@ async def test_a_reply_waits_until_its_reserve_is_durable(
             receiving = broker.start_receiving()
             await until(lambda: held)
             await turns(10)
-            assert not receiving.done()
+            is_done = receiving.done()
         for what, how in held:
             commit(*what, **how)
         assert bodies_of(await receiving) == ["x"]
+        assert not is_done
 
 
 async def test_a_longer_lease_than_ever_is_stored_before_it_is_given(tmp_path: Path) -> None:

@@ -153,9 +153,7 @@ async def test_a_mode_that_cannot_be_stored_leaves_the_group_as_it_was(tmp_path:
         assert bodies_of(await waiting) == ["x"], "it goes on"
 
 
-async def test_a_crash_never_leaves_a_new_mode_with_old_leases(
-    tmp_path: Path,
-) -> None:
+async def test_a_crash_never_leaves_a_new_mode_with_old_leases(tmp_path: Path) -> None:
     async with (
         running_group(tmp_path / "data", ["x", "y"]) as broker,
         crashes(broker, tmp_path / "data") as left,

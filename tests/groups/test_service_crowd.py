@@ -199,9 +199,7 @@ async def test_a_topic_is_matched_with_many_patterns_over_many_turns(tmp_path: P
         assert tried.most <= MOST
 
 
-async def test_a_topic_that_many_groups_match_comes_to_them_over_many_turns(
-    tmp_path: Path,
-) -> None:
+async def test_a_topic_that_many_groups_match_comes_to_them_over_many_turns(tmp_path: Path) -> None:
     groups = 400
     async with running(tmp_path) as broker:
         for number in range(groups):
@@ -240,9 +238,7 @@ async def test_groups_that_a_new_topic_comes_to_have_no_more_queues_than_the_lim
             assert broker.groups.registry.cursor_count == 4 * (expected - 1)
 
 
-async def test_changes_of_many_queues_are_processed_over_many_turns(
-    tmp_path: Path,
-) -> None:
+async def test_changes_of_many_queues_are_processed_over_many_turns(tmp_path: Path) -> None:
     # M2, M3: the work of one publish for a waiting group
     async with running(tmp_path) as broker:
         topic = await broker.topic(queues=QUEUES)

@@ -155,9 +155,7 @@ async def test_a_seek_waits_until_dead_letters_are_appended(
         assert len(await _dead(broker, 2)) == 2
 
 
-async def test_a_letter_that_no_segment_holds_is_given_up_and_stops_nothing(
-    tmp_path: Path,
-) -> None:
+async def test_a_letter_that_no_segment_holds_is_given_up_and_stops_nothing(tmp_path: Path) -> None:
     # R11: a letter that was too large for a segment was retried forever
     async with running(tmp_path) as broker:
         await broker.topic()

@@ -121,11 +121,7 @@ class FakeGroup:
                             await self._arrived.wait()
                             picked = self._pick(asked)
             self.answers[key] = [self._delivered(place, asked) for place in picked]
-        reply = {
-            "messages": self.answers[key],
-            "available": len(self.available),
-            "active": True,
-        }
+        reply = {"messages": self.answers[key], "available": len(self.available), "active": True}
         return web.Response(body=msgspec.msgpack.encode(reply), content_type="application/msgpack")
 
     def _pick(self, asked: dict[str, Any]) -> list[Place]:

@@ -94,11 +94,7 @@ class FakeGroups:
         return sorted(self._groups)
 
     async def put_group(
-        self,
-        group: str,
-        settings: GroupSettings,
-        owner: str = "",
-        checks: object = None,
+        self, group: str, settings: GroupSettings, owner: str = "", checks: object = None
     ) -> tuple[GroupState, bool]:
         check_name("group", group)
         self._fail()

@@ -25,9 +25,6 @@ async def test_a_topic_that_goes_while_another_is_stored_ends_no_mirroring(tmp_p
         topic = broker.store.table.get("t")
         assert [
             broker.store.offsets.stored_offsets(name, topic).offsets for name in ("g", "h")
-        ] == [
-            {0: 1},
-            {0: 1},
-        ]
+        ] == [{0: 1}, {0: 1}]
         await broker.groups.delete_group("g")
         assert broker.store.table.groups() == ["h"]

@@ -11,11 +11,7 @@ from holdfast.consumequeue.state.records import (
 )
 from holdfast.groups.config import GroupConfig
 from holdfast.groups.settings import Subscription
-from holdfast.groups.storage.group_records import (
-    GroupRecord,
-    decode_group,
-    encode_group,
-)
+from holdfast.groups.storage.group_records import GroupRecord, decode_group, encode_group
 from holdfast.groups.storage.group_table import GroupTable
 
 GROUP = GroupRecord(
@@ -46,10 +42,7 @@ def test_a_record_is_pinned() -> None:
         "backoff_ms": [1, 2],
         "strict_leases": True,
         "member_ttl_ms": 12_000,
-        "topics": {
-            3: {"weight": 4, "filter": "red,blue"},
-            9: {"weight": 1, "filter": None},
-        },
+        "topics": {3: {"weight": 4, "filter": "red,blue"}, 9: {"weight": 1, "filter": None}},
         "start": "latest",
         "dead_letter_topic": "orders.dead",
         "created_ms": 1_700_000_000_000,
