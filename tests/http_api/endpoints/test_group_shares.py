@@ -84,53 +84,6 @@ async def test_delivered_messages_and_rates_are_reported_per_queue(api: GroupApi
     assert {topic: each["rate"] for topic, each in found.items()} == {"bulk": 5.0, "express": 10.0}
 
 
-@engines
-async def test_weight_ten_gets_ten_times_the_messages(api: GroupApi, engine: str) -> None:  # F9
-    await backlog(api, {"bulk": 60, "express": 600})
-    topics = {"bulk": {"weight": 1}, "express": {"weight": 10}}
-    await api.group(topics=topics, fairness={"engine": engine})
-    got = topics_of(await api.receive(max_messages=550))
-    assert got.count("bulk") == 50
-
-
-@engines
-async def test_unused_shares_go_to_other_topics_and_are_not_owed(
-    api: GroupApi, engine: str
-) -> None:  # F6, F18, P3, P4
-    await backlog(api, {"a": 200, "b": 200})
-    await api.topic("c")
-    await api.group(
-        topics={"a": {"weight": 1}, "b": {"weight": 3}, "c": {"weight": 4}},
-        fairness={"engine": engine},
-    )
-    alone = topics_of(await api.receive(max_messages=100))
-    assert alone.count("a") == 25
-    await api.publish(*["c"] * 100, topic="c")
-    together = topics_of(await api.receive(max_messages=80))
-    assert 40 <= together.count("c") <= 40 + 4
-    assert together[:16].count("c") <= 8 + 4
-
-
-@engines
-async def test_a_changed_weight_applies_to_later_messages(api: GroupApi, engine: str) -> None:
-    # P10
-    await backlog(api, {"a": 300, "b": 300})
-    await api.group(topics={"a": {}, "b": {}}, fairness={"engine": engine})
-    assert topics_of(await api.receive(max_messages=100)).count("a") == 50
-    await api.group(topics={"a": {"weight": 9}, "b": {"weight": 1}})
-    assert topics_of(await api.receive(max_messages=100)).count("a") == pytest.approx(90, abs=2)
-
-
-@engines
-async def test_a_topic_of_weight_0_waits_until_the_others_have_nothing(
-    api: GroupApi, engine: str
-) -> None:
-    await backlog(api, {"work": 3, "spare": 3})
-    await api.group(topics={"spare": {"weight": 0}, "work": {}}, fairness={"engine": engine})
-    assert topics_of(await api.receive(max_messages=2)) == ["work", "work"]
-    assert topics_of(await api.receive()) == ["work", "spare", "spare", "spare"]
-
-
 # -- by bytes and by time ------------------------------------------------------------------
 
 

@@ -162,19 +162,6 @@ async def test_messages_that_are_received_settled_have_no_receipt(api: GroupApi)
     assert bodies(await api.receive()) == ["b"]
 
 
-async def test_browsing_leases_nothing_and_continues(api: GroupApi) -> None:
-    await api.publish("a", "b", "c")
-    leased = await api.receive("m", max_messages=1)
-    seen = await api.receive("looker", browse=True, max_messages=1)
-    assert (bodies(seen), seen["messages"][0]["receipt"]) == (["b"], None)
-    assert bodies(await api.receive("looker", browse=True)) == ["c"]
-    assert bodies(await api.receive("looker", browse=True)) == []
-    assert bodies(await api.receive("looker", browse=True)) == ["b", "c"]
-    assert bodies(await api.receive("second", browse=True)) == ["b", "c"]
-    assert bodies(await api.receive("m")) == ["b", "c"]
-    await api.settle("release", leased)
-
-
 @pytest.mark.parametrize("count", [0, 3, 500])
 async def test_a_request_for_no_messages_gets_their_exact_number(
     api: GroupApi, count: int
@@ -429,20 +416,6 @@ async def test_a_single_active_group_hands_over_with_a_notice(api: GroupApi) -> 
     assert (bodies(notice), notice["active"], notice["notice"]) == ([], True, True)
     assert bodies(await api.receive("second", group="s")) == ["a", "b"]
     assert await api.settle("ack", first, group="s") == ["stale"]
-
-
-async def test_a_keyed_group_gives_a_key_to_one_member_in_order(api: GroupApi) -> None:
-    await api.group("k", mode="keyed", max_in_flight_per_key=1, backoff_ms=[])
-    for n in range(2):
-        await api.publish(f"a{n}", key="a")
-        await api.publish(f"b{n}", key="b")
-    first = await api.receive("one", group="k", max_messages=1)
-    second = await api.receive("two", group="k", max_messages=10)
-    assert (bodies(first), bodies(second)) == (["a0"], ["b0"])
-    assert await api.settle("nack", first, group="k", delay_ms=0) == ["done"]
-    assert bodies(await api.receive("one", group="k")) == ["a0"]
-    body = {"member": "one", "filter": "x"}
-    assert await api.refused("POST", "/v1/groups/k/receive", body) == (400, "filter-not-allowed")
 
 
 async def test_the_mode_of_a_busy_group_cannot_change(api: GroupApi) -> None:

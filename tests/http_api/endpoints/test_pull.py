@@ -269,14 +269,6 @@ async def test_a_pull_ends_empty_at_its_deadline(api: Api) -> None:
     assert api.hold.stats().expired_total == 1
 
 
-async def test_a_message_for_another_queue_does_not_wake(api: Api) -> None:
-    waiting = await api.held_pull(f"{PULL}?offset=0&wait_ms=60000")
-    await api.publish("orders", {"body": "elsewhere", "queue": 1})
-    await publish(api, "here")
-    assert bodies(await waiting) == ["here"]
-    assert api.hold.stats().woken_total == 1
-
-
 async def test_a_message_that_does_not_match_does_not_wake(api: Api) -> None:  # L13
     waiting = await api.held_pull(f"{PULL}?offset=0&wait_ms=60000&tag=blue")
     await publish(api, "0", "1", tag="red")
