@@ -23,8 +23,7 @@ End = Literal["earliest", "latest"]
 @dataclass_transform(frozen_default=True, eq_default=False, kw_only_default=True)
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Description(Mapping[str, Any]):
-    """A reply of the broker. It is equal to any mapping with the same items. Subclasses are frozen
-    dataclasses."""
+    """A reply of the broker, equal to any mapping with the same items. A frozen dataclass."""
 
     reply: Mapping[str, Any] = field(repr=False)
 

@@ -37,8 +37,7 @@ _CLASS_BY_TYPE: dict[str, "type[ApiError]"] = {}
 
 
 class HoldfastError(Exception):
-    """Any failure that a client reports, except CorruptBatch. A subclass with values is a
-    dataclass."""
+    """Any failure that a client reports, except CorruptBatch."""
 
     def __post_init__(self) -> None:
         self.args = tuple(vars(self).values())  # for pickling

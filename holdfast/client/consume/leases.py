@@ -20,8 +20,7 @@ QueueKey = tuple[str, int, str | None]
 
 @dataclass(eq=False)
 class LeaseRenewer:
-    """Holds the deliveries whose leases `run` extends by `lease_s` when half of their time has
-    passed. Belongs to one event loop.
+    """Extends leases by `lease_s` when half of their time has passed. Belongs to one event loop.
 
     `extend` sends a request and retries it. `on_lost(delivery)` is called for each delivery whose
     lease has ended at the broker.
