@@ -33,7 +33,7 @@ _PROGRAM = (
 def run_job(
     name: str, cluster: Cluster, published: Published, folder: Path, *, timeout_s: float
 ) -> "Found":
-    """Run the job in a process of its own, and return what it found. Raises JobFailed."""
+    """Run the job in a separate process, and return its results. Raises JobFailed."""
     given = {"name": name, "cluster": asdict(cluster), "published": asdict(published)}
     output = folder / "results.json"
     with (folder / "job.log").open("wb") as log:
@@ -56,13 +56,13 @@ def run_job(
 
 
 class JobFailed(Exception):
-    """The job ended without results; the end of what it said."""
+    """The job ended without results. The text is the end of its log."""
 
 
 @dataclass
 class Found:
-    """What each contract returned, or the traceback of what it raised, and how long it took.
-    `unshipped` is what a read raises before the package is sent, where it has to be."""
+    """The result of each contract, or its traceback, and its duration. `unshipped` is the error of
+    a read before the package is sent, on clusters that must be sent the package."""
 
     results: dict[str, Any] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
