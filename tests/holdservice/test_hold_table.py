@@ -393,7 +393,7 @@ class HoldTableMachine(RuleBasedStateMachine):
         self.table: HoldTable[int] = HoldTable(LIMITS)
         self.messages = Messages()
         self.messages.queues = dict.fromkeys(KEYS, "")
-        self.told = dict.fromkeys(KEYS, 0)
+        self.announced = dict.fromkeys(KEYS, 0)
         self.waiters: list[Waiter] = []
         self.now = 0.0
         self.count = 0
@@ -415,7 +415,7 @@ class HoldTableMachine(RuleBasedStateMachine):
 
     def is_ready(self, waiter: Waiter) -> bool:
         return any(
-            self.matches(key, offset, self.told[key], waiter.filter)
+            self.matches(key, offset, self.announced[key], waiter.filter)
             for key, offset in waiter.waits.items()
         )
 
@@ -469,7 +469,7 @@ class HoldTableMachine(RuleBasedStateMachine):
         waiter = Waiter(pull, waits, filter, deadline)
         self.waiters.append(waiter)
         for key in waits:
-            self.tell(key, 0)
+            self.announce(key, 0)
         return waiter
 
     @rule(key=keys, text=st.text("abx", min_size=1, max_size=4))
@@ -477,10 +477,10 @@ class HoldTableMachine(RuleBasedStateMachine):
         self.messages.queues[key] += text
 
     @rule(key=keys, late=st.integers(0, 3))
-    def tell(self, key: QueueKey, late: int) -> None:
+    def announce(self, key: QueueKey, late: int) -> None:
         max_offset = max(0, len(self.messages.queues[key]) - late)
         self.table.message_arriving(key, max_offset)
-        self.told[key] = max(self.told[key], max_offset)
+        self.announced[key] = max(self.announced[key], max_offset)
 
     @rule()
     def wake_some(self) -> None:
@@ -539,7 +539,7 @@ class HoldTableMachine(RuleBasedStateMachine):
             self.check_scanned(waiter)
 
     @invariant()
-    def nobody_is_forgotten(self) -> None:
+    def held_pulls_equal_the_model(self) -> None:
         """While a held pull has a matching message, the table has arrivals to process."""
         for waiter in self.waiters:
             if self.is_ready(waiter):

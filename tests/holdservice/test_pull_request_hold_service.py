@@ -36,11 +36,11 @@ class Store:
     def __init__(self) -> None:
         self.queues: dict[QueueKey, str] = {Q0: "", Q1: "", OTHER_TOPIC: ""}
         self.scans: list[tuple[QueueKey, int, int]] = []
-        self.before_end_is_told: Callable[[], None] = lambda: None
+        self.before_max_offset: Callable[[], None] = lambda: None
 
     def max_offset(self, key: QueueKey) -> int | None:
         queue = self.queues.get(key)
-        self.before_end_is_told()
+        self.before_max_offset()
         return None if queue is None else len(queue)
 
     def scan(self, key: QueueKey, start: int, end: int, filter: Any) -> int | None:
@@ -64,12 +64,12 @@ class Broker:
         self.pulls: list[asyncio.Task[HoldResult]] = []
         self.expected_rescues = 0
 
-    def publish(self, key: QueueKey, text: str, *, tell: bool = True) -> None:
+    def publish(self, key: QueueKey, text: str, *, notify: bool = True) -> None:
         self.store.queues[key] += text
-        if tell:
-            self.tell(key)
+        if notify:
+            self.notify(key)
 
-    def tell(self, *keys: QueueKey) -> None:
+    def notify(self, *keys: QueueKey) -> None:
         self.service.message_arriving({key: len(self.store.queues[key]) for key in keys})
 
     async def hold(
@@ -130,7 +130,7 @@ async def test_a_pull_waits_until_a_message_arrives(broker: Broker) -> None:
 
 
 async def test_a_pull_with_a_message_to_read_does_not_wait(broker: Broker) -> None:
-    broker.publish(Q1, "x", tell=False)
+    broker.publish(Q1, "x", notify=False)
     assert await broker.hold({Q0: 0, Q1: 0}) == HoldResult(Outcome.ARRIVED, {Q0: 0, Q1: 0})
 
 
@@ -148,7 +148,7 @@ async def test_a_thousand_held_pulls_use_no_thread_and_no_reads(broker: Broker) 
     for number in range(1000):
         await broker.held({(Q0, Q1)[number % 2]: 0})
     looks: list[int] = []
-    broker.store.before_end_is_told = lambda: looks.append(1)
+    broker.store.before_max_offset = lambda: looks.append(1)
     for _ in range(100):
         await turn()
     assert threading.active_count() == threads
@@ -246,16 +246,16 @@ async def test_a_message_between_registration_and_wait_is_found(broker: Broker) 
 
     def publish() -> None:
         gate.wait()
-        broker.publish(Q0, "x", tell=False)
-        loop.call_soon_threadsafe(broker.tell, Q0)
+        broker.publish(Q0, "x", notify=False)
+        loop.call_soon_threadsafe(broker.notify, Q0)
         gate.wait()
 
-    def let_the_publisher_through() -> None:
-        broker.store.before_end_is_told = lambda: None
+    def run_publisher() -> None:
+        broker.store.before_max_offset = lambda: None
         gate.wait()
         gate.wait()
 
-    broker.store.before_end_is_told = let_the_publisher_through
+    broker.store.before_max_offset = run_publisher
     publisher = threading.Thread(target=publish)
     publisher.start()
     try:
@@ -316,7 +316,7 @@ async def test_a_hold_that_cannot_read_the_end_raises_and_leaves_nothing(broker:
     def fail() -> None:
         raise OSError("the disk")
 
-    broker.store.before_end_is_told = fail
+    broker.store.before_max_offset = fail
     with pytest.raises(OSError, match="the disk"):
         await broker.hold()
     assert broker.stats.held == 0
@@ -337,9 +337,9 @@ async def test_one_notification_covers_many_queues(broker: Broker) -> None:
     first, second = await broker.held({Q0: 0}), await broker.held({Q1: 0})
     both = await broker.held({Q0: 0, Q1: 0})
     for letter in "abcdef":
-        broker.publish(Q0, letter, tell=False)
-        broker.publish(Q1, letter, tell=False)
-    broker.tell(Q0, Q1)
+        broker.publish(Q0, letter, notify=False)
+        broker.publish(Q1, letter, notify=False)
+    broker.notify(Q0, Q1)
     for pull in (first, second, both):
         assert (await pull).outcome is Outcome.ARRIVED
     assert broker.stats.woken_total == 3
@@ -418,8 +418,8 @@ async def test_the_scan_finds_lost_wake_ups_and_counts_them(
     monkeypatch.setattr(module, "SCAN_GRACE_S", 0.0)
     pull = await broker.held()
     filtered = await broker.held({Q1: 0}, filter=A)
-    broker.publish(Q0, "x", tell=False)
-    broker.publish(Q1, "xa", tell=False)
+    broker.publish(Q0, "x", notify=False)
+    broker.publish(Q1, "xa", notify=False)
     await broker.service.scan_once()
     assert await pull == HoldResult(Outcome.ARRIVED, {Q0: 0})
     assert await filtered == HoldResult(Outcome.ARRIVED, {Q1: 1})
@@ -430,19 +430,19 @@ async def test_a_late_notification_is_not_a_rescue(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The scan may run in the moment when a message is readable but not yet announced."""
-    told, sleep = asyncio.Event(), asyncio.sleep
+    notified, sleep = asyncio.Event(), asyncio.sleep
 
-    async def sleep_until_told(seconds: float) -> None:
-        await (told.wait() if seconds == module.SCAN_GRACE_S else sleep(seconds))
+    async def sleep_until_notified(seconds: float) -> None:
+        await (notified.wait() if seconds == module.SCAN_GRACE_S else sleep(seconds))
 
-    monkeypatch.setattr(asyncio, "sleep", sleep_until_told)
+    monkeypatch.setattr(asyncio, "sleep", sleep_until_notified)
     pull = await broker.held()
-    broker.publish(Q0, "x", tell=False)
+    broker.publish(Q0, "x", notify=False)
     scan = asyncio.create_task(broker.service.scan_once())
     await until(lambda: broker.stats.scans_total > 0)
     assert not pull.done()
-    broker.tell(Q0)
-    told.set()
+    broker.notify(Q0)
+    notified.set()
     await scan
     assert (await pull).outcome is Outcome.ARRIVED
 
@@ -460,10 +460,10 @@ async def test_the_scan_continues_after_a_failure(
             failures.append(1)
             raise OSError("the disk")
 
-    broker.store.before_end_is_told = fail_twice
+    broker.store.before_max_offset = fail_twice
     await until(lambda: len(failures) == 2)
     assert not pull.done()
-    broker.publish(Q0, "x", tell=False)
+    broker.publish(Q0, "x", notify=False)
     assert (await pull).outcome is Outcome.ARRIVED
     assert "the disk" in caplog.text
     broker.expected_rescues = 1
@@ -474,7 +474,7 @@ async def test_the_scan_compares_queues_not_pulls(broker: Broker) -> None:
     for number in range(10_000):
         await broker.held({(Q0, Q1)[number % 2]: 0})
     compared: list[int] = []
-    broker.store.before_end_is_told = lambda: compared.append(1)
+    broker.store.before_max_offset = lambda: compared.append(1)
     took_s = []
     for _ in range(3):
         started_s = thread_time()
@@ -488,15 +488,15 @@ async def test_the_time_of_a_scan_is_reported_and_a_slow_scan_is_logged(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # L18
-    told = broker.scan_seconds
+    durations = broker.scan_seconds
     await broker.held()
     await broker.service.scan_once()
-    assert told == [broker.stats.last_scan_s]
+    assert durations == [broker.stats.last_scan_s]
     assert "took" not in caplog.text
     clock = iter(range(0, 1000, 3))  # each part of the scan takes three seconds
     monkeypatch.setattr(module, "monotonic", lambda: float(next(clock)))
     await broker.service.scan_once()
-    assert told[1] == 6.0
+    assert durations[1] == 6.0
     assert "a scan of 1 held queues took 6.0 s" in caplog.text
 
 

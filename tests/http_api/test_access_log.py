@@ -81,11 +81,11 @@ async def test_no_log_has_a_token_of_a_path(
 class Noting:
     """An audit log that records its entries."""
 
-    def __init__(self, told: list[object]) -> None:
-        self._told = told
+    def __init__(self, seen: list[object]) -> None:
+        self._seen = seen
 
     def record(self, *event: object, **details: object) -> None:
-        self._told.append((event, details))
+        self._seen.append((event, details))
 
     denied = record
 

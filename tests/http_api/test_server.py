@@ -219,11 +219,11 @@ async def test_the_number_of_refused_connections_with_a_reply_is_limited(
         await first.send(HEALTH)
         await first.answer()
         async with (
-            raw_connection(api.server.port) as told,
-            raw_connection(api.server.port) as untold,
+            raw_connection(api.server.port) as refused,
+            raw_connection(api.server.port) as closed,
         ):
-            assert (await told.answer())[0] == 503
-            assert await untold.closed() == b""
+            assert (await refused.answer())[0] == 503
+            assert await closed.closed() == b""
     warnings = [each for each in caplog.records if "max_connections" in each.getMessage()]
     assert len(warnings) == 1
 

@@ -96,8 +96,8 @@ async def test_a_share_may_be_of_bytes(api: GroupApi, engine: str) -> None:  # F
     await api.group(topics=weights, fairness={"engine": engine, "cost": "bytes"})
     got = topics_of(await api.receive(max_messages=120))
     assert got.count("small") == pytest.approx(100, abs=5)
-    told = await served(api)
-    assert told["small"]["bytes"] == got.count("small") * (200 - OVERHEAD_BYTES)
+    reported = await served(api)
+    assert reported["small"]["bytes"] == got.count("small") * (200 - OVERHEAD_BYTES)
 
 
 WORK_MS = {"slow": 20.0, "quick": 2.0}

@@ -433,8 +433,8 @@ async def test_a_seek_makes_old_receipts_stale(api: GroupApi) -> None:
     await api.publish("a", "b", "c")
     reply = await api.receive()
     await api.settle("ack", reply["messages"][0])
-    told = await api.ask("POST", "/v1/groups/g/seek", {"to": {"orders": {"0": 1}}})
-    assert told == {"group": "g", "offsets": {"orders": {"0": 1}}}
+    moved = await api.ask("POST", "/v1/groups/g/seek", {"to": {"orders": {"0": 1}}})
+    assert moved == {"group": "g", "offsets": {"orders": {"0": 1}}}
     assert await api.settle("ack", reply["messages"][1]) == ["stale"]
     assert bodies(await api.receive()) == ["b", "c"]
     for to, left in (("latest", []), ("earliest", ["a", "b", "c"]), (0, ["a", "b", "c"])):

@@ -147,9 +147,9 @@ async def test_a_poll_skips_damage_in_one_queue_if_asked(api: Api, accept: str) 
         assert found(polled) == [(0, "a"), (0, "b"), (1, "d")]
         lost = {"queue": 1, "start_offset": 0, "end_offset": 1, "reason": "payload-crc"}
         assert polled.json()["skipped"] == [lost]
-        told = await api.get(f"{POLL}?offsets=0:0,1:0")
-        assert told.json()["queues"][1]["problem"]["next_offset"] == 1
-        assert found(told) == [(0, "a"), (0, "b")]
+        answer = await api.get(f"{POLL}?offsets=0:0,1:0")
+        assert answer.json()["queues"][1]["problem"]["next_offset"] == 1
+        assert found(answer) == [(0, "a"), (0, "b")]
 
 
 async def test_without_envelope_a_poll_may_name_fewer_queues(api: Api) -> None:

@@ -86,8 +86,8 @@ async def test_no_part_is_longer_than_the_limit(name: str, media: str) -> None:
         [BatchSlice(small, range(2000))],
     ):
         parts = await made(media, slices)
-        beside = 500 * 300  # the text of a message without its body
-        assert max(map(len, parts)) <= YIELD_EVERY_BYTES + beside
+        overhead = 500 * 300  # the text of a message without its body
+        assert max(map(len, parts)) <= YIELD_EVERY_BYTES + overhead
 
 
 async def test_one_part_is_encoded_per_loop_iteration() -> None:
@@ -112,9 +112,9 @@ async def test_one_part_is_encoded_per_loop_iteration() -> None:
 @pytest.mark.parametrize(("more", "is_made"), [(-1, True), (0, True), (1, False)])
 async def test_without_a_slot_a_large_reply_is_not_encoded(more: int, is_made: bool) -> None:
     one = batch(b"x" * 1000)
-    (beside,) = await made(JSON, [BatchSlice(one, range(1))])
-    beside_bytes = len(beside) - 1000
-    size = MAX_BYTES_WITHOUT_SLOT - beside_bytes + more
+    (encoded,) = await made(JSON, [BatchSlice(one, range(1))])
+    other_bytes = len(encoded) - 1000
+    size = MAX_BYTES_WITHOUT_SLOT - other_bytes + more
     slices = [BatchSlice(batch(b"x" * size), range(1))]
     parts = await made(JSON, slices, has_slot=False)
     assert (parts is not None) == is_made
