@@ -111,6 +111,16 @@ def test_room_for_the_end_mark_and_the_footer_is_reserved(tmp_path: Path) -> Non
         assert not segment.has_room(room, keys, blocks + 1)
 
 
+def test_what_fits_a_segment_leaves_room_for_its_end_mark_and_footer(tmp_path: Path) -> None:
+    small = open_small_log(tmp_path)
+    for keys, blocks in [(0, 1), (5, 1), (1000, 3)]:
+        footer_bytes = footer_size(blocks, keys)
+        room = SEGMENT_BYTES - SEGMENT_HEADER_SIZE - END_MARK_SIZE - footer_bytes
+        fits = [small.log.fits_segment(room + more, keys, blocks) for more in (-1, 0, 1)]
+        assert fits == [True, True, False]
+    small.close()
+
+
 def test_stored_blocks_reduce_the_room(tmp_path: Path) -> None:
     small = open_small_log(tmp_path)
     header = small.append(raw_batch(keys=10)).header
