@@ -2,14 +2,7 @@
 
 import pytest
 
-from bench.report import (
-    PAGES,
-    missed_beside_peers,
-    missed_of_ours,
-    profile_rows,
-    replaced,
-    table,
-)
+from bench.report import PAGES, missed_beside_peers, missed_of_ours, profile_rows, replaced, table
 from bench.rows import TIMES, Row
 
 

@@ -14,12 +14,7 @@ from holdfast.running_broker import RunningBroker
 from tests.support.loop_volume import LoopVolume
 from tests.support.workload import ARGUMENTS, Workload
 
-pytestmark = [
-    pytest.mark.fault,
-    pytest.mark.crash,
-    pytest.mark.planted,
-    pytest.mark.timeout(300),
-]
+pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.planted, pytest.mark.timeout(300)]
 
 #: Give up after this many kills or power losses: the defect then counts as not detected.
 MOST_ENDS = 8
@@ -35,11 +30,7 @@ def test_acknowledging_without_a_sync_is_refused(volume: LoopVolume) -> None:
 
 @pytest.mark.parametrize(
     "defect",
-    [
-        "acknowledge offsets without commit",
-        "index position before its entries",
-        "forget producers",
-    ],
+    ["acknowledge offsets without commit", "index position before its entries", "forget producers"],
 )
 def test_a_defect_is_refused_by_kills(tmp_path: Path, defect: str) -> None:
     with pytest.raises(REFUSALS) as refused:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.check import check_data_dir
 from holdfast.client.errors import UnknownTopic
 from holdfast.http_api.access.token_file import TokenFile
 from holdfast.running_broker import RunningBroker
@@ -21,6 +20,7 @@ from tests.crash.test_layout_1 import OF_LAYOUT_1
 from tests.support.broker_calls import Calls, fetch, wait_until
 from tests.support.failpoint_program import PLACES, wait_until_stopped
 from tests.support.loop_volume import LoopVolume
+from tests.support.sound import assert_sound
 from tests.support.workload import ARGUMENTS, Workload
 
 pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(300)]
@@ -99,7 +99,7 @@ def test_power_loss_at_a_named_place_under_load(volume: LoopVolume, place: str) 
             load.resume()
             load.wait_for_more()
         assert broker.stop() == 0
-        _assert_sound(broker)
+        assert_sound(broker.data_dir)
     finally:
         broker.kill()
 
@@ -111,9 +111,7 @@ def test_power_loss_at_the_first_start(volume: LoopVolume, place: str, count: in
     try:
         process = broker.launch()
         wait_until_stopped(process.pid)
-        volume.cut_power()
-        broker.kill()
-        volume.restore_power()
+        volume.lose_power(broker.kill)
         broker.program = HOLDFAST
         broker.start()
         with broker.client() as client:
@@ -145,9 +143,7 @@ def test_power_loss_while_dead_letters_are_appended(volume: LoopVolume, place: s
         rejected = {"receipts": receipts[2:5]}
         threading.Thread(target=_tried, args=(calls, rejected)).start()
         wait_until_stopped(broker.pid)
-        volume.cut_power()
-        broker.kill()
-        volume.restore_power()
+        volume.lose_power(broker.kill)
         broker.program = HOLDFAST
         broker.start()
         again = calls("POST", "/v1/groups/g/reject", rejected)
@@ -211,11 +207,7 @@ def test_power_loss_at_the_end_of_a_backup(volume: LoopVolume, place: str, tmp_p
 
 
 def _run_until_power_is_lost(
-    volume: LoopVolume,
-    place: str,
-    count: int,
-    *command: str,
-    broker: RunningBroker | None = None,
+    volume: LoopVolume, place: str, count: int, *command: str, broker: RunningBroker | None = None
 ) -> None:
     """Run a command until it stops at its failpoint, and cut the power there."""
     process = subprocess.Popen([*_stopping_at(place, count), *command], stdout=subprocess.DEVNULL)
@@ -247,11 +239,6 @@ def _stopping_at(place: str, count: int) -> tuple[str, ...]:
 
 
 def _assert_sound_start(broker: RunningBroker) -> None:
-    _assert_sound(broker)
+    assert_sound(broker.data_dir)
     broker.start()
     assert fetch(f"{broker.url}/readyz").json["degraded"] == []
-
-
-def _assert_sound(broker: RunningBroker) -> None:
-    report = check_data_dir(broker.data_dir)
-    assert report.is_sound, report.findings

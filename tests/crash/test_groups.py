@@ -17,19 +17,12 @@ from typing import Self
 
 import pytest
 
-from holdfast.check import check_data_dir
 from holdfast.client.errors import UnknownTopic
 from holdfast.running_broker import RunningBroker
 from tests.crash.restart_campaign import run as run_restarts
 from tests.support.broker_calls import Calls, wait_until
 from tests.support.gate import Gate, GateClient
-from tests.support.group_history import (
-    Delivery,
-    GroupHistory,
-    Place,
-    check_group,
-    check_letters,
-)
+from tests.support.group_history import Delivery, GroupHistory, Place, check_group, check_letters
 from tests.support.group_members import (
     Habits,
     Member,
@@ -40,6 +33,7 @@ from tests.support.group_members import (
 )
 from tests.support.history import HistoryViolation, Record, check_history
 from tests.support.loop_volume import LoopVolume
+from tests.support.sound import assert_sound
 from tests.support.workload_clients import LoadTopic, Publisher
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
@@ -139,8 +133,7 @@ def running(data_dir: Path, program: Sequence[str] = HOLDFAST) -> Iterator[Runni
     try:
         yield broker
         assert broker.stop() == 0
-        report = check_data_dir(broker.data_dir)
-        assert report.is_sound, report.findings
+        assert_sound(broker.data_dir)
     finally:
         broker.kill()
 
@@ -257,9 +250,7 @@ def test_leases_outlive_a_power_loss(volume: LoopVolume) -> None:
         leased = scene.receive("a", 500)
         done, held = leased[:100], leased[100:300]
         assert scene.settle("ack", done) == {"done"}
-        volume.cut_power()
-        broker.kill()
-        volume.restore_power()
+        volume.lose_power(broker.kill)
         broker.start()
         assert scene.settle("ack", held) == {"done"}
         again = scene.drain("b", 1000)
@@ -277,9 +268,7 @@ def test_what_came_back_and_what_is_delayed_outlive_a_power_loss(volume: LoopVol
         released, delayed, held, lent = (leased[at : at + 100] for at in range(0, 400, 100))
         assert scene.settle("release", released) == {"done"}
         assert scene.settle("nack", delayed, delay_ms=600_000) == {"done"}
-        volume.cut_power()
-        broker.kill()
-        volume.restore_power()
+        volume.lose_power(broker.kill)
         broker.start()
         assert scene.settle("release", released) == {"done"}  # repeated
         assert scene.settle("nack", delayed, delay_ms=600_000) == {"done"}

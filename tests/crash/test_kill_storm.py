@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.check import check_data_dir
 from holdfast.running_broker import RunningBroker
+from tests.support.sound import assert_sound
 from tests.support.workload import ARGUMENTS, Workload
 
 pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(3600)]
@@ -46,8 +46,7 @@ def test_a_storm_of_kills_loses_nothing(tmp_path: Path) -> None:
                     _kill_while_it_starts(broker, rng.uniform(0.1, START_S))
                     kills["start"] += 1
                 if rng.random() < 0.2:
-                    report = check_data_dir(broker.data_dir)
-                    assert report.is_sound, report.findings
+                    assert_sound(broker.data_dir)
                 started = time.monotonic()
                 broker.start()
                 starts_s.append(time.monotonic() - started)
@@ -62,8 +61,7 @@ def test_a_storm_of_kills_loses_nothing(tmp_path: Path) -> None:
     finally:
         status = broker.stop()
     assert status == 0
-    report = check_data_dir(broker.data_dir)
-    assert report.is_sound, report.findings
+    assert_sound(broker.data_dir)
 
 
 def test_kills_at_the_first_start_leave_nothing_in_the_way(tmp_path: Path) -> None:
@@ -78,8 +76,7 @@ def test_kills_at_the_first_start_leave_nothing_in_the_way(tmp_path: Path) -> No
                 assert client.publish("t", b"x").durable
         finally:
             assert broker.stop() == 0
-        report = check_data_dir(broker.data_dir)
-        assert report.is_sound, report.findings
+        assert_sound(broker.data_dir)
 
 
 def _kill_while_it_starts(broker: RunningBroker, after_s: float) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.check import check_data_dir
 from holdfast.running_broker import RunningBroker
 from tests.crash.restart_campaign import ARGUMENTS
 from tests.support.broker_calls import Calls
 from tests.support.failpoint_program import wait_until_stopped
+from tests.support.sound import assert_sound
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
@@ -51,7 +51,7 @@ def test_a_kill_on_the_way_to_layout_2_changes_nothing(
         wait_until_stopped(process.pid)
         assert (data_dir / "VERSION").read_text() == f"{OF_LAYOUT_1[place]}\n"
         broker.kill()
-        assert check_data_dir(data_dir).is_sound
+        assert_sound(data_dir)
         broker.program = HOLDFAST
         for _ in range(more_kills):
             broker.start()
@@ -60,7 +60,7 @@ def test_a_kill_on_the_way_to_layout_2_changes_nothing(
         assert (data_dir / "VERSION").read_text() == "2\n"
         _assert_as_layout_1_left_it(Calls(broker.url))
         assert broker.stop() == 0
-        assert check_data_dir(data_dir).is_sound
+        assert_sound(data_dir)
     finally:
         broker.kill()
 

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from holdfast.check import check_data_dir
 from holdfast.running_broker import RunningBroker
 from tests.support.broker_calls import fetch, wait_until
 from tests.support.loop_volume import LoopVolume
+from tests.support.sound import assert_sound
 from tests.support.workload import ARGUMENTS, Judged, Workload
 
 pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(1800)]
@@ -89,8 +89,7 @@ def _is_read_only(broker: RunningBroker) -> bool:
 
 
 def _judge_after_restart(broker: RunningBroker, load: Workload) -> Judged:
-    report = check_data_dir(broker.data_dir)
-    assert report.is_sound, report.findings
+    assert_sound(broker.data_dir)
     broker.start()
     assert fetch(f"{broker.url}/readyz").json["degraded"] == []
     load.pause()

@@ -7,26 +7,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.check import check_data_dir
 from holdfast.client.errors import ApiError
 from holdfast.running_broker import BrokerDidNotStart, RunningBroker
 from tests.support.broker_calls import fetch
-from tests.support.loop_volume import CannotMount, LoopVolume, why_not
+from tests.support.loop_volume import LoopVolume, loop_volume
+from tests.support.sound import assert_sound
 
 pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(120)]
 
 
 @pytest.fixture
 def ext4() -> Iterator[LoopVolume]:
-    reason = why_not("ext4")
-    if reason is not None:
-        pytest.skip(reason)
-    try:
-        made = LoopVolume("ext4", "errors=remount-ro")
-    except CannotMount as error:
-        pytest.skip(f"no loop device can be mounted here: {error}")
-    yield made
-    made.remove()
+    with loop_volume("ext4", "errors=remount-ro") as volume:
+        yield volume
 
 
 def test_a_disk_that_turns_read_only_stops_publishers_alone(ext4: LoopVolume) -> None:
@@ -58,8 +51,7 @@ def test_a_disk_that_turns_read_only_stops_publishers_alone(ext4: LoopVolume) ->
         with pytest.raises(BrokerDidNotStart, match="Read-only file system"):
             broker.start()
         ext4.restore_power()  # the mount replays ext4's journal, so the file system is sound again
-        report = check_data_dir(broker.data_dir)
-        assert report.is_sound, report.findings
+        assert_sound(broker.data_dir)
         broker.start()
         with broker.client() as client:
             found = [bytes(message.body) for message in client.pull("t", queue=0, follow=False)]

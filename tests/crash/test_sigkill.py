@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from holdfast.check import check_data_dir
 from holdfast.client import Client
 from holdfast.client.errors import ClientClosed
 from holdfast.running_broker import RunningBroker
 from tests.support.gate import Gate
 from tests.support.history import History, Record, check_history
+from tests.support.sound import assert_sound
 from tests.support.workload_clients import LoadTopic, Publisher
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
@@ -79,8 +79,7 @@ def test_sigkills_under_load_lose_nothing_that_was_acknowledged(tmp_path: Path, 
                 acknowledged = len(history.acks)
                 time.sleep(random_ms.uniform(0.05, 1.0))  # let the load run until a random kill
                 broker.kill()
-                report = check_data_dir(broker.data_dir)
-                assert report.is_sound, report.findings
+                assert_sound(broker.data_dir)
                 broker.start()
                 _wait_for_more(history, acknowledged, publishers)
             gate.end()
@@ -101,8 +100,7 @@ def test_sigkills_under_load_lose_nothing_that_was_acknowledged(tmp_path: Path, 
         print(f"{len(history.acks)} acknowledged, {len(final)} stored, {len(history.seen)} seen")
     finally:
         broker.stop()
-    report = check_data_dir(broker.data_dir)
-    assert report.is_sound, report.findings
+    assert_sound(broker.data_dir)
 
 
 def _wait_for_more(history: History, before: int, publishers: list[Publisher]) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.check import check_data_dir
 from holdfast.running_broker import RunningBroker
 from tests.support.broker_calls import Answer, fetch, wait_until
+from tests.support.sound import assert_sound
 from tests.support.workload import ARGUMENTS, Workload
 
 pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(300)]
@@ -83,8 +83,7 @@ def test_sigterm_under_load_ends_everything_in_order(
             pull.join(5)
             assert pull.answer is not None, "a held pull was not answered"
             assert pull.answer.status in (200, 503), pull.answer
-        report = check_data_dir(broker.data_dir)
-        assert report.is_sound, report.findings
+        assert_sound(broker.data_dir)
         broker.start()
         load.wait_for_more()
         load.pause()
@@ -108,8 +107,7 @@ def test_sigterm_at_any_moment_of_a_start(broker: RunningBroker) -> None:
         # Before the broker installs its handlers, a signal ends Python as it ends any program.
         assert broker.wait(20) in (0, -signal.SIGTERM)
         assert time.monotonic() - started < STOP_S
-    report = check_data_dir(broker.data_dir)
-    assert report.is_sound, report.findings
+    assert_sound(broker.data_dir)
     broker.start()
     with broker.client() as client:
         topics = [topic["topic"] for topic in client.topics() if topic["topic"] != "churn"]

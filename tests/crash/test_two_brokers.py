@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.check import check_data_dir
 from holdfast.running_broker import RunningBroker
 from tests.support.broker_calls import wait_until
+from tests.support.sound import assert_sound
 
 pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(120)]
 
@@ -50,7 +50,7 @@ def test_of_brokers_that_start_at_once_on_one_directory_one_serves(tmp_path: Pat
             for process in brokers:
                 process.kill()
                 process.communicate()
-        assert check_data_dir(data_dir).is_sound
+        assert_sound(data_dir)
 
 
 def _ended(brokers: "list[subprocess.Popen[str]]") -> int:
@@ -120,8 +120,7 @@ def test_kill_9_of_the_whole_process_group_loses_nothing(tmp_path: Path) -> None
             seen = _end(client)
         os.killpg(broker.pid, signal.SIGKILL)
         broker.kill()
-        report = check_data_dir(broker.data_dir)
-        assert report.is_sound, report.findings
+        assert_sound(broker.data_dir)
         broker.program = HOLDFAST
         broker.start()
         with broker.client() as client:

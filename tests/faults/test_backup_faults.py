@@ -25,7 +25,9 @@ from holdfast.client import Client
 from holdfast.running_broker import RunningBroker
 from tests.support.broker_calls import fetch
 from tests.support.history import History, check_history
-from tests.support.loop_volume import FILE_SYSTEMS, CannotMount, LoopVolume, why_not
+from tests.support.loop_volume import FILE_SYSTEMS, LoopVolume, loop_volume
+from tests.support.small_disk import MIB, SmallDisk
+from tests.support.sound import assert_sound
 from tests.support.workload import ARGUMENTS, Workload, _everything
 from tests.support.workload_clients import LoadTopic
 
@@ -90,13 +92,11 @@ def test_backups_under_load_hold_all_that_was_acknowledged_before(tmp_path: Path
             )
             assert done.returncode == 0, done.stderr
             load.verify()
-            beside = check_data_dir(data_dir, live=True)
-            assert beside.is_sound, beside.findings
+            assert_sound(data_dir, live=True)
             assert verify_files(target, read_manifest(target)) == []
             restored = tmp_path / f"restored-{number}"
             restore_backup(target, restored)
-            report = check_data_dir(restored)
-            assert report.is_sound, report.findings
+            assert_sound(restored)
             counts = judge(restored, promises)
             promised, stored = promised + counts[0], stored + counts[1]
             reused += '"reused_bytes":0' not in done.stdout
@@ -135,13 +135,8 @@ def test_a_killed_backup_leaves_the_earlier_one_whole(tmp_path: Path) -> None:
     parts = {name.partition("-")[0] for name in names}
     assert parts == {"MANIFEST", "commitlog", "state", "groups"}
     assert len(names) == len(parts), names
-    restore_backup(target, tmp_path / "restored", finish=_is_sound)
+    restore_backup(target, tmp_path / "restored", finish=assert_sound)
     print(f"{killed} of {BACKUPS} were killed before they ended")
-
-
-def _is_sound(built: Path) -> None:
-    report = check_data_dir(built)
-    assert report.is_sound, report.findings
 
 
 @pytest.fixture
@@ -158,16 +153,8 @@ def filled(tmp_path: Path) -> Path:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Return an empty disk of 3 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("not root: nothing can be mounted")
-    where = tmp_path / "small"
-    where.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(where)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip()}")
-    yield where
-    subprocess.run(["umount", "--lazy", str(where)], check=True)
+    with SmallDisk(tmp_path / "small", 3 * MIB) as disk:
+        yield disk.path
 
 
 def test_a_full_disk_ends_a_backup_in_one_line_and_is_not_left_full(
@@ -181,7 +168,7 @@ def test_a_full_disk_ends_a_backup_in_one_line_and_is_not_left_full(
     assert "No space left on device" in done.stderr
     assert done.stderr.count("\n") == 1
     stats = os.statvfs(small_disk)
-    assert stats.f_bavail * stats.f_frsize > 2.5 * 1024 * 1024
+    assert stats.f_bavail * stats.f_frsize > 2.5 * MIB
     with pytest.raises(NotABackup, match="not finished"):
         restore_backup(target, small_disk / "restored")
 
@@ -192,10 +179,9 @@ def test_a_disk_that_is_mounted_read_only_is_checked_and_backed_up(
     subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
     source = Path(shutil.copytree(filled, small_disk / "data"))
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    report = check_data_dir(source)
-    assert report.is_sound, report.findings
+    assert_sound(source)
     make_backup(source, tmp_path / "backup")
-    restore_backup(tmp_path / "backup", tmp_path / "restored", finish=_is_sound)
+    restore_backup(tmp_path / "backup", tmp_path / "restored", finish=assert_sound)
 
 
 def test_a_full_disk_ends_a_restore_and_leaves_nothing(
@@ -210,15 +196,8 @@ def test_a_full_disk_ends_a_restore_and_leaves_nothing(
 @pytest.fixture(params=FILE_SYSTEMS)
 def volume(request: pytest.FixtureRequest) -> Iterator[LoopVolume]:
     """Return a file system that can lose its power."""
-    missing = why_not(request.param)
-    if missing:
-        pytest.skip(missing)
-    try:
-        made = LoopVolume(request.param)
-    except CannotMount as error:
-        pytest.skip(f"nothing can be mounted here: {error}")
-    yield made
-    made.remove()
+    with loop_volume(request.param) as volume:
+        yield volume
 
 
 def test_where_the_file_system_can_sealed_segments_share_their_blocks(
@@ -227,12 +206,12 @@ def test_where_the_file_system_can_sealed_segments_share_their_blocks(
     source = Path(shutil.copytree(filled, volume.path / "data"))
     report = make_backup(source, volume.path / "backup")
     sealed = sum(file.size for file in report.manifest.files if file.identity)
-    assert sealed >= 4 * 1024 * 1024
+    assert sealed >= 4 * MIB
     assert report.cloned_bytes == (sealed if "xfs" in request.node.name else 0)
     # A change on one side does not change the other side.
     for path in (source / "commitlog").iterdir():
         path.write_bytes(b"\0" * path.stat().st_size)
-    restore_backup(volume.path / "backup", volume.path / "restored", finish=_is_sound)
+    restore_backup(volume.path / "backup", volume.path / "restored", finish=assert_sound)
 
 
 def test_a_backup_that_ended_and_a_restore_survive_a_power_loss(
@@ -241,10 +220,9 @@ def test_a_backup_that_ended_and_a_restore_survive_a_power_loss(
     make_backup(filled, volume.path / "backup")
     volume.cut_power()
     volume.restore_power()
-    assert check_data_dir(volume.path / "backup").is_sound
+    assert_sound(volume.path / "backup")
     restore_backup(volume.path / "backup", volume.path / "data")
     volume.cut_power()
     volume.restore_power()
-    report = check_data_dir(volume.path / "data")
-    assert report.is_sound, report.findings
-    assert report.messages >= 60
+    assert_sound(volume.path / "data")
+    assert check_data_dir(volume.path / "data").messages >= 60

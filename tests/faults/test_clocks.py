@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.check import check_data_dir
 from holdfast.running_broker import RunningBroker
 from tests.support.broker_calls import Answer, Calls, wait_until
+from tests.support.sound import assert_sound
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 
@@ -107,8 +107,7 @@ def test_jumps_of_the_clock_neither_reorder_nor_delete_nor_wait(tmp_path: Path) 
             assert again == first, "the producer was forgotten: the message is there twice"
         assert "the clock jumped" in broker.log_path.read_text()
         assert broker.stop() == 0
-        report = check_data_dir(broker.data_dir)
-        assert report.is_sound, report.findings
+        assert_sound(broker.data_dir)
         clock.set(-_HOUR_S)  # the broker starts on a clock that is behind the log
         broker.start()
         assert calls.publish("t", "after").status == 200

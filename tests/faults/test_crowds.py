@@ -13,13 +13,7 @@ import psutil
 import pytest
 
 from holdfast.running_broker import RunningBroker
-from tests.support.crowd import (
-    Crowd,
-    await_metric,
-    files_that_may_be_open,
-    healthy_client,
-    metrics,
-)
+from tests.support.crowd import Crowd, await_metric, files_that_may_be_open, healthy_client, metrics
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 

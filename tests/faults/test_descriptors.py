@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.check import check_data_dir
 from holdfast.running_broker import BrokerDidNotStart, RunningBroker
 from tests.support.broker_calls import Calls, wait_until
+from tests.support.sound import assert_sound
 from tests.support.system_faults import injected, need_strace
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
@@ -67,7 +67,7 @@ def test_a_roll_without_descriptors_is_refused_and_recovers(tmp_path: Path, whos
             assert calls.publish("t", _BODY).status == 200
         assert broker.stop() == 0
     assert len(broker.log_path.read_text().splitlines()) < _MAX_LOG_LINES
-    assert check_data_dir(broker.data_dir).is_sound
+    assert_sound(broker.data_dir)
 
 
 def test_a_crowd_of_connections_leaves_files_for_the_storage(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_crowd_of_connections_leaves_files_for_the_storage(tmp_path: Path) -> 
         assert len(calls.bodies("t")) >= stored + 1
         assert broker.stop() == 0
     assert len(broker.log_path.read_text().splitlines()) < _MAX_LOG_LINES, "the log was flooded"
-    assert check_data_dir(broker.data_dir).is_sound
+    assert_sound(broker.data_dir)
 
 
 # M5: each segment took a descriptor, so a log of 409 segments did not start with a limit of 100

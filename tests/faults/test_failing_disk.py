@@ -11,17 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.check import check_data_dir
 from holdfast.running_broker import RunningBroker
 from tests.support.broker_calls import Answer, Calls, wait_until
+from tests.support.sound import assert_sound
 from tests.support.system_faults import injected, need_strace
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 
-_QUIET = (
-    *("--commitlog-segment-bytes", "8MiB"),
-    *("--consumequeue-commit-interval-ms", "600000"),
-)
+_QUIET = (*("--commitlog-segment-bytes", "8MiB"), *("--consumequeue-commit-interval-ms", "600000"))
 """Background syncs are disabled: only those that a test requests happen."""
 
 
@@ -80,7 +77,7 @@ def test_a_failed_sync_or_write_is_never_acknowledged_later(
     assert visible[:20] == _BEFORE
     assert calls("PUT", "/v1/groups/g/topics/t/offsets", {"offsets": {"0": 7}}).status == 200
     assert broker.stop() == 1, "it ended as if nothing had been wrong"
-    assert check_data_dir(broker.data_dir).is_sound
+    assert_sound(broker.data_dir)
     with broker:
         after = calls.bodies("t")
         assert after[: len(visible)] == visible, "what was visible is gone"
@@ -183,7 +180,7 @@ def test_a_failed_meta_page_of_lmdb_costs_at_most_the_change_that_met_it(
         stored = calls.bodies("t")
         assert "opened again" in broker.log_path.read_text()
         broker.kill()
-    assert check_data_dir(broker.data_dir).is_sound
+    assert_sound(broker.data_dir)
     with broker:
         assert calls.bodies("t") == stored
         assert calls("GET", path).json["offsets"] == {"0": 7}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.check import check_data_dir
 from holdfast.running_broker import RunningBroker
 from tests.support.broker_calls import Calls, wait_until
 from tests.support.small_disk import MIB, SmallDisk
+from tests.support.sound import assert_sound
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 
@@ -30,11 +30,6 @@ _NO_ALARM = ("--commitlog-min-free-bytes", "0")
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     with SmallDisk(tmp_path / "disk", 40 * MIB) as made:
         yield made
-
-
-def _sound(data_dir: Path) -> None:
-    report = check_data_dir(data_dir)
-    assert report.is_sound, report.findings
 
 
 def _everything_else_works(calls: Calls, topic: str, stored: int) -> None:
@@ -64,7 +59,7 @@ def test_a_full_disk_stops_publishers_alone_until_there_is_room(disk: SmallDisk)
         disk.release()
         wait_until(lambda: calls.publish("t", "after").status == 200, "publishing resumes")
         assert broker.stop() == 0
-    _sound(data_dir)
+    assert_sound(data_dir)
 
 
 @pytest.mark.parametrize("mend", ["retention", "delete"])
@@ -86,7 +81,7 @@ def test_publishing_comes_back_when_room_comes_from_the_log_itself(
         wait_until(lambda: calls.publish("t", "after").status == 200, "publishing resumes")
         assert calls.bodies("t")[-1] == "after"
         assert broker.stop() == 0
-    _sound(data_dir)
+    assert_sound(data_dir)
 
 
 def test_an_alarm_stops_publishers_before_the_disk_is_full(disk: SmallDisk) -> None:
@@ -112,7 +107,7 @@ def test_an_alarm_stops_publishers_before_the_disk_is_full(disk: SmallDisk) -> N
         calls.publish_until("t", _BODY, 507)
         assert disk.free_bytes >= least - MIB
         assert broker.stop() == 0
-    _sound(data_dir)
+    assert_sound(data_dir)
 
 
 def test_an_index_without_room_lags_behind_and_catches_up(tmp_path: Path) -> None:
@@ -140,7 +135,7 @@ def test_an_index_without_room_lags_behind_and_catches_up(tmp_path: Path) -> Non
             assert calls.bodies("t") == [str(number) for number in range(stored + 1)]
             wait_until(lambda: calls.metric("holdfast_index_uncommitted_entries") == 0, "commits")
             assert broker.stop() == 0
-        _sound(data_dir)
+        assert_sound(data_dir)
 
 
 def test_a_state_without_room_refuses_offsets_clearly_and_reads_go_on(tmp_path: Path) -> None:
@@ -171,4 +166,4 @@ def test_a_state_without_room_refuses_offsets_clearly_and_reads_go_on(tmp_path: 
             disk.release()
             assert calls("PUT", path, {"offsets": {"0": 2}}).status == 200
             assert broker.stop() == 0
-        _sound(data_dir)
+        assert_sound(data_dir)

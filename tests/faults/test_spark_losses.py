@@ -38,10 +38,7 @@ QUEUES = 2
 MESSAGES = 12_000
 BODY = b"and so on, for half a kilobyte; " * 16
 #: Small segments and small replies, so that a read is many pulls; retention runs all the time.
-ARGUMENTS = (
-    *("--commitlog-segment-bytes", "1MiB"),
-    *("--commitlog-retention-interval-ms", "50"),
-)
+ARGUMENTS = (*("--commitlog-segment-bytes", "1MiB"), *("--commitlog-retention-interval-ms", "50"))
 FETCH = {"fetchMaxBytes": "64k", "maxBytesPerPartition": "1m", "columns": "queue,offset,body"}
 _DEADLINE_S = 60.0
 

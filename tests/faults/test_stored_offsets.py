@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.running_broker import RunningBroker
 from tests.support.broker_calls import Calls
-from tests.support.loop_volume import CannotMount, LoopVolume, why_not
+from tests.support.loop_volume import LoopVolume, loop_volume
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 
@@ -24,14 +24,8 @@ _OFFSETS = "/v1/groups/g/topics/t/offsets"
 
 @pytest.fixture
 def volume() -> Iterator[LoopVolume]:
-    if (missing := why_not("ext4")) is not None:
-        pytest.skip(missing)
-    try:
-        made = LoopVolume("ext4")
-    except CannotMount as error:
-        pytest.skip(str(error))
-    yield made
-    made.remove()
+    with loop_volume("ext4") as volume:
+        yield volume
 
 
 def test_a_group_passes_over_nothing_that_takes_the_place_of_what_was_lost(
@@ -50,9 +44,7 @@ def test_a_group_passes_over_nothing_that_takes_the_place_of_what_was_lost(
         assert stored.status == 200
         # The sync of the state may have written the log's pages to the journal of the same file
         # system, but not its data: the log was never synced after the first message.
-        volume.cut_power()
-        broker.kill()
-    volume.restore_power()
+        volume.lose_power(broker.kill)
     with broker:
         end = calls("GET", "/v1/topics/t").json["queues"][0]["max_offset"]
         if end == 31:

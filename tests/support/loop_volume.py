@@ -1,6 +1,6 @@
 """A separate file system for a test, stored in a file, that can lose its power.
 
-It needs root and a loop device: `why_not` reports what is missing. The power loss is the ioctl that
+It needs root and a loop device. The power loss is the ioctl that
 shuts ext4 and XFS down without writing their journal: data that was not synced is missing after
 the next mount, and until then every write fails. The image and the mount point are in one folder.
 Its name contains the id of the test process, so that later tests can remove the volume of a test
@@ -14,7 +14,11 @@ import struct
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from tests.support.memory_folder import folder_in_memory
 
@@ -27,16 +31,24 @@ _IMAGE_MIB = 1024  # sparse; a broker keeps 64 MiB free, and mkfs.xfs needs at l
 _DEADLINE_S = 20.0
 
 
-def why_not(file_system: str) -> str | None:
-    """Return the reason why this machine cannot create such a volume, or None if it can."""
+@contextmanager
+def loop_volume(file_system: str, options: str = "") -> "Iterator[LoopVolume]":
+    """Mount a file system until the block ends. Skip the test if this machine cannot do it."""
     if os.geteuid() != 0:
-        return "not root: nothing can be mounted"
+        pytest.skip("not root: nothing can be mounted")
     if not Path("/dev/loop-control").exists():
-        return "no loop devices here"
+        pytest.skip("no loop devices here")
     if shutil.which(f"mkfs.{file_system}") is None:
         package = {"ext4": "e2fsprogs", "xfs": "xfsprogs"}[file_system]
-        return f"mkfs.{file_system} is missing (package {package})"
-    return None
+        pytest.skip(f"mkfs.{file_system} is missing (package {package})")
+    try:
+        volume = LoopVolume(file_system, options)
+    except CannotMount as error:
+        pytest.skip(f"no loop device can be mounted here: {error}")
+    try:
+        yield volume
+    finally:
+        volume.remove()
 
 
 class CannotMount(Exception):
@@ -82,6 +94,12 @@ class LoopVolume:
         self._mount()
         for page in self.path.rglob("groups.page"):
             page.unlink()
+
+    def lose_power(self, end_process: Callable[[], object]) -> None:
+        """Cut the power, end the process that uses the file system, and restore the power."""
+        self.cut_power()
+        end_process()
+        self.restore_power()
 
     def become_read_only(self) -> None:
         """Make the file system read-only at once, as ext4 does when it finds damage.

@@ -9,13 +9,7 @@ import random
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from holdfast.commitlog.errors import (
-    DiskFull,
-    LogPoisoned,
-    NoSegment,
-    ProducerFenced,
-    SequenceGap,
-)
+from holdfast.commitlog.errors import DiskFull, LogPoisoned, NoSegment, ProducerFenced, SequenceGap
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.consumequeue.errors import UnknownTopic

@@ -5,7 +5,6 @@ import os
 import subprocess
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import pytest
@@ -24,29 +23,18 @@ class SmallDisk:
         if os.geteuid() != 0:
             pytest.skip("not root: nothing can be mounted")
         self.path.mkdir(parents=True, exist_ok=True)
-        options = f"size={self._size_bytes}"
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", self.path],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = ["mount", "-t", "tmpfs", "-o", f"size={self._size_bytes}", "tmpfs", self.path]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             pytest.skip(f"cannot mount: {done.stderr.strip()}")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # Lazily: a broker that a failed test left running must not block the unmount.
         subprocess.run(["umount", "--lazy", self.path], capture_output=True, check=False)
 
     @property
     def free_bytes(self) -> int:
-        """The free space in bytes."""
         stats = os.statvfs(self.path)
         return stats.f_bavail * stats.f_frsize
 

@@ -133,11 +133,7 @@ def _ways(recorder: Recorder, url: str) -> dict[str, set[str]]:
 
 
 async def _run(recorder: Recorder, folder: Path) -> dict[str, set[str]]:
-    flags = {
-        "data_dir": str(folder),
-        "http_api.port": "0",
-        "commitlog.segment_bytes": "16MiB",
-    }
+    flags = {"data_dir": str(folder), "http_api.port": "0", "commitlog.segment_bytes": "16MiB"}
     async with Broker(load_config(file=None, environ={}, flags=flags)) as broker:
         sys.setprofile(recorder)
         try:

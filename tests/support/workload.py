@@ -56,12 +56,7 @@ class Workload:
     """Clients of the broker at `url`, which continue through restarts. Use as a context manager."""
 
     def __init__(
-        self,
-        url: str,
-        publishers: int = 2,
-        *,
-        written_only: bool = False,
-        timeout_s: float = 20.0,
+        self, url: str, publishers: int = 2, *, written_only: bool = False, timeout_s: float = 20.0
     ) -> None:
         """`timeout_s` is the timeout of the clients that use plain HTTP."""
         gate = self._gate = Gate()
