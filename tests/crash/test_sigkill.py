@@ -3,21 +3,20 @@
 TEST_KILLS sets the number of kills in the fault tier (default 5; twenty and more by hand).
 """
 
-import http.client
 import os
 import random
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
 from holdfast.client import Client
 from holdfast.client.errors import ClientClosed
 from holdfast.running_broker import RunningBroker
+from tests.support.broker_calls import fetch, wait_until
 from tests.support.gate import Gate
 from tests.support.history import History, Record, check_history
 from tests.support.sound import assert_sound
@@ -81,13 +80,14 @@ def test_sigkills_under_load_lose_nothing_that_was_acknowledged(tmp_path: Path, 
                 broker.kill()
                 assert_sound(broker.data_dir)
                 broker.start()
-                _wait_for_more(history, acknowledged, publishers)
+                enough = acknowledged + PUBLISHERS
+                _wait(publishers, lambda enough=enough: len(history.acks) > enough)  # type: ignore[misc]
             gate.end()
             for publisher in publishers:
                 publisher.join(30)
                 assert publisher.error is None, publisher.error
             final = list(_everything(client))
-            _wait_until_seen(history, watcher, len(final))
+            _wait([watcher], lambda: len(history.seen) >= len(final))
         watcher.join(10)
         assert isinstance(watcher.error, ClientClosed), watcher.error
         check_history(history, final)
@@ -103,30 +103,20 @@ def test_sigkills_under_load_lose_nothing_that_was_acknowledged(tmp_path: Path, 
     assert_sound(broker.data_dir)
 
 
-def _wait_for_more(history: History, before: int, publishers: list[Publisher]) -> None:
-    deadline = time.monotonic() + 30
-    while len(history.acks) <= before + PUBLISHERS:
-        for publisher in publishers:
-            if publisher.error is not None:
-                raise publisher.error
-        assert time.monotonic() < deadline, "nothing is acknowledged after the restart"
-        time.sleep(0.01)
+def _wait(threads: Sequence[Publisher | Watcher], condition: Callable[[], bool]) -> None:
+    """Wait until `condition` holds, or raise the error of a thread."""
 
+    def holds() -> bool:
+        for thread in threads:
+            if thread.error is not None:
+                raise thread.error
+        return condition()
 
-def _wait_until_seen(history: History, watcher: Watcher, count: int) -> None:
-    """Wait for the consumer. It retries without a broker, with pauses of up to 5 s."""
-    deadline = time.monotonic() + 30
-    while len(history.seen) < count:
-        assert watcher.error is None, watcher.error
-        assert time.monotonic() < deadline, f"the consumer has {len(history.seen)} of {count}"
-        time.sleep(0.01)
+    wait_until(holds, "more is acknowledged or received")
 
 
 def _replies(url: str) -> list[bytes]:
     """Return the API's replies about the whole topic, byte for byte."""
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
-    replies = []
     paths = [f"/v1/topics/{TOPIC}", f"/v1/topics/{TOPIC}/splits?max_bytes=65536"]
     for queue in range(QUEUES):
         base = f"/v1/topics/{TOPIC}/queues/{queue}"
@@ -135,10 +125,6 @@ def _replies(url: str) -> list[bytes]:
             f"{base}/offset?timestamp_ms=0",
         ]
     paths.append(f"/v1/topics/{TOPIC}/messages/search?key=key-publisher-0-0")
-    for path in paths:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        replies.append(response.read())
-        assert response.status == 200, (path, replies[-1])
-    connection.close()
-    return replies
+    answers = [fetch(url + path, timeout_s=20) for path in paths]
+    assert {answer.status for answer in answers} == {200}, answers
+    return [answer.raw for answer in answers]

@@ -2,12 +2,12 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
+from tests.support.broker_calls import wait_until
 from tests.support.certificates import Certificates
 
 pytestmark = pytest.mark.crash
@@ -48,15 +48,11 @@ def test_a_hang_up_takes_a_new_certificate_and_serves_on(tmp_path: Path) -> None
     with RunningBroker(tmp_path / "data", arguments) as broker:
         ca.issue("server", "127.0.0.1")
         os.kill(broker.pid, signal.SIGHUP)
-        _await_in_log(broker, "new connections use the certificate")
-        _await_in_log(broker, "reloaded the TLS files and the access tokens")
+        for text in (
+            "new connections use the certificate",
+            "reloaded the TLS files and the access tokens",
+        ):
+            wait_until(lambda text=text: text in broker.log_path.read_text(), text)  # type: ignore[misc]
         with broker.client(ca_file=ca.ca_file) as client:
             assert client.publish("orders", b"x").durable
         assert broker.stop() == 0
-
-
-def _await_in_log(broker: RunningBroker, text: str) -> None:
-    deadline = time.monotonic() + 20
-    while text not in broker.log_path.read_text():
-        assert time.monotonic() < deadline, broker.log_path.read_text()
-        time.sleep(0.01)

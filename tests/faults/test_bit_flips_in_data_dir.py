@@ -19,6 +19,7 @@ import pytest
 
 from tests.support.damage_worker import DamageWorker
 from tests.support.damaged_directory import DamageViolation, make_directory
+from tests.support.small_log import flip_bit
 
 _SEED = int(os.environ.get("TEST_SEED", "1"))
 _FLIPS = os.environ.get("TEST_FLIPS", "150")
@@ -51,14 +52,6 @@ def _place(rng: random.Random, pristine: Path) -> tuple[Path, int]:
     return path.relative_to(pristine), rng.randrange(size * 8)
 
 
-def _flip(path: Path, bit: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(bit // 8)
-        (old,) = file.read(1)
-        file.seek(bit // 8)
-        file.write(bytes([old ^ 1 << bit % 8]))
-
-
 @pytest.mark.fault
 @pytest.mark.timeout(3600 * 6)
 def test_a_flipped_bit_anywhere_is_never_served_and_deletes_nothing(
@@ -75,7 +68,7 @@ def test_a_flipped_bit_anywhere_is_never_served_and_deletes_nothing(
             data_dir = memory_path / "data"
             shutil.rmtree(data_dir, ignore_errors=True)
             shutil.copytree(pristine, data_dir)
-            _flip(data_dir / path, bit)
+            flip_bit(data_dir / path, bit // 8, bit % 8)
             try:
                 outcome = worker.examine(data_dir)
             except DamageViolation as error:

@@ -5,13 +5,9 @@ messages are served, byte for byte, on every read path. The broker runs in its o
 HTTP: a wrong access to a damaged file can end a process (SIGBUS).
 """
 
-import json
 import os
 import shutil
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +25,8 @@ from holdfast.spark.options.location import Address
 from holdfast.spark.options.offsets import QueueRange
 from holdfast.spark.options.read import parse_options
 from holdfast.spark.read.fetch import read_range
+from tests.support.broker_calls import Calls, wait_until
+from tests.support.small_log import flip_bit
 
 pytestmark = pytest.mark.fault
 
@@ -42,6 +40,7 @@ ARGUMENTS = (
 
 
 T = TypeVar("T")
+PULL = "/v1/topics/t/queues/0/messages"
 
 
 def body_of(offset: int) -> bytes:
@@ -102,14 +101,10 @@ def log(made: tuple[Path, int], tmp_path: Path) -> Iterator[Log]:
 
 def ask(broker: RunningBroker, path: str, **headers: str) -> tuple[int, Any, Any]:
     """Return status, headers and body of a GET: JSON decoded, any other body as bytes."""
-    request = urllib.request.Request(broker.url + path, headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=30) as reply:
-            status, fields, content = reply.status, reply.headers, reply.read()
-    except urllib.error.HTTPError as error:
-        status, fields, content = error.code, error.headers, error.read()
-    is_json = "json" in fields["Content-Type"] and "ndjson" not in fields["Content-Type"]
-    return status, fields, json.loads(content) if is_json else content
+    answer = Calls(broker.url)("GET", path, **headers)
+    media = answer.headers["Content-Type"]
+    is_json = "json" in media and "ndjson" not in media
+    return answer.status, answer.headers, answer.json if is_json else answer.raw
 
 
 def degraded(broker: RunningBroker) -> list[dict[str, str]]:
@@ -123,9 +118,6 @@ def metric(broker: RunningBroker, name: str) -> float:
     _, _, page = ask(broker, "/metrics")
     lines = [line.split() for line in page.decode().splitlines() if line.startswith(name)]
     return sum(float(words[-1]) for words in lines)
-
-
-PULL = "/v1/topics/t/queues/0/messages"
 
 
 def expect_lost(log: Log, start: int, end: int, reason: str | None = None) -> None:
@@ -239,14 +231,6 @@ def expect_lost_now_and_later(log: Log, start: int, end: int, reason: str | None
     assert log.broker.log_path.stat().st_size - size < 4000, "damage floods the log"
 
 
-def flip(path: Path, bit: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(bit // 8)
-        byte = file.read(1)[0]
-        file.seek(bit // 8)
-        file.write(bytes([byte ^ 1 << bit % 8]))
-
-
 #: Where in a block a bit is flipped, from the start of the block.
 REGIONS = {"magic": 0, "body": 300, "size": 8, "header crc": 12, "payload crc": 16, "offset": 41}
 
@@ -257,7 +241,7 @@ def test_a_flipped_bit_in_a_sealed_segment_costs_its_block_alone(log: Log, regio
     blocks = log.blocks(path)
     at, header = blocks[len(blocks) // 2]
     before = path.read_bytes()
-    flip(path, (at + REGIONS[region]) * 8 + 3)
+    flip_bit(path, at + REGIONS[region], 3)
     damaged = path.read_bytes()
     assert damaged != before
     expect_lost_now_and_later(log, header.base_offset, header.end_offset)
@@ -268,7 +252,7 @@ def test_several_damaged_blocks_are_one_loss(log: Log) -> None:
     path = log.segments()[1]
     lost = log.blocks(path)[3:7]
     for number, (at, header) in enumerate(lost):
-        flip(path, (at if number % 2 else at + header.total_size - 40) * 8)
+        flip_bit(path, at if number % 2 else at + header.total_size - 40)
     expect_lost_now_and_later(log, lost[0][1].base_offset, lost[-1][1].end_offset)
 
 
@@ -276,7 +260,7 @@ def test_a_flipped_bit_below_the_durable_mark_is_not_cut(log: Log) -> None:
     path = log.segments()[-1]
     blocks = log.blocks(path)
     at, header = blocks[len(blocks) // 2]
-    flip(path, (at + 300) * 8)
+    flip_bit(path, at + 300)
     damaged = path.read_bytes()
     shutil.rmtree(log.directory / "consumequeue")
     log.broker.start()
@@ -284,28 +268,14 @@ def test_a_flipped_bit_below_the_durable_mark_is_not_cut(log: Log) -> None:
     assert path.read_bytes()[: len(damaged.rstrip(b"\0"))] == damaged.rstrip(b"\0")
 
 
-def first(log: Log) -> Path:
-    return log.segments()[0]
+#: Indexes of segments: in the middle, the first and the last one.
+MIDDLE, FIRST, LAST = 1, 0, -1
+GONE = [(which, left) for left in (None, 0, 100) for which in (MIDDLE, FIRST, LAST)]
 
 
-def middle(log: Log) -> Path:
-    return log.segments()[1]
-
-
-def last(log: Log) -> Path:
-    return log.segments()[-1]
-
-
-GONE = [(which, left) for left in (None, 0, 100) for which in (middle, first, last)]
-
-
-@pytest.mark.parametrize(
-    ("which", "left"), some(GONE, 3), ids=lambda each: getattr(each, "__name__", str(each))
-)
-def test_a_segment_that_is_gone_is_one_loss(
-    log: Log, which: Callable[[Log], Path], left: int | None
-) -> None:
-    path = which(log)
+@pytest.mark.parametrize(("which", "left"), some(GONE, 3))
+def test_a_segment_that_is_gone_is_one_loss(log: Log, which: int, left: int | None) -> None:
+    path = log.segments()[which]
     blocks = log.blocks(path)
     if left is None:
         path.unlink()
@@ -326,9 +296,9 @@ def test_all_segments_gone_is_one_loss(log: Log) -> None:
         assert client.publish("t", b"goes on", queue=0).offset == COUNT
 
 
-@pytest.mark.parametrize("which", some([last, middle], 1), ids=lambda which: which.__name__)
-def test_a_segment_that_is_cut_short_loses_its_end(log: Log, which: Callable[[Log], Path]) -> None:
-    path = which(log)
+@pytest.mark.parametrize("which", some([LAST, MIDDLE], 1))
+def test_a_segment_that_is_cut_short_loses_its_end(log: Log, which: int) -> None:
+    path = log.segments()[which]
     blocks = log.blocks(path)
     at, header = blocks[4]
     os.truncate(path, at + 1000)
@@ -337,7 +307,7 @@ def test_a_segment_that_is_cut_short_loses_its_end(log: Log, which: Callable[[Lo
 
 def test_a_segment_that_is_cut_short_in_use_harms_no_broker(log: Log) -> None:
     log.broker.start()
-    path = middle(log)
+    path = log.segments()[MIDDLE]
     blocks = log.blocks(path)
     at, header = blocks[4]
     os.truncate(path, at + 1000)
@@ -345,7 +315,7 @@ def test_a_segment_that_is_cut_short_in_use_harms_no_broker(log: Log) -> None:
 
 
 def test_a_segment_that_was_put_back_is_whole_again(log: Log) -> None:
-    path = middle(log)
+    path = log.segments()[MIDDLE]
     image = path.read_bytes()
     path.unlink()
     log.broker.start()
@@ -383,7 +353,7 @@ def test_a_flipped_bit_in_any_page_of_the_index_changes_no_answer(log: Log, seal
         seal = log.directory / "consumequeue" / "seal"
         if not sealed:
             seal.unlink(missing_ok=True)
-        flip(data, (page + 37) * 8 + 1)
+        flip_bit(data, page + 37, 1)
         log.broker.start()
         with log.broker.client() as client:
             assert everything(client) == truth
@@ -423,14 +393,12 @@ def test_a_scrub_finds_rot_before_any_reader(log: Log) -> None:
         log.directory, (*ARGUMENTS, "--commitlog-scrub-bytes-per-s", "100000000")
     )
     log.broker.start()
-    path = middle(log)
+    path = log.segments()[MIDDLE]
     at, header = log.blocks(path)[2]
     log.broker.stop()
-    flip(path, (at + 300) * 8)
+    flip_bit(path, at + 300)
     log.broker.start()
-    deadline = time.monotonic() + 60
-    while not metric(log.broker, "holdfast_scrub_passes_total"):
-        assert time.monotonic() < deadline
+    wait_until(lambda: metric(log.broker, "holdfast_scrub_passes_total") > 0, "the scrub")
     (fault,) = degraded(log.broker)
     assert fault["reason"] == "payload-crc"
     assert f"from offset {header.base_offset} to {header.end_offset}" in fault["detail"]

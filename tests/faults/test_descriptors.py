@@ -16,7 +16,7 @@ import pytest
 from holdfast.running_broker import BrokerDidNotStart, RunningBroker
 from tests.support.broker_calls import Calls, wait_until
 from tests.support.sound import assert_sound
-from tests.support.system_faults import injected, need_strace
+from tests.support.system_faults import injected
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 
@@ -34,13 +34,6 @@ def _no_more_files(broker: RunningBroker) -> Iterator[None]:
     resource.prlimit(broker.pid, resource.RLIMIT_NOFILE, before)
 
 
-@contextlib.contextmanager
-def _system_has_no_more(broker: RunningBroker, log: Path) -> Iterator[None]:
-    need_strace()
-    with injected(broker.pid, "openat:error=ENFILE", log):
-        yield
-
-
 @pytest.mark.parametrize("whose", ["process", "system"])
 def test_a_roll_without_descriptors_is_refused_and_recovers(tmp_path: Path, whose: str) -> None:
     with RunningBroker(tmp_path / "data", _ARGUMENTS) as broker:
@@ -50,7 +43,7 @@ def test_a_roll_without_descriptors_is_refused_and_recovers(tmp_path: Path, whos
         fault = (
             _no_more_files(broker)
             if whose == "process"
-            else _system_has_no_more(broker, tmp_path / "strace.log")
+            else injected(broker.pid, "openat:error=ENFILE", tmp_path / "strace.log")
         )
         with fault:
             # The active segment and the prepared segment are still filled.

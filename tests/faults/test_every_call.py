@@ -17,12 +17,8 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 _SAMPLE = 8
 
 
-@pytest.fixture(autouse=True)
-def _needs() -> None:
-    need_strace()
-
-
 def test_a_sample_of_the_table(memory_path: Path) -> None:
+    need_strace()
     seed = random.randrange(2**32)
     cases = random.Random(seed).sample(all_cases(), _SAMPLE)
     rows: list[Row] = []

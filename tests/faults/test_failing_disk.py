@@ -5,8 +5,8 @@ pages. A message that was not acknowledged then is never acknowledged later. tes
 fails every call on every file.
 """
 
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,17 +14,12 @@ import pytest
 from holdfast.running_broker import RunningBroker
 from tests.support.broker_calls import Answer, Calls, wait_until
 from tests.support.sound import assert_sound
-from tests.support.system_faults import injected, need_strace
+from tests.support.system_faults import injected
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 
 _QUIET = (*("--commitlog-segment-bytes", "8MiB"), *("--consumequeue-commit-interval-ms", "600000"))
 """Background syncs are disabled: only those that a test requests happen."""
-
-
-@pytest.fixture(autouse=True)
-def _needs() -> None:
-    need_strace()
 
 
 @pytest.fixture
@@ -52,17 +47,13 @@ def test_a_failed_sync_or_write_is_never_acknowledged_later(
     broker: RunningBroker, tmp_path: Path, call: str
 ) -> None:
     calls = _filled(broker)
-    answers: list[Answer] = []
 
-    def publish(number: int) -> None:
-        answers.append(Calls(broker.url).publish("t", f"failed-{number}"))
+    def publish(number: int) -> Answer:
+        return Calls(broker.url).publish("t", f"failed-{number}")
 
-    with injected(broker.pid, f"{call}:error=EIO:when=1", tmp_path / "strace.log"):
-        threads = [threading.Thread(target=publish, args=(n,)) for n in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    fault = f"{call}:error=EIO:when=1"
+    with injected(broker.pid, fault, tmp_path / "strace.log"), ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(publish, range(8)))
     assert "EIO" in (tmp_path / "strace.log").read_text()
     # The first injected call fails, whichever request needs it; nothing is stored after it.
     assert {(answer.status, answer.problem) for answer in answers} == {(503, "read-only")}

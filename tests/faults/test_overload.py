@@ -5,14 +5,14 @@ message is stored once.
 """
 
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from holdfast.running_broker import RunningBroker
 from tests.support import slow_broker
-from tests.support.broker_calls import Answer, Calls
+from tests.support.broker_calls import Calls
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 
@@ -33,15 +33,8 @@ def test_what_waits_for_slow_syncs_is_bounded_and_the_rest_told_to_come_back(
         for topic, durability in (("t", "fsync"), ("w", "written")):
             made = calls("PUT", f"/v1/topics/{topic}", {"queues": 1, "durability": durability})
             assert made.status == 201
-        answers: list[Answer] = []
-        threads = [
-            threading.Thread(target=lambda: answers.append(Calls(broker.url).publish("t", _BODY)))
-            for _ in range(12)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(12) as pool:
+            answers = list(pool.map(lambda _: Calls(broker.url).publish("t", _BODY), range(12)))
         assert {answer.status for answer in answers} == {200, 503}
         for answer in answers:
             if answer.status == 503:
@@ -63,11 +56,8 @@ def test_clients_come_back_until_everything_is_stored_once(tmp_path: Path) -> No
                 for index in range(4):
                     producer.send(f"{number}-{index}-{_BODY}".encode())
 
-        threads = [threading.Thread(target=publish, args=(number,)) for number in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(publish, range(6)))
         found = [body.rpartition("-")[0] for body in Calls(broker.url).bodies("t")]
         assert sorted(found) == [f"{number}-{index}" for number in range(6) for index in range(4)]
         for number in range(6):

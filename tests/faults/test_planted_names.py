@@ -15,7 +15,7 @@ import pytest
 from holdfast.http_api.access.grants import EVERYTHING
 from holdfast.http_api.access.token_file import TokenFile, create_token
 from holdfast.running_broker import RunningBroker
-from tests.support.planted_names import KINDS, OWNER, Root, Scene
+from tests.support.planted_names import KINDS, OWNER, Root, Scene, give_to_owner
 
 pytestmark = [
     pytest.mark.fault,
@@ -183,8 +183,7 @@ def test_root_backs_its_own_directory_up_into_no_folder_of_another_user(
         scene.target.mkdir()
         (scene.target / "UNFINISHED").touch()
     scene.plant(name, "link", folder=scene.target, other=roots / "commitlog")
-    for path in (scene.target, *scene.target.rglob("*")):
-        os.chown(path, OWNER, OWNER, follow_symlinks=False)
+    give_to_owner(scene.target)
     before, segments = _entries(scene.target), _entries(roots)
     ran = root.run(["backup", str(scene.target), *options, "--data-dir", str(roots)], place / "out")
     assert _entries(roots) == segments, ran
@@ -233,8 +232,7 @@ def test_what_is_planted_in_the_folder_of_a_backup_is_not_followed(
                 target.mkdir()
                 (target / "UNFINISHED").touch()
             if whose == "the owner's":
-                for path in (target, *target.rglob("*")):
-                    os.chown(path, OWNER, OWNER, follow_symlinks=False)
+                give_to_owner(target)
             else:
                 target.chmod(0o777)
             other = scene.outside / leads_to
@@ -268,8 +266,7 @@ def test_root_restores_no_backup_of_another_user_as_its_own(
     scene = Scene(place / "scene")
     scene.build(sound)
     shutil.copytree(place / "sound-backup", scene.target)
-    for path in (scene.target, *scene.target.rglob("*")):
-        os.chown(path, OWNER, OWNER)
+    give_to_owner(scene.target)
     restored = place / "restored"
     arguments = ["restore", str(scene.target), "--data-dir", str(restored)]
     ran = root.run(arguments, place / "out")

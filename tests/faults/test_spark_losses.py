@@ -30,6 +30,7 @@ from holdfast.spark.errors import DataLost, JavaMissing
 from holdfast.spark.read.batch_source import HoldfastReader
 from holdfast.spark.session import require_java
 from holdfast.spark.source import HoldfastDataSource
+from tests.support.broker_calls import wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
@@ -40,7 +41,6 @@ BODY = b"and so on, for half a kilobyte; " * 16
 #: Small segments and small replies, so that a read is many pulls; retention runs all the time.
 ARGUMENTS = (*("--commitlog-segment-bytes", "1MiB"), *("--commitlog-retention-interval-ms", "50"))
 FETCH = {"fetchMaxBytes": "64k", "maxBytesPerPartition": "1m", "columns": "queue,offset,body"}
-_DEADLINE_S = 60.0
 
 
 @dataclass
@@ -149,15 +149,16 @@ def test_a_broker_that_is_killed_in_the_middle_of_a_read(
 def trim(broker: RunningBroker) -> None:
     """Let retention delete nearly all of the topic, and return after its pass."""
     with broker.client() as client:
+
+        def begin_of_witness() -> int:
+            return int(client.describe_topic("witness")["queues"][0]["min_offset"])
+
         client.create_topic("witness", queues=1, retention_bytes=64 * 1024)
         client.change_topic(TOPIC, retention_bytes=256 * 1024)
         for _ in range(2):  # a pass that ends after the change may have begun before it
-            begin = client.describe_topic("witness")["queues"][0]["min_offset"]
+            begin = begin_of_witness()
             publish(client, "witness", 500)
-            deadline = time.monotonic() + _DEADLINE_S
-            while client.describe_topic("witness")["queues"][0]["min_offset"] == begin:
-                assert time.monotonic() < deadline, "retention took nothing"
-                time.sleep(0.02)
+            wait_until(lambda begin=begin: begin_of_witness() > begin, "a pass of retention")  # type: ignore[misc]
 
 
 def begins(broker: RunningBroker) -> dict[int, int]:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,12 +73,8 @@ class Scene:
         for path in (self.data, self.target):
             shutil.rmtree(path, ignore_errors=True)
         shutil.copytree(sound, self.data)
-        _chown_tree(self.root / "owners")
-        self._age()
-
-    def _age(self) -> None:
-        """Set old access times, so that every read outside the data directory changes an access
-        time."""
+        give_to_owner(self.root / "owners")
+        # Each read of a file with an old access time changes the access time.
         old = time.time() - _TWO_DAYS_S
         for path in (self.secret, *self.outside.rglob("*")):
             os.utime(path, (old, old), follow_symlinks=False)
@@ -142,7 +137,8 @@ class Scene:
 KINDS = ("link", "root's, by a link", "hard link", "root's, by a hard link", "FIFO")
 
 
-def _chown_tree(folder: Path) -> None:
+def give_to_owner(folder: Path) -> None:
+    """Make the owner own a folder and everything in it."""
     for path in (folder, *folder.rglob("*")):
         os.chown(path, OWNER, OWNER, follow_symlinks=False)
 
@@ -245,7 +241,7 @@ def _become_command(arguments: list[str], output: Path) -> None:
 def _wait(pid: int, output: Path) -> int | None:
     deadline = time.monotonic() + DEADLINE_S
     is_told = False
-    for pause in _pauses():
+    while True:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
             return os.waitstatus_to_exitcode(status)
@@ -256,13 +252,7 @@ def _wait(pid: int, output: Path) -> int | None:
         if not is_told and output.exists() and b"serving on" in output.read_bytes():
             os.kill(pid, signal.SIGTERM)
             is_told = True
-        time.sleep(pause)
-    raise AssertionError("never")
-
-
-def _pauses() -> Iterator[float]:
-    while True:
-        yield 0.005
+        time.sleep(0.005)
 
 
 if __name__ == "__main__":

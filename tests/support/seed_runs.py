@@ -8,9 +8,9 @@ import shutil
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from holdfast.commitlog.segments import commit_log
@@ -45,9 +45,7 @@ def run_seeds(first_seed: int, count: int, most_s: float, base: Path) -> SeedRun
     context = multiprocessing.get_context("spawn")
     workers = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        waiting = {
-            pool.submit(_run, seed, base) for _, seed in zip(range(workers), seeds, strict=False)
-        }
+        waiting = {pool.submit(_run, seed, base) for seed in islice(seeds, workers)}
         while waiting:
             done = next(as_completed(waiting))
             waiting.remove(done)
@@ -57,12 +55,8 @@ def run_seeds(first_seed: int, count: int, most_s: float, base: Path) -> SeedRun
             else:
                 runs.failures[seed] = found
             if time.monotonic() < ends_at:
-                waiting |= {pool.submit(_run, seed, base) for seed in _next(seeds)}
+                waiting |= {pool.submit(_run, seed, base) for seed in islice(seeds, 1)}
     return runs
-
-
-def _next(seeds: Iterator[int]) -> list[int]:
-    return [seed for _, seed in zip(range(1), seeds, strict=False)]
 
 
 def _run(seed: int, base: Path) -> tuple[int, Totals | str]:
