@@ -1,4 +1,4 @@
-"""A load of bench.peers: what is measured of it, and what is said when it fails."""
+"""The measurements of a load of bench.peers, and its error messages."""
 
 import sys
 
@@ -12,7 +12,7 @@ def _server(program: str) -> Server:
     return Server("nowhere", "", [psutil.Process()], [sys.executable, "-c", program])
 
 
-def test_the_servers_time_counts_from_where_the_load_begins() -> None:
+def test_the_servers_cpu_time_is_counted_from_the_begin_of_the_load() -> None:
     server = _server(
         "import json, sys; asked = json.loads(sys.argv[1]); print('warm'); print('begins');"
         "print(json.dumps({'messages': asked['messages'], 'body_bytes': 1, 'seconds': 0.5,"
@@ -26,6 +26,6 @@ def test_the_servers_time_counts_from_where_the_load_begins() -> None:
     assert measured.latencies_ms == (1, 2)
 
 
-def test_a_load_that_fails_is_told_in_its_own_words() -> None:
+def test_the_error_of_a_failed_load_contains_its_output() -> None:
     with pytest.raises(RuntimeError, match=r"consume failed: .*no such queue"):
         _server("raise SystemExit('no such queue')").load("consume")

@@ -1,4 +1,4 @@
-"""What the rounds of bench.peers gave, kept over several runs."""
+"""The results of the rounds of bench.peers, kept over several runs."""
 
 from bench.peers.results import Results
 from bench.peers.system import Measured
@@ -16,7 +16,7 @@ def _results(system: str, *rates: float) -> Results:
     return results
 
 
-def test_rounds_of_an_earlier_run_count_as_this_runs_do() -> None:
+def test_rounds_of_an_earlier_run_count_like_the_rounds_of_this_run() -> None:
     earlier = _results("holdfast", 10.0, 30.0)
     earlier.settings["holdfast 1, fsync"] = "defaults"
     earlier.sizes["holdfast, fsync"] = {"singles": 1000}
@@ -32,9 +32,9 @@ def test_rounds_of_an_earlier_run_count_as_this_runs_do() -> None:
     assert later.settings == {"holdfast 1, fsync": "defaults"}
 
 
-def test_an_earlier_case_that_is_measured_no_more_is_left_out() -> None:
-    told = _results("holdfast", 10.0).as_json()
-    told["rows"][0]["case"] = "17 producers"
+def test_a_case_that_is_no_longer_measured_is_left_out() -> None:
+    earlier = _results("holdfast", 10.0).as_json()
+    earlier["rows"][0]["case"] = "17 producers"
     later = Results()
-    later.add_earlier(told, WORKLOADS)
+    later.add_earlier(earlier, WORKLOADS)
     assert later.rows() == []

@@ -41,10 +41,5 @@ def test_a_row_survives_its_line_of_json() -> None:
 
 
 def test_a_number_has_the_digits_that_mean_something() -> None:
-    assert [number(value) for value in (1234.56, 12.345, 0.456, 3.0, 0.0)] == [
-        "1,235",
-        "12.3",
-        "0.46",
-        "3",
-        "0",
-    ]
+    numbers = [number(value) for value in (1234.56, 12.345, 0.456, 3.0, 0.0)]
+    assert numbers == ["1,235", "12.3", "0.46", "3", "0"]

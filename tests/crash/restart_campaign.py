@@ -208,10 +208,7 @@ class _Request:
     sent_at: float = 0.0
 
     def send(self, calls: Calls) -> None:
-        """Send the request and record the reply.
-
-        OSError and HTTPException propagate: the broker may have executed the request.
-        """
+        """Send the request and record the reply. OSError and HTTPException propagate."""
         self.sent_at = self.sent_at or time.monotonic()
         answer = calls("POST", f"/v1/groups/{self.book.name}/{self.what}", self.body)
         if answer.status != 200:

@@ -1,7 +1,4 @@
-"""Real brokers with a planted defect: the kill and power-loss tests must detect every defect.
-
-Otherwise a passing test would prove nothing.
-"""
+"""The kill and power-loss tests must detect every planted defect of a real broker."""
 
 import sys
 import time
@@ -47,12 +44,10 @@ def _end_again_and_again(defect: str, data_dir: Path, volume: LoopVolume | None)
             for _ in range(MOST_ENDS):
                 time.sleep(0.3)  # let the load run
                 if volume is not None:
-                    load.disk_fails()
-                    volume.cut_power()
-                load.close_gate()
-                broker.kill()
-                if volume is not None:
-                    volume.restore_power()
+                    load.lose_power(volume, broker)
+                else:
+                    load.close_gate()
+                    broker.kill()
                 broker.start()
                 load.pause()
                 load.judge(power_was_lost=volume is not None)

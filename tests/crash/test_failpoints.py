@@ -1,7 +1,4 @@
-"""Power losses at the worst moments: after the next start, everything acknowledged must be there.
-
-A broker stops at a named failpoint of its work, and the power is cut there.
-"""
+"""Power losses at named failpoints: the next start finds everything that was acknowledged."""
 
 import json
 import subprocess
@@ -87,11 +84,7 @@ def test_power_loss_at_a_named_place_under_load(volume: LoopVolume, place: str) 
     try:
         with Workload(broker.url, written_only=place == "segment unlinked") as load:
             wait_until_stopped(broker.pid)
-            load.disk_fails()
-            volume.cut_power()
-            load.close_gate()
-            broker.kill()
-            volume.restore_power()
+            load.lose_power(volume, broker)
             broker.program = HOLDFAST
             _assert_sound_start(broker)
             load.pause()

@@ -1,9 +1,6 @@
-"""Groups with leases over real brokers that are killed or lose their power.
-
-Receipts from before still settle, no leased message is redelivered before its lease ends, and
-nothing is lost. TEST_KILLS sets the number of kills in the storm of the fault tier (default 12),
-TEST_SEED the seed.
-"""
+"""Groups with leases over brokers that are killed or lose power: old receipts settle, no leased
+message is redelivered early, nothing is lost. TEST_KILLS (default 12) sets the kills, TEST_SEED the
+seed."""
 
 import os
 import random
@@ -143,10 +140,7 @@ def places(deliveries: Iterable[Delivery]) -> set[tuple[int, int]]:
 
 
 class Crowd:
-    """Threads that work on a scene while the block runs.
-
-    An error in a thread is raised in the test.
-    """
+    """Threads that work on a scene while the block runs; the test raises their errors."""
 
     def __init__(self, scene: Scene, habits: Habits) -> None:
         self.gate = Gate()
@@ -188,10 +182,7 @@ class Crowd:
         self._until(lambda: len(history.settled) >= count, f"{count} are settled")
 
     def until_drained(self) -> None:
-        """Wait until the broker reports no lag and every reply is recorded.
-
-        Only the broker knows the result of a request whose sender was killed before the reply.
-        """
+        """Wait until the broker, which knows more than killed members, reports no lag."""
         calls = self._scene.calls
         path = f"/v1/groups/{GROUP}"
         self._until(lambda: calls("GET", path).json["lag_messages"] == 0, "all is settled")
@@ -240,11 +231,7 @@ def test_500_leases_outlive_a_sigkill(tmp_path: Path) -> None:  # Q16, section 6
 
 @pytest.mark.fault
 def test_leases_outlive_a_power_loss(volume: LoopVolume) -> None:
-    """The page that records the lease holders is not trusted after a power loss.
-
-    Messages that may be leased wait for the longest possible lease. Acknowledged messages stay
-    acknowledged, and old receipts still settle.
-    """
+    """Messages that may be leased wait, because a power loss makes the page of leases invalid."""
     with running(volume.path) as broker:
         scene = Scene(broker)
         leased = scene.receive("a", 500)
@@ -335,11 +322,7 @@ def _storm(
     habits: Habits = HABITS,
     is_sent_back: bool = True,
 ) -> None:
-    """Run publishers and five members through kills.
-
-    One member dies with the broker, some members reject messages to the dead letters, and the group
-    is sometimes moved back.
-    """
+    """Run publishers and five members through kills; one member dies with each broker."""
     rng = random.Random(seed)
     topic = LoadTopic(TOPIC, QUEUES)
     with running(data_dir, program) as broker:

@@ -1,8 +1,5 @@
-"""SIGKILL again and again: under load, during start and recovery, and during a stop.
-
-Nothing acknowledged is lost, not even in written mode: the page cache outlives the process.
-TEST_KILLS sets the number of kills (default 20), TEST_SEED the seed.
-"""
+"""SIGKILLs under load, during start, recovery and stop lose nothing that was acknowledged.
+TEST_KILLS sets the number of kills (default 20), TEST_SEED the seed."""
 
 import os
 import random

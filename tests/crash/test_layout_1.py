@@ -1,7 +1,5 @@
-"""A broker is killed while it upgrades a directory from layout 1 to layout 2.
-
-The next start finds the groups as layout 1 left them.
-"""
+"""A broker that is killed while it upgrades layout 1 to 2 finds the groups as layout 1 left
+them."""
 
 import json
 import sys

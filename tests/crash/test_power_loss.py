@@ -1,10 +1,6 @@
-"""Power losses at any moment, on real file systems.
-
-Every durably acknowledged message is there afterwards: once, in order, with the same bytes. The
-same holds for each message of a durable topic that a consumer received. Written mode may lose the
-end of the log, and only the end. TEST_POWER_LOSSES sets the number of losses on each file system
-(default 3), TEST_SEED the seed.
-"""
+"""Power losses on real file systems: durably acknowledged or received messages stay, and written
+mode loses only its end. TEST_POWER_LOSSES (default 3) sets the losses per file system, TEST_SEED
+the seed."""
 
 import os
 import random
@@ -59,11 +55,7 @@ def test_power_losses_in_written_mode_take_the_end_of_the_log_alone(volume: Loop
     with _broker_on(volume, *seldom) as broker, Workload(broker.url, written_only=True) as load:
         for _ in range(LOSSES):
             time.sleep(rng.uniform(0.3, 1.5))  # let the load run until the power fails
-            load.disk_fails()
-            volume.cut_power()
-            load.close_gate()
-            broker.kill()
-            volume.restore_power()
+            load.lose_power(volume, broker)
             judged = _judge_after_restart(broker, load)
             lost.append(judged.lost)
     print(f"seed {SEED}, {LOSSES} losses: {judged}; each time {lost}")
@@ -104,8 +96,6 @@ def _lose_power_while_it_starts(volume: LoopVolume, broker: RunningBroker, after
     try:
         process.wait(after_s)
     except subprocess.TimeoutExpired:
-        volume.cut_power()
-        broker.kill()
-        volume.restore_power()
+        volume.lose_power(broker.kill)
         return
     raise AssertionError(f"the broker ended by itself: {broker.log_path.read_text()[-4000:]}")

@@ -1,7 +1,4 @@
-"""The file system turns read-only under a broker, as ext4 does after an error.
-
-Publishes are refused, reading continues, and the broker reports why.
-"""
+"""A file system that turns read-only under a broker stops only publishing, with the reason."""
 
 from collections.abc import Iterator
 

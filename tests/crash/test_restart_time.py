@@ -1,8 +1,5 @@
-"""The time to serve again after SIGKILL: at most 5 s per GB of log.
-
-The limit also holds when the index is missing and the broker walks the whole log. TEST_RESTART_MIB
-sets the size of the log (default 256).
-"""
+"""A restart after SIGKILL, with or without the index, takes at most 5 s per GB of log.
+TEST_RESTART_MIB sets the size of the log (default 256)."""
 
 import os
 import shutil

@@ -1,7 +1,5 @@
-"""Nothing acknowledged is lost: a real broker under load is killed with SIGKILL repeatedly.
-
-TEST_KILLS sets the number of kills in the fault tier (default 5; twenty and more by hand).
-"""
+"""A broker that is killed repeatedly under load loses nothing that was acknowledged. TEST_KILLS
+sets the number of kills in the fault tier (default 5; twenty and more by hand)."""
 
 import os
 import random

@@ -1,7 +1,5 @@
-"""A broker under load receives stop signals, or is paused (SIGSTOP) and continued.
-
-TEST_PAUSE_S sets the length of the pause in seconds (default 6; 30 by hand).
-"""
+"""A broker under load receives stop signals, or is paused (SIGSTOP) and continued. TEST_PAUSE_S
+sets the length of the pause in seconds (default 6; 30 by hand)."""
 
 import os
 import random

@@ -1,8 +1,5 @@
-"""A program that changes the tokens is killed repeatedly.
-
-The file is whole at any moment and contains every change that was reported. TEST_KILLS sets the
-number of kills, TEST_SEED repeats a run.
-"""
+"""The token file is whole, with every reported change, whenever a program that changes it is
+killed. TEST_KILLS sets the number of kills, TEST_SEED repeats a run."""
 
 import os
 import random

@@ -27,7 +27,7 @@ def test_a_start_says_how_the_broker_before_it_ended(tmp_path: Path) -> None:
     log = broker.log_path.read_text()
     starts = [line for line in log.splitlines() if " recovered" in line]
     assert len(starts) == 3
-    assert "did not stop in order" in starts[1]
+    assert "did not stop cleanly" in starts[1]
     assert "after a stop in order" in starts[2]
     assert (
         log.splitlines()[0]

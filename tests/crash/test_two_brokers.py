@@ -1,7 +1,4 @@
-"""One data directory and several processes.
-
-A second broker, a process group that is killed as a whole, and commands while a broker runs.
-"""
+"""One data directory and several processes: two brokers, a process group, and commands."""
 
 import os
 import signal

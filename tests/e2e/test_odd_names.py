@@ -1,7 +1,4 @@
-"""Names that have a meaning for a file system, a terminal or a careless decoder.
-
-A real broker refuses them before they reach its storage, and its files stay unchanged.
-"""
+"""A real broker refuses names with a meaning for file systems, terminals or careless decoders."""
 
 from pathlib import Path
 

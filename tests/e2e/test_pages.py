@@ -1,10 +1,5 @@
-"""The documentation's examples in one session, against one broker.
-
-Every block of commands and of Python runs in README.md and in the pages that it lists, in README's
-order. A failure names page and line. SKIPPED lists the commands that cannot run here, with reasons;
-a row that matches no command fails too. tests/spark/test_docs.py runs `docs/spark.md` and README's
-Spark block, which need Java.
-"""
+"""Every command and all Python of README.md and of the pages that it lists, in one session in
+README's order, except SKIPPED and the examples with Java in tests/spark/test_docs.py."""
 
 import os
 import re

@@ -15,10 +15,7 @@ NEEDED_BYTES = 256 * 1024 * 1024
 
 @pytest.fixture
 def memory_path(tmp_path: Path) -> Iterator[Path]:
-    """Return an empty directory in memory if there is room, else on disk.
-
-    In memory, LMDB's syncs cost nothing; other tests cover them.
-    """
+    """Return an empty directory in memory, where syncs cost nothing, or on disk without room."""
     in_memory = folder_in_memory(NEEDED_BYTES)
     if in_memory is None:
         yield tmp_path

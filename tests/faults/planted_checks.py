@@ -1,7 +1,4 @@
-"""The smallest checks that must detect a planted defect that shows without a simulated crash.
-
-Each check raises an AssertionError when its promise is broken.
-"""
+"""The smallest checks that must raise AssertionError for a defect that shows without a crash."""
 
 import asyncio
 from pathlib import Path

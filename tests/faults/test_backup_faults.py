@@ -1,8 +1,5 @@
 """Backups of a broker under full load: interrupted, on full disks and through power losses.
-
-TEST_BACKUPS sets how many are taken under load and how many are killed (default 3 each), TEST_SEED
-the moments.
-"""
+TEST_BACKUPS sets the number of backups and of kills (default 3 each), TEST_SEED the moments."""
 
 import os
 import random
@@ -28,7 +25,7 @@ from tests.support.history import History, check_history
 from tests.support.loop_volume import FILE_SYSTEMS, LoopVolume, loop_volume
 from tests.support.small_disk import MIB, SmallDisk
 from tests.support.sound import assert_sound
-from tests.support.workload import ARGUMENTS, Workload, _everything
+from tests.support.workload import ARGUMENTS, Workload, read_everything
 from tests.support.workload_clients import LoadTopic
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(900)]
@@ -57,7 +54,7 @@ def judge(restored: Path, promises: dict[str, tuple[LoadTopic, History]]) -> tup
         ready = fetch(f"{broker.url}/readyz").json
         assert (ready["phase"], ready["degraded"]) == ("ready", [])
         for topic, history in promises.values():
-            final, begins = _everything(client, topic)
+            final, begins = read_everything(client, topic)
             # The backup may also contain messages that were sent since.
             history.sends = list(topic.history.sends)
             check_history(

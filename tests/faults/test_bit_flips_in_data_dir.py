@@ -1,10 +1,5 @@
-"""One random bit in one file of a data directory is flipped.
-
-The file is of the log, index or state, or VERSION, lock or reserve. The next start serves the
-stored messages or reports the damage, and deletes nothing. `TEST_FLIPS=10000 pytest -m fault
-tests/faults/test_bit_flips_in_data_dir.py` tries more flips, from TEST_SEED on; each flip has its
-own seed.
-"""
+"""A flipped bit in any file of a data directory is survived or reported, and deletes nothing.
+`TEST_FLIPS=10000 pytest -m fault` with this file tries more flips; the first has seed TEST_SEED."""
 
 import asyncio
 import os
@@ -36,10 +31,7 @@ def _kind(path: Path) -> str:
 
 
 def _place(rng: random.Random, pristine: Path) -> tuple[Path, int]:
-    """Draw a file and one of its bits, mostly from the written part.
-
-    The rest of a segment and of the reserve is zeros.
-    """
+    """Draw a file and one of its bits, mostly from its part before the zeros."""
     kinds: dict[str, list[Path]] = {}
     for path in sorted(pristine.rglob("*")):
         if path.is_file() and path.stat().st_size:

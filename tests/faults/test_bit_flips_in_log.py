@@ -1,10 +1,5 @@
-"""One bit of the log's files is flipped.
-
-The flips cover all headers and columns, every kind of block, and the first and last parts of
-segments. The daily tests flip a few bits of each region; the fault tier flips one in `_STRIDE`. To
-flip every bit by hand, in a segment of 1 MiB: `TEST_FLIPS=all pytest -m fault
-tests/faults/test_bit_flips_in_log.py`.
-"""
+"""A flipped bit in any region of the log's files costs at most its own block, and is declared.
+`TEST_FLIPS=all pytest -m fault` with this file flips every bit, in a segment of 1 MiB."""
 
 import logging
 import os
@@ -84,10 +79,7 @@ def test_a_flipped_bit_in_any_region_is_declared_and_costs_its_own_block_alone(
 def test_a_flip_in_a_header_or_a_mark_costs_what_it_may_and_no_more(
     small: FlippedLog, large: FlippedLog, record_property: Record
 ) -> None:
-    """Each flip needs its own start.
-
-    With TEST_FLIPS=all, one bit in 7 of the large segment is flipped as well.
-    """
+    """With TEST_FLIPS=all, one bit in 7 of the large segment is flipped as well."""
     for log, stride in ((small, _STRIDE), (large, 7))[: 2 if _ALL else 1]:
         bits = [
             (region, bit)

@@ -1,8 +1,4 @@
-"""Request bodies that are small on the wire and large when decoded, sent to a real broker.
-
-The broker refuses each one quickly. Its memory stays under a bound even if forty arrive at once,
-and other clients are answered.
-"""
+"""A broker refuses bodies that are small on the wire and large when decoded, in bounded memory."""
 
 import asyncio
 import gzip

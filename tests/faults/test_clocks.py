@@ -1,8 +1,5 @@
-"""The wall clock of a real broker is set forward and back with libfaketime.
-
-Offsets and store timestamps keep growing, waits keep their real length, and nothing is deleted or
-forgotten early.
-"""
+"""A wall clock that libfaketime sets forward and back changes no order, no wait and no
+retention."""
 
 import sys
 import threading

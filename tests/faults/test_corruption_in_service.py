@@ -1,9 +1,5 @@
-"""A real broker over a damaged log.
-
-It reports the damage, loses only the damaged messages, and never ends because of it. All other
-messages are served, byte for byte, on every read path. The broker runs in its own process, over
-HTTP: a wrong access to a damaged file can end a process (SIGBUS).
-"""
+"""A broker over a damaged log reports the damage, and serves all other messages on every path. It
+runs in its own process, which a wrong access to a damaged file could end (SIGBUS)."""
 
 import os
 import shutil
@@ -121,10 +117,7 @@ def metric(broker: RunningBroker, name: str) -> float:
 
 
 def expect_lost(log: Log, start: int, end: int, reason: str | None = None) -> None:
-    """Check that a running broker has lost exactly the messages from `start` to before `end`.
-
-    Everything else is served on every path.
-    """
+    """Check on every path that a broker lost the messages from `start` to before `end` alone."""
     broker = log.broker
     whole = "max_messages=10000&max_bytes=16777216"
     kept = [offset for offset in range(COUNT) if not start <= offset < end]
@@ -209,10 +202,7 @@ def spark_offsets(log: Log, **options: str) -> list[int]:
 
 
 def expect_lost_now_and_later(log: Log, start: int, end: int, reason: str | None = None) -> None:
-    """Check the loss at a first start, at a second start, and without the index.
-
-    Nothing is published in between. No lost offset is assigned again.
-    """
+    """Check the loss at a first and a second start, then without the index and publishing."""
     log.broker.start()
     expect_lost(log, start, end, reason)
     first = degraded(log.broker)

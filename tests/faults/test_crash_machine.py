@@ -1,7 +1,4 @@
-"""The operations of the seeded runs as a hypothesis state machine.
-
-It runs fewer operations, but hypothesis shrinks a failure to the shortest sequence.
-"""
+"""The operations of the seeded runs as a hypothesis state machine, which shrinks failures."""
 
 import asyncio
 import os

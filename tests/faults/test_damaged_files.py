@@ -1,8 +1,5 @@
-"""Files of each kind in a data directory are truncated, missing, empty, misplaced or superfluous.
-
-The broker starts, or refuses with a message. It reports every damage and deletes nothing of the
-log. A memory-mapped file that is too short never ends the process.
-"""
+"""A start on truncated, missing, misplaced or superfluous files reports the damage or is
+refused."""
 
 import asyncio
 import os

@@ -1,8 +1,4 @@
-"""File descriptors run out: the broker's own limit at a roll, the system's limit, many connections.
-
-A request that needs a descriptor is told to retry later; everything else continues, and all
-requests succeed again afterwards.
-"""
+"""File descriptors run out: only requests that need one are refused, and only meanwhile."""
 
 import contextlib
 import resource

@@ -1,7 +1,4 @@
-"""A synced file is lost after a power loss if its directory entry was never synced.
-
-Every name that a broker relies on is durable before the broker acknowledges anything.
-"""
+"""Every name that a broker relies on is durable before the broker acknowledges anything."""
 
 import os
 from pathlib import Path

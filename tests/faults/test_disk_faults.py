@@ -1,8 +1,5 @@
-"""One fault of the disk at a chosen moment, and its effect.
-
-The faults are a failing, torn or slow write or sync, a full disk, an index far behind, and a power
-loss at every change.
-"""
+"""The effects of one failing, torn or slow call, of a full disk, and of a power loss at any
+change."""
 
 import asyncio
 import random
@@ -173,11 +170,7 @@ async def test_an_index_that_is_segments_behind_catches_up(
 
 
 async def test_the_power_may_go_at_any_change_of_a_roll_and_of_a_trim(memory_path: Path) -> None:
-    """The power fails at each disk call of these operations in turn.
-
-    The operations are rolls, seals, preparing segments, commits of the index and the state, and
-    deleting segments.
-    """
+    """Cut the power at each disk call of rolls, seals, commits and deletions of segments."""
     change = 0
     while True:
         broker = SimulatedBroker(memory_path / str(change), random.Random(change))

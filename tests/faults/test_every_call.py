@@ -1,8 +1,5 @@
-"""Every call on every file fails once: the broker recovers by itself or reports what helps.
-
-This test runs a few cases of the table, different ones each time. `python -m
-tests.support.call_faults` runs all cases and prints the table that docs/reliability.md discusses.
-"""
+"""Every call on every file fails once: the broker recovers by itself or reports what helps. `python
+-m tests.support.call_faults` prints the table that docs/reliability.md discusses."""
 
 import random
 from pathlib import Path

@@ -1,9 +1,5 @@
-"""The disk fails once under a real broker: a sync, a write or a read.
-
-The failing calls are on the log's files, in syncs of index and state, and in writes of their meta
-pages. A message that was not acknowledged then is never acknowledged later. test_every_call.py
-fails every call on every file.
-"""
+"""A sync, write or read of log, index or state fails once under a real broker. test_every_call.py
+fails every call on every file."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,8 +1,4 @@
-"""Full disks under real brokers.
-
-Publishes are refused and everything else works. Publishing resumes by itself once there is room,
-whatever freed it.
-"""
+"""On a full disk only publishing is refused, until any cause makes room again."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,9 +1,6 @@
-"""Fifty pulls with the costliest filters scan a long queue; no other request waits for them.
-
-The promise: requests that need no filter are answered within 50 ms at the 99th percentile. The test
-compares with the same requests just before, and repeats a round that misses the promise, so that a
-busy machine does not count as a slow broker.
-"""
+"""While fifty pulls scan with the costliest filters, other requests are answered within 50 ms
+(p99). A slow round is compared with the same requests before it, and repeated: machines may be
+busy."""
 
 import asyncio
 from collections import Counter

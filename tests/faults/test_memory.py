@@ -1,8 +1,5 @@
-"""The broker's memory is bounded over a backlog far larger than it, in large and small blocks.
-
-Publishers are refused before memory runs out. TEST_BACKLOG_GB sets the size of the backlog (default
-1; 10 by hand).
-"""
+"""The broker's memory is bounded over a far larger backlog, and by refusals of publishers.
+TEST_BACKLOG_GB sets the size of the backlog (default 1; 10 by hand)."""
 
 import contextlib
 import os

@@ -1,8 +1,4 @@
-"""Ways to make the broker hold memory, each in a memory cgroup of 512 MiB.
-
-The broker stays alive, other clients are served, and the counted memory stays under its limit
-(docs/limits.md).
-"""
+"""The hardest loads on memory leave a broker in a cgroup of 512 MiB alive, and others served."""
 
 import pytest
 

@@ -1,8 +1,4 @@
-"""More load than a broker accepts.
-
-A refused client learns which limit it exceeded and when to retry. It retries, and in the end every
-message is stored once.
-"""
+"""Refused clients learn the limit and when to retry, until every message is stored once."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor

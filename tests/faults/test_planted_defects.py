@@ -1,9 +1,4 @@
-"""Planted defects, each a shortcut that a broker might take: a test must detect each one.
-
-Otherwise passing tests would prove nothing. Simulated crashes must detect the defects that show
-only after a crash; the smallest check of the promise must detect the others. The test prints and
-records what detected the defect.
-"""
+"""Simulated crashes, or the smallest check of a promise, must detect each planted defect."""
 
 import asyncio
 import contextlib
@@ -33,17 +28,15 @@ from holdfast.commitlog.format.segment_format import (
 from holdfast.commitlog.segments import commit_log, footer, log_scan, recovery
 from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.commitlog.segments.segment import Segment
-from holdfast.consumequeue.index.index import Index
 from holdfast.consumequeue.index.reput import IndexCommitter, ReputService
 from holdfast.consumequeue.lmdb_env import env
-from holdfast.groups.cursor import rows
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.cursor.settled_offsets import SettledOffsets
 from holdfast.groups.serving import dead_letters
-from holdfast.groups.storage.cursor_store import CursorStore
 from holdfast.holdservice.pull_request_hold_service import HoldResult, PullRequestHoldService
 from holdfast.http_api.endpoints import publish_batches
 from tests.faults import planted_checks as checks
+from tests.support import defective_program as defects
 from tests.support.crash_run import OPERATIONS, CrashRun, Operations, run_seed
 from tests.support.history import HistoryViolation
 from tests.support.simulated_process import BrokerViolation
@@ -52,24 +45,9 @@ from tests.support.simulated_process import BrokerViolation
 MOST_SEEDS = 60
 
 
-def _acknowledge_without_sync(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Syncer, "_sync", lambda self, mark: None)
-
-
 def _index_what_is_not_durable(patch: pytest.MonkeyPatch) -> None:
     commit = IndexCommitter.commit
     patch.setattr(IndexCommitter, "commit", lambda self, durable_offset: commit(self, 2**63))
-
-
-def _index_position_before_entries(patch: pytest.MonkeyPatch) -> None:
-    commit = Index.commit
-    held_back: dict[int, Any] = {}
-
-    def commit_apart(self: Index, units: Any, position: Any, producers: Any = ()) -> None:
-        commit(self, held_back.pop(id(self), ()), position, producers)
-        held_back[id(self)] = units
-
-    patch.setattr(Index, "commit", commit_apart)
 
 
 def _trust_the_page_cache(patch: pytest.MonkeyPatch) -> None:
@@ -196,15 +174,6 @@ def _leave_directories_unsynced(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "sync_directory", lambda directory: None)
 
 
-def _settle_without_commit(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(CursorStore, "_write", lambda self, changes: None)
-
-
-def _forget_leases(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rows, "_restore_lease", lambda *_: None)
-    patch.setattr(Cursor, "begin_grace", lambda *_: None)
-
-
 def _deliver_beyond_the_reserve(patch: pytest.MonkeyPatch) -> None:
     """Deliver messages without recording before that they may have been delivered."""
 
@@ -264,19 +233,19 @@ _MEMBERS: Operations = {
 
 #: Each defect, and what detects it: crashes in runs of these operations, or a check.
 DEFECTS: dict[str, tuple[Plant, Operations | Check]] = {
-    "acknowledged without sync": (_acknowledge_without_sync, OPERATIONS),
+    "acknowledged without sync": (defects.acknowledge_without_sync, OPERATIONS),
     "acknowledged before it is written": (_acknowledge_before_writing, _KILLS),
     "shown before it is durable": (_show_before_durable, _SLOW_DISK),
     "indexed beyond the durable mark": (_index_what_is_not_durable, OPERATIONS),
-    "index position committed before its entries": (_index_position_before_entries, OPERATIONS),
+    "index position committed before its entries": (defects.commit_position_first, OPERATIONS),
     "idempotence window not restored": (_forget_the_idempotence_window, _RETRIES),
     "failed sync tried again": (_try_a_failed_sync_again, _FAILING_DISK),
     "page cache trusted after a failed sync": (_trust_the_page_cache, _FAILING_DISK),
     "recovered without payload CRC": (_recover_without_payload_crc, OPERATIONS),
     "cut without zeros": (_cut_without_zeros, {CrashRun.crash_and_overwrite: 1}),
     "failed removal passed over": (_pass_over_a_failed_removal, _FAILING_RETENTION),
-    "settled without a commit": (_settle_without_commit, _MEMBERS),
-    "leases forgotten": (_forget_leases, _MEMBERS),
+    "settled without a commit": (defects.settle_without_commit, _MEMBERS),
+    "leases forgotten": (defects.forget_leases, _MEMBERS),
     "delivered beyond the reserve": (_deliver_beyond_the_reserve, _MEMBERS),
     "settled beyond the end of the log": (_keep_what_was_settled_beyond_the_end, _MEMBERS),
     "dead letters without a name": (_send_letters_under_no_name, _MEMBERS),

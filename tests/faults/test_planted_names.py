@@ -1,8 +1,5 @@
-"""S1, D6: root's commands do not touch files that the owner of a data directory planted there.
-
-Root runs every command on every name, for every kind of file that may have that name. The command
-must not read, change or create anything outside the directory, and must not hang.
-"""
+"""S1, D6: commands of root reach nothing outside the data directory through files that its owner
+planted there, of any kind under any name, and do not wait for such files."""
 
 import os
 import shutil

@@ -1,9 +1,5 @@
-"""Random damage to the files of a data directory, then a check and a repair.
-
-The check names every loss, the repair makes the directory sound, and afterwards the broker serves
-everything except the named losses. TEST_REPAIRS sets the number of damaged directories (default
-15), TEST_SEED the first seed; a failure prints its seed.
-"""
+"""Random damage: the check names every loss, and after the repair all other messages are served.
+TEST_REPAIRS sets the number of damaged directories (default 15), TEST_SEED the first seed."""
 
 import asyncio
 import os

@@ -1,10 +1,6 @@
-"""Syncs that take a second: only durable publishes wait for them.
-
-The promise: p99 below 50 ms. A round that misses it may have met a busy machine. Then the test
-measures a broker with a quick disk at once, and accepts the round if it took at most twice as long.
-The best round counts: other processes disturb some rounds, a broker that waits for syncs all.
-A sync that holds the interpreter's lock also breaks the promise.
-"""
+"""While syncs take a second, only durable publishes wait: p99 of others is below 50 ms. The best
+round counts, because a machine may be busy; a slow round may also take at most twice as long as one
+with a quick disk."""
 
 import sys
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""A batch read while the broker, retention or an executor fails.
-
-The result is the exact rows, or the error that the documentation names. The tests use real
-processes, and compare rows by their count, the sum of their offsets and the CRCs of their bodies.
-"""
+"""Spark's batch read while the broker, retention or an executor fails: exact rows, or an error."""
 
 import json
 import logging

@@ -1,7 +1,4 @@
-"""Streams from topic to topic with an aggregation, while drivers and the broker are killed.
-
-The output is exact. The tests use real processes.
-"""
+"""Streams with an aggregation give exact output while drivers and the broker are killed."""
 
 import contextlib
 import os

@@ -1,7 +1,4 @@
-"""A power loss cuts the end of a topic in written mode, but not a group's stored offset beyond it.
-
-A consumer that continues from that offset must not skip the messages that are published next.
-"""
+"""A stored offset beyond the end that a power loss left must not skip the next messages."""
 
 from collections.abc import Iterator
 

@@ -27,10 +27,7 @@ _ADDR_NO_RANDOMIZE = 0x0040000
 
 
 def _start_again_without_randomness() -> None:
-    """Restart this program with fixed hashes and addresses, because the fuzzer uses both.
-
-    Addresses stay random where the system does not allow a program to fix them.
-    """
+    """Restart this program with fixed hashes, and fixed addresses where the system permits it."""
     ctypes.CDLL(None).personality(_ADDR_NO_RANDOMIZE)
     os.execve(sys.executable, sys.orig_argv, {**os.environ, "PYTHONHASHSEED": "0"})
 

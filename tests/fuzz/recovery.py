@@ -127,10 +127,7 @@ def _apply(edit: bytes, files: dict[str, bytearray]) -> None:
 
 
 def _whole_blocks(files: dict[str, bytearray], blocks: dict[int, bytes]) -> list[int]:
-    """Return the blocks that are unchanged in the segment to which they belong.
-
-    If any file is too long or misnamed, return nothing: it may overlap the next file.
-    """
+    """Return the unchanged blocks, or none if a long or misnamed file may overlap the next."""
     whole = []
     if any(int(name) % SEGMENT_BYTES or len(files[name]) > SEGMENT_BYTES for name in files):
         return []

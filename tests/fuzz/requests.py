@@ -55,20 +55,8 @@ LIMITS = MessageLimits(4096, 64, 32, 256)
 MAX_MESSAGES = 50
 DICTIONARY = [
     *('{"messages":[', '"body"', '"body_base64"', '"key"', '"tag"', '"properties"', '"queue"'),
-    *(
-        '"ttl_ms"',
-        '"priority"',
-        "null",
-        "true",
-        "1e999",
-        "-1",
-        "18446744073709551616",
-        "\\ud800",
-        "{}",
-        "[]",
-        '""',
-        '{"":""}',
-    ),
+    *('"ttl_ms"', '"priority"', "null", "true", "1e999", "-1", "18446744073709551616"),
+    *("\\ud800", "{}", "[]", '""', '{"":""}'),
     *("offset=", "from=earliest", "tag=", "filter=", "%00", "%FF", "%2f", "wait_ms=", "0:12,1:4"),
     *("charset=utf-8", ";q=0.5", "/v1/topics/", "/queues/", "application/json", "*/*"),
 ]
@@ -161,15 +149,7 @@ def _messages(decode_body: Callable[[bytes, int], list[MessageToStore]]) -> Call
 
 
 _FIELDS = (
-    "body",
-    "body_base64",
-    "key",
-    "tag",
-    "properties",
-    "queue",
-    "ttl_ms",
-    "priority",
-    "other",
+    *("body", "body_base64", "key", "tag", "properties", "queue", "ttl_ms", "priority", "other"),
 )
 _VALUES: tuple[object, ...] = (
     *("", "x", "é\0", "k" * 33, "/w==", None, 0, 1, -1, 2**31, 10**15 + 1, True, 0.5, [], {}),

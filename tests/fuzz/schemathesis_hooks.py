@@ -1,7 +1,4 @@
-"""How schemathesis writes and reads Holdfast's own media types.
-
-schemathesis loads this file (SCHEMATHESIS_HOOKS); pytest never does.
-"""
+"""Holdfast's media types for schemathesis, which loads this file (SCHEMATHESIS_HOOKS)."""
 
 from typing import Any
 

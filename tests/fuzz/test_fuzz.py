@@ -1,8 +1,4 @@
-"""Fuzz each target for a while, in processes of their own, two at a time.
-
-Each run tries the same inputs; a slow machine stops after TEST_SECONDS. TEST_SEED selects
-other inputs; `make fuzz` always tries new ones.
-"""
+"""Fuzz each target in a process for at most TEST_SECONDS, with the same inputs for a TEST_SEED."""
 
 import os
 import subprocess

@@ -1,8 +1,5 @@
-"""Requests generated from the served OpenAPI document, valid and invalid, against a real broker.
-
-Every response is documented: its status, media type and schema. None is a server error, none is
-late, and invalid requests are refused. TEST_SECONDS sets the duration.
-"""
+"""Generated requests, valid and invalid, get only responses that the OpenAPI document describes.
+TEST_SECONDS sets the duration."""
 
 import os
 import subprocess

@@ -1,7 +1,4 @@
-"""The fuzz targets accept their seeds, small changes of them, and all earlier findings.
-
-`make fuzz` does the real fuzzing; the second tier fuzzes each target for a while (`test_fuzz.py`).
-"""
+"""The fuzz targets accept their seeds, small changes of them, and all earlier findings."""
 
 import base64
 import importlib

@@ -1,8 +1,4 @@
-"""A connection's bytes, for the fuzzer of requests: a real Connection over a transport in memory.
-
-However the bytes are cut into pieces, nothing fails, all responses are complete, and nothing stays
-open after the client has gone.
-"""
+"""A real Connection over a transport in memory gives complete responses, however bytes are cut."""
 
 import asyncio
 import re
@@ -109,10 +105,7 @@ async def _feed(data: bytes, piece_bytes: int) -> None:
 
 
 def _check_answers(sent: bytes, methods: Iterable[str]) -> None:
-    """Check that the sent bytes are complete responses.
-
-    The last one may answer bytes that were no request.
-    """
+    """Check that all responses are complete; the last one may answer bytes without a request."""
     methods = iter(methods)
     while sent:
         head = _ANSWER.match(sent)

@@ -1,7 +1,4 @@
-"""What a broker serves of everything that it has, as one value: by plain HTTP, as version 1 has it.
-
-Of each message the fields are compared that the first release had; a later one may add to them.
-"""
+"""All data that a broker serves, with the fields that the first release had, as one value."""
 
 import hashlib
 import json
@@ -24,8 +21,7 @@ def call(url: str, path: str, body: object = None, *, verb: str | None = None) -
 
 
 def everything(url: str) -> dict[str, Any]:
-    """Return topics with where their queues begin and end and a digest of each queue's
-    messages, groups with their offsets, and what a search by key finds."""
+    """Return topics, ends and digests of queues, offsets of groups, and a search by key."""
     topics = {}
     for listed in call(url, "/v1/topics")["topics"]:
         topic = listed if isinstance(listed, str) else listed["topic"]

@@ -1,7 +1,4 @@
-"""One shared broker, its OpenAPI document, and the rule on skips.
-
-toolchains.py lists the only reasons for a skip.
-"""
+"""One shared broker, its OpenAPI document, and a check that skips have toolchains.py's reasons."""
 
 from collections.abc import Generator, Iterator
 from urllib.request import urlopen

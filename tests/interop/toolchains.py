@@ -1,9 +1,5 @@
-"""The toolchains of these tests, their cache, and the only reasons for a skip.
-
-If a toolchain is missing, the tests that need it are skipped by its name; any other skip in this
-folder fails (conftest.py). Downloads and builds stay in `.interop/`, named by a hash of their
-inputs, and are made again when the inputs change.
-"""
+"""The toolchains of these tests, and their cache in `.interop/`, named by a hash of its inputs. A
+test may be skipped only because one of these toolchains is missing (conftest.py)."""
 
 import os
 import shutil
@@ -80,10 +76,7 @@ def go_client(document: bytes) -> Path:
 
 
 def typescript_client(document: bytes) -> Path:
-    """Return the folder whose `built/` has typescript/'s compiled programs.
-
-    They are compiled with the types generated from an OpenAPI document.
-    """
+    """Return the folder whose `built/` has typescript/, compiled for an OpenAPI document."""
     sources = sorted(path for path in (HERE / "typescript").iterdir() if path.is_file())
     folder = _folder("typescript", [document, *(source.read_bytes() for source in sources)])
     if (folder / "built").exists():

@@ -87,11 +87,7 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def all_cases() -> list[Case]:
-    """Return every case of the table.
-
-    The first error and first time of each call on each file come first, other errors and times
-    later.
-    """
+    """Return every case, the first error and first time of each call on each file first."""
     found = [
         (which, when, Case(call, path, error, when, work))
         for work, path, calls, errors, times in _CASES
@@ -233,10 +229,7 @@ class _World:
         return ", ".join(found)
 
     def paths(self, case: Case) -> list[Path]:
-        """Return the current file of a case: its absolute path, and its path within its directory.
-
-        The second form is the one that is used to open a file without following links.
-        """
+        """Return the file of a case by absolute path, and by name as it is opened in its folder."""
         starts = self._segments()
         named = {"OLDEST": starts[0], "NEXT": starts[-1] + _SEGMENT_BYTES}
         if "ACTIVE" in case.path:
@@ -281,8 +274,7 @@ class _World:
         assert len(bodies) == len(set(bodies)), "a message is there twice"
 
     def _verify_group(self) -> None:
-        """Receive all remaining messages. Settled messages must not be redelivered; all others
-        must."""
+        """Receive all messages that are not settled, and none that is settled."""
         missing = {offset for offset, _ in self.published} - self.settled - self.maybe_settled
         calls = self.calls
 
@@ -308,11 +300,7 @@ def _receive(most: int) -> dict[str, object]:
 def run(
     cases: Sequence[Case], folder: Path, done: Callable[[Row], None] = lambda row: None
 ) -> None:
-    """Run cases one after another on one data directory, in an empty folder; pass each row to
-    `done`.
-
-    At the end, check that no acknowledged data is lost.
-    """
+    """Run cases on one data directory, pass rows to `done`, and check that no data is lost."""
     world, row = _World(folder), None
     try:
         world.prepare(cases[0].work)
@@ -413,8 +401,7 @@ def _is_met(world: _World) -> bool:
 
 
 def main() -> None:
-    """Run the whole table, or only cases whose names contain one of the given words; print the
-    table."""
+    """Run and print the table, or only the cases whose names contain a given word."""
     rows: list[Row] = []
     failed = 0
 
@@ -443,11 +430,7 @@ def main() -> None:
 
 
 def batch_of(cases: Sequence[Case]) -> list[Case]:
-    """Return the first cases that can share a data directory.
-
-    Each deletion needs its own directory, because a directory has only one oldest segment that
-    is no longer needed.
-    """
+    """Return the first cases that can share a data directory; a deletion needs its own."""
     if cases[0].work == "trim":
         return [cases[0]]
     shared = [case for case in cases if case.work != "trim"]

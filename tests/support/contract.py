@@ -52,18 +52,9 @@ _SYNTAX = {
 _INTERNAL = "<internal>"
 #: Names in types that are not Holdfast's.
 _TYPE_NAMES = {
-    *(
-        "Any",
-        "BaseException",
-        "Callable",
-        "Exception",
-        "False",
-        "ForwardRef",
-        "Iterable",
-        "Literal",
-    ),
-    *("Mapping", "None", "NoneType", "Optional", "Path", "Sequence", "SparkSession", "True"),
-    "Union",
+    *("Any", "BaseException", "Callable", "Exception", "False", "ForwardRef", "Iterable"),
+    *("Literal", "Mapping", "None", "NoneType", "Optional", "Path", "Sequence", "SparkSession"),
+    *("True", "Union"),
 }
 
 
@@ -106,8 +97,7 @@ def _shown(value: Any, indent: str) -> str:
 
 
 def differences(old: Any, new: Any, place: str = "") -> Iterator[str]:
-    """Yield one line for each difference between two contracts: `+` added, `-` removed, `!`
-    changed, then the place, its parts separated by slashes."""
+    """Yield a line for each difference: `+` added, `-` removed or `!` changed, and its place."""
     if isinstance(old, dict) and isinstance(new, dict):
         for name in sorted({*old, *new}):
             where = f"{place}/{name}"
@@ -143,8 +133,7 @@ def _metrics(text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _without_texts(found: Any, *, names_are_data: bool = False) -> Any:
-    """Return a part of the OpenAPI document without its explanations. `names_are_data`: the
-    members' names are a user's, for example the names of fields."""
+    """Return a part of the OpenAPI document without explanations, which users' names may equal."""
     if isinstance(found, list):
         return [_without_texts(each) for each in found]
     if not isinstance(found, dict):

@@ -149,11 +149,7 @@ def _components(graph: dict[str, set[str]]) -> Iterator[list[str]]:
 
 
 def split_classes(files: list[Source]) -> list[str]:
-    """Return the classes that inheritance splits over files.
-
-    Such a class has a base class in another file that no other class has, and that is no protocol,
-    error, record or enumeration: the base is a piece of the class.
-    """
+    """Return the classes with a base class in another file that has no other subclass."""
     homes: dict[tuple[str, str], ast.ClassDef] = {}
     children: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for file in files:

@@ -1,9 +1,5 @@
-"""One run of a simulated broker through random operations, identified by its seed.
-
-The seed decides the operations and what each crash leaves on the disk. Thread timing is not
-controlled, so a seed does not replay a run exactly. A failure normally occurs again within a few
-runs of its seed.
-"""
+"""One run of a simulated broker through random operations, which its seed decides. Threads are not
+controlled, so a failure occurs again only within a few runs of its seed."""
 
 import asyncio
 import errno
@@ -223,11 +219,7 @@ class CrashRun:
         await self.broker.restart("crash", forget=forget)
 
     async def crash_and_overwrite(self) -> None:
-        """Crash on blocks that were written but not synced, then write other blocks of the same
-        size.
-
-        Check that no block that was cut reappears after the new blocks.
-        """
+        """Write over blocks that a crash cut; check that no cut block reappears after them."""
         size = SIZES[self.rng.randint(0, 2)]
         # Nothing large is repeated, and the next segment exists, so no roll waits for a sync.
         await self.broker.repeat_all()

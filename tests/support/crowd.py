@@ -20,18 +20,17 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 def files_that_may_be_open() -> int:
-    """Raise the soft limit of open files of this process to the hard limit, and return that
-    limit."""
+    """Raise the soft limit of open files to the hard limit, and return it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
 
 
 class Crowd:
-    """Clients of the server on `port`. Use as a context manager: its exit closes the clients."""
+    """Clients of the server at `url`. Use as a context manager: its exit closes the clients."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, url: str) -> None:
+        self._port = urlsplit(url).port
         self._joined = 0
         self.sockets: list[socket.socket] = []
 
@@ -56,8 +55,7 @@ class Crowd:
         return joined
 
     def drip(self, part: bytes) -> int:
-        """Send `part` from each client that is still connected; return the number of these
-        clients."""
+        """Send `part` from each client that is connected; return the number of clients."""
         alive = 0
         for one in self.sockets:
             with contextlib.suppress(OSError):

@@ -53,10 +53,7 @@ def config_of(data_dir: Path) -> Config:
 
 
 async def make_directory(data_dir: Path) -> Truth:
-    """Make a data directory with a few segments, an index, stored offsets and a reserve.
-
-    The storage is closed in order.
-    """
+    """Make a data directory with a few segments, an index, stored offsets and a reserve."""
     storage = await _open_storage(data_dir)
     try:
         topics = [(await storage.store.topics.create(name, queues=_QUEUES))[0] for name in _TOPICS]
@@ -162,10 +159,7 @@ async def _examine_messages(storage: Storage, truth: Truth) -> bool:
 async def _read_queue(
     store: MessageStore, topic: Topic, queue: int
 ) -> tuple[dict[int, Row], set[int]]:
-    """Read a queue from its first offset to its end.
-
-    Return the messages by offset, and the offsets that are declared damaged.
-    """
+    """Return a queue's messages by offset, and the offsets that are declared damaged."""
     found: dict[int, Row] = {}
     missing: set[int] = set()
     state = store.reading.queue_state(topic, queue)
@@ -281,10 +275,7 @@ def _must_be_degraded(storage: Storage, what: str) -> None:
 
 
 def judge_files(before: dict[str, bytes], data_dir: Path, truth: Truth) -> None:
-    """Raise DamageViolation if the start deleted a segment or changed its written bytes.
-
-    A segment may be kept under another name.
-    """
+    """Raise DamageViolation if a start deleted or changed written bytes; it may rename them."""
     now = [path.read_bytes() for path in (data_dir / "commitlog").glob("*") if path.is_file()]
     for name, content in before.items():
         written = content[: len(truth.log.get(name, content))]
@@ -314,10 +305,7 @@ def log_files(data_dir: Path) -> dict[str, bytes]:
 
 
 def run_examination(data_dir: Path, truth: Truth) -> str:
-    """Check the directory, start on it, and judge both; return the outcome of the start.
-
-    Raise DamageViolation, or any other exception that occurred.
-    """
+    """Check the directory, start on it, and judge both; return the outcome of the start."""
     findings = judge_check(data_dir)
     before = log_files(data_dir)
     outcome = asyncio.run(examine(data_dir, truth))

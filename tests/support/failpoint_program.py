@@ -1,9 +1,7 @@
-"""Run `holdfast` so that it stops itself with SIGSTOP when it reaches a named place the COUNT-th
-time.
+"""Run `holdfast` with a patch that stops it (SIGSTOP) at a named place, the COUNT-th time:
 
-python -m tests.support.failpoint_program PLACE COUNT serve --data-dir ...
+    python -m tests.support.failpoint_program PLACE COUNT serve --data-dir ...
 
-The places are patched into the program before it runs; its code contains no failpoints.
 The test waits with `wait_until_stopped`, then cuts the power or kills the process.
 """
 
@@ -13,7 +11,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +18,7 @@ from typing import Any
 
 from holdfast.backup.manifest import MANIFEST_NAME
 from holdfast.groups.storage.open import PAGE
-
-_SEGMENTS_THREAD = "holdfast-segments"
+from tests.support.broker_calls import wait_until
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,43 +32,29 @@ class Place:
 
 
 def _in_segments_thread(*_: object) -> bool:
-    return threading.current_thread().name == _SEGMENTS_THREAD
-
-
-def _at_start_of_file(_file: object, _buffers: object, position: int) -> bool:
-    return position == 0
+    return threading.current_thread().name == "holdfast-segments"
 
 
 def _segment(path: Path, **_: object) -> bool:
     return path.parent.name == "commitlog" and path.suffix != ".new"
 
 
-def _into_segment(_path: Path, target: Path) -> bool:
-    return _segment(target)
+def _at_start_of_file(_file: object, _buffers: object, position: int) -> bool:
+    return position == 0
 
 
-def _into_version(_path: Path, target: Path) -> bool:
-    return target.name == "VERSION"
-
-
-def _into_page(_path: Path, target: Path) -> bool:
-    return target.name == PAGE
+def _into(name: str) -> Callable[..., bool]:
+    """Select renames to this file name, or into the folder of this name."""
+    return lambda _path, target: name in target.parts[-2:]
 
 
 def _into_manifest(_folder: object, _name: str, new_name: str) -> bool:
     return new_name == MANIFEST_NAME
 
 
-def _into_tokens(_path: Path, target: Path) -> bool:
-    return target.parent.name == "access"
-
-
-def _of_tokens(descriptor: int) -> bool:
-    return Path(f"/proc/self/fd/{descriptor}").readlink().parent.name == "access"
-
-
-def _of_version(descriptor: int) -> bool:
-    return Path(f"/proc/self/fd/{descriptor}").readlink().name == "VERSION.new"
+def _opened(name: str) -> Callable[..., bool]:
+    """Select descriptors of files with this name, or in the folder of this name."""
+    return lambda descriptor: name in Path(f"/proc/self/fd/{descriptor}").readlink().parts[-2:]
 
 
 _DISK = "holdfast.commitlog.disk.disk"
@@ -86,7 +68,7 @@ PLACES = {
     "segment allocated": Place(_DISK, "LinuxDisk.create", "after"),
     "segment header written": Place(_DISK, "LinuxFile.write", "after", _at_start_of_file),
     "segment synced": Place(_DISK, "LinuxDisk.rename"),
-    "segment renamed": Place("pathlib", "Path.rename", "after", _into_segment),
+    "segment renamed": Place("pathlib", "Path.rename", "after", lambda _, target: _segment(target)),
     "segment entered": Place(_DISK, "LinuxDisk.rename", "after"),
     # End the previous segment, write its footer, and delete it later.
     "segment ended": Place("holdfast.commitlog.segments.commit_log", "CommitLog.roll", "after"),
@@ -108,21 +90,21 @@ PLACES = {
     # A start records its beginning together with the restored rows; then it writes a new page.
     "cursors not begun": Place("holdfast.groups.storage.cursor_store", "CursorStore.begin"),
     "cursors begun": Place("holdfast.groups.storage.cursor_store", "CursorStore.begin", "after"),
-    "page not replaced": Place("pathlib", "Path.replace", "before", _into_page),
-    "page replaced": Place("pathlib", "Path.replace", "after", _into_page),
+    "page not replaced": Place("pathlib", "Path.replace", "before", _into(PAGE)),
+    "page replaced": Place("pathlib", "Path.replace", "after", _into(PAGE)),
     # Append a dead letter to its topic, then mark the message.
     "letter not appended": Place(_LETTERS, "DeadLetters._append"),
     "letter appended": Place(_LETTERS, "DeadLetters._mark_dead"),
     "letter marked": Place(_LETTERS, "DeadLetters._mark_dead", "after"),
     # Create a new data directory.
     "folder made": Place(_DISK, "sync_directory"),
-    "version written": Place("os", "fsync", "before", _of_version),
-    "version renamed": Place("pathlib", "Path.rename", "after", _into_version),
+    "version written": Place("os", "fsync", "before", _opened("VERSION.new")),
+    "version renamed": Place("pathlib", "Path.rename", "after", _into("VERSION")),
     "version entered": Place(_DATA_DIR, "sync_directory", "after"),
     "LMDB made": Place(_LMDB, "sync_directory"),
     # Commands: write a token file in two copies; complete a backup with its manifest.
-    "tokens written": Place("os", "fsync", "before", _of_tokens),
-    "tokens renamed": Place("pathlib", "Path.rename", "after", _into_tokens),
+    "tokens written": Place("os", "fsync", "before", _opened("access")),
+    "tokens renamed": Place("pathlib", "Path.rename", "after", _into("access")),
     "manifest written": Place(_FILES, "Folder.rename", "before", _into_manifest),
     "manifest renamed": Place(_FILES, "Folder.rename", "after", _into_manifest),
 }
@@ -130,14 +112,13 @@ PLACES = {
 
 def wait_until_stopped(pid: int, timeout_s: float = 200.0) -> None:
     """Return once the process has stopped at its place."""
-    deadline = time.monotonic() + timeout_s
-    while True:
+
+    def is_stopped() -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        if state == "T":
-            return
         assert state not in "ZX", f"process {pid} ended before it came to its place"
-        assert time.monotonic() < deadline, f"process {pid} never came to its place"
-        time.sleep(0.005)
+        return state == "T"
+
+    wait_until(is_stopped, f"process {pid} comes to its place", timeout_s)
 
 
 def find_function(place: Place) -> tuple[Any, str, Any]:

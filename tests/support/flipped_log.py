@@ -138,10 +138,7 @@ def batches(rng: random.Random, rows: int, body_bytes: int) -> Iterator[tuple[st
 
 @dataclass
 class FlippedLog:
-    """A log of two segments; the first one is full and sealed.
-
-    `directory` is created on the real file system, and stays empty.
-    """
+    """A log of two segments, the first full and sealed; `directory` stays empty."""
 
     directory: Path
     segment_bytes: int
@@ -230,10 +227,7 @@ class FlippedLog:
     # -- flips -----------------------------------------------------------------------------
 
     def start(self, path: Path, bit: int) -> Outcome:
-        """Flip a bit, start without an index, and read everything; return the outcome.
-
-        Raise FlipViolation if a rule is broken.
-        """
+        """Flip a bit, start without an index, and read all; raise FlipViolation if it is wrong."""
         self.disk.files = {name: bytearray(content) for name, content in self.image.items()}
         _flip(self.disk.files[path], bit)
         log = SmallLog(self.directory, self.disk, self.segment_bytes)
@@ -282,8 +276,7 @@ class FlippedLog:
                 raise FlipViolation(f"block {index} is served with other bytes")
 
     def _judge_files(self, path: Path, bit: int) -> None:
-        """Check that no file is missing, and that no byte below the durable watermark has
-        changed."""
+        """Check that no file is missing, and no byte below the durable watermark changed."""
         if self.disk.files.keys() != self.image.keys():
             raise FlipViolation(f"the files are {sorted(self.disk.files)}")
         for name, content in self.image.items():

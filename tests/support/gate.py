@@ -75,10 +75,7 @@ class Gate:
 
 
 class GateClient(threading.Thread):
-    """A thread that sends HTTP requests to a broker, one step after another.
-
-    Its first error ends it, and is kept in `error`.
-    """
+    """A thread that sends HTTP requests to a broker until its first error, kept in `error`."""
 
     def __init__(self, name: str, url: str, gate: Gate) -> None:
         super().__init__(name=name, daemon=True)

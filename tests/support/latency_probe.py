@@ -27,8 +27,7 @@ class Latencies:
         return samples[int(len(samples) * 0.99)]
 
     def slowest(self) -> tuple[str, float]:
-        """Return the kind with the highest 99th percentile, and that value. Publishes are
-        ignored."""
+        """Return the kind of request, except publishes, with the highest p99, and this p99."""
         return max(
             ((what, self.p99_s(what)) for what in self.of if what != "publish"),
             key=lambda pair: pair[1],

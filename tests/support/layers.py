@@ -35,14 +35,8 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
         "state": ("index", "lmdb_env", "config", "errors", "lost_ranges", "slices", "topics"),
         "damage": ("index", "state", "errors", "lost_ranges", "topics"),
         "reading": (
-            "damage",
-            "index",
-            "state",
-            "errors",
-            "lost_ranges",
-            "slices",
-            "thread_calls",
-            "topics",
+            *("damage", "index", "state"),
+            *("errors", "lost_ranges", "slices", "thread_calls", "topics"),
         ),
         "maintenance": ("damage", "index", "reading", "state", "config", "errors", "topics"),
     },
@@ -51,14 +45,8 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
         "core": ("cursor", "config", "errors"),
         "storage": ("cursor", "config", "settings"),
         "serving": (
-            "core",
-            "cursor",
-            "storage",
-            "config",
-            "descriptions",
-            "errors",
-            "service_types",
-            "settings",
+            *("core", "cursor", "storage"),
+            *("config", "descriptions", "errors", "service_types", "settings"),
         ),
     },
     "http_api": {
@@ -122,17 +110,14 @@ class Module:
 
     def imports(self, *, at_runtime: bool = False) -> Iterator[tuple[int, str, list[str]]]:
         """Yield (line, module, imported names); `at_runtime` skips type-checking imports."""
-        yield from self._at_runtime if at_runtime else self._all
+        yield from self._imports[at_runtime]
 
     @cached_property
-    def _all(self) -> list[tuple[int, str, list[str]]]:
-        return list(self._imports(at_runtime=False))
+    def _imports(self) -> tuple[list[tuple[int, str, list[str]]], ...]:
+        """All imports, and those at runtime."""
+        return tuple(list(self._find_imports(at_runtime=each)) for each in (False, True))
 
-    @cached_property
-    def _at_runtime(self) -> list[tuple[int, str, list[str]]]:
-        return list(self._imports(at_runtime=True))
-
-    def _imports(self, *, at_runtime: bool) -> Iterator[tuple[int, str, list[str]]]:
+    def _find_imports(self, *, at_runtime: bool) -> Iterator[tuple[int, str, list[str]]]:
         for node in _nodes(self.tree, with_types=not at_runtime):
             if isinstance(node, ast.Import):
                 for alias in node.names:
@@ -146,11 +131,8 @@ class Module:
 def _nodes(tree: ast.AST, *, with_types: bool) -> Iterator[ast.AST]:
     """Yield every node; skip nodes under `if TYPE_CHECKING:` unless asked to include them."""
     for node in ast.iter_child_nodes(tree):
-        if (
-            isinstance(node, ast.If)
-            and ast.unparse(node.test) == "TYPE_CHECKING"
-            and not with_types
-        ):
+        is_for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if is_for_types and not with_types:
             continue
         yield node
         yield from _nodes(node, with_types=with_types)
@@ -201,16 +183,14 @@ def sub_packages(package: str) -> list[str]:
 
 
 def place_in(package: str, name: str) -> str | None:
-    """Return the sub-package that has a module, or the module's own name if none has it. Return
-    None if the module is not in the package."""
+    """Return the sub-package or file of a package that has a module, or None outside of it."""
     if not name.startswith(f"{package}."):
         return None
     return name.removeprefix(f"{package}.").partition(".")[0]
 
 
 def imports_within(package: str) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (place, imported place, module, imported module) for imports between the places of a
-    package, type-checking imports too."""
+    """Yield (place, imported place, module, imported module) for imports within a package."""
     for name, module in MODULES.items():
         if (place := place_in(package, name)) is None or name in FORMER_NAMES:
             continue

@@ -1,10 +1,9 @@
 """A separate file system for a test, stored in a file, that can lose its power.
 
-It needs root and a loop device. The power loss is the ioctl that
-shuts ext4 and XFS down without writing their journal: data that was not synced is missing after
-the next mount, and until then every write fails. The image and the mount point are in one folder.
-Its name contains the id of the test process, so that later tests can remove the volume of a test
-process that was killed.
+It needs root and a loop device. The power loss is the ioctl that shuts ext4 and XFS down without
+writing their journal: data that was not synced is missing after the next mount, and until then
+every write fails. The folder's name contains the id of the test process, so that later tests can
+remove the volume of a test process that was killed.
 """
 
 import fcntl
@@ -102,10 +101,7 @@ class LoopVolume:
         self.restore_power()
 
     def become_read_only(self) -> None:
-        """Make the file system read-only at once, as ext4 does when it finds damage.
-
-        It must be mounted with errors=remount-ro.
-        """
+        """Make a file system with errors=remount-ro read-only, as ext4 does if it finds damage."""
         number = self.path.stat().st_dev
         block_device = Path("/sys/dev/block", f"{os.major(number)}:{os.minor(number)}").resolve()
         Path("/sys/fs/ext4", block_device.name, "trigger_fs_error").write_text("tests")

@@ -1,7 +1,4 @@
-"""The picture of the packages in ARCHITECTURE.md, made from the imports.
-
-`python -m tests.support.picture` writes it between the page's two markers.
-"""
+"""The picture in ARCHITECTURE.md, written by `python -m tests.support.picture` from the imports."""
 
 from collections import defaultdict
 from graphlib import TopologicalSorter

@@ -1,7 +1,4 @@
-"""A data directory in which the owner replaced a file, and our commands that root runs on it.
-
-Each command runs in its own process.
-"""
+"""A data directory in which the owner replaced a file, and commands that root runs on it."""
 
 import contextlib
 import json
@@ -40,7 +37,6 @@ class Scene:
 
     @property
     def data(self) -> Path:
-        """The data directory."""
         return self.root / "owners" / "data"
 
     @property
@@ -82,10 +78,7 @@ class Scene:
     def plant(
         self, name: str, kind: str, *, folder: Path | None = None, other: Path | None = None
     ) -> bool:
-        """Replace a file or folder, in the data directory unless `folder` is given.
-
-        Return False if this kind of replacement is not possible for it.
-        """
+        """Replace a file or folder in `folder` or the data directory; return whether it could."""
         path, other = (folder or self.data) / name, other or self.outside / name
         is_folder = path.is_dir()
         if (is_folder and "hard" in kind) or (kind == "hard link" and not other.exists()):

@@ -37,8 +37,7 @@ class RawConnection:
 async def raw_connection(
     port: int, tls: ssl.SSLContext | None = None, *, address: str = "127.0.0.1"
 ) -> AsyncIterator[RawConnection]:
-    """Connect from this address; with `tls`, make a TLS handshake for the server name
-    "localhost"."""
+    """Connect from this address, with `tls` for the server name "localhost"."""
     name = "localhost" if tls is not None else None
     reader, writer = await asyncio.open_connection(
         "127.0.0.1", port, ssl=tls, server_hostname=name, local_addr=(address, 0)

@@ -35,10 +35,7 @@ class SeedRuns:
 
 
 def run_seeds(first_seed: int, count: int, most_s: float, base: Path) -> SeedRuns:
-    """Run `count` seeds from `first_seed` on, in order, each in its own directory under `base`.
-
-    No seed is started after `most_s` seconds.
-    """
+    """Run `count` seeds from `first_seed` on; start none after `most_s` seconds."""
     runs = SeedRuns(first_seed)
     ends_at = time.monotonic() + most_s
     seeds = iter(range(first_seed, first_seed + count))

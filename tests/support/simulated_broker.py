@@ -1,8 +1,4 @@
-"""A simulated broker with its clients, and the judge of its restarts.
-
-`restart` ends the process in one of three ways and opens its storage again. Then all data is read
-back, and the history checker judges it.
-"""
+"""A simulated broker with its clients, and the judge of all its data after each restart."""
 
 import random
 from collections.abc import Sequence
@@ -121,10 +117,7 @@ class SimulatedBroker(SimulatedGroups):
         self.verify_group(power_lost=power_lost)
 
     def _verify_marks(self, power_lost: bool) -> None:
-        """Check that a queue's end became smaller only by a power loss in a topic in written mode.
-
-        Recovery synced the data that it found, so this data is durable from now on.
-        """
+        """Check that only a power loss in written mode made the end of a queue smaller."""
         self.history.seen += self.history.seen_written
         self.history.seen_written.clear()
         for plan in self.plans:

@@ -1,7 +1,4 @@
-"""The clients of a simulated broker as data: requested topics, producers and their publishes.
-
-Bodies identify their sends, so that the history checker can distinguish them.
-"""
+"""The clients of a simulated broker as data; bodies identify their sends."""
 
 import asyncio
 import random
@@ -53,8 +50,7 @@ class Attempt:
     tries: int = 0
 
     def loses_answer(self) -> bool:
-        """Count an attempt; return whether its answer is lost. The last attempt's answer never
-        is."""
+        """Count an attempt; return whether its answer, which is not the last one, is lost."""
         self.tries += 1
         draw = random.Random(self.sends[0][0].body[:16] + bytes([self.tries])).random()
         return self.tries < MOST_TRIES and draw < _LOST_ANSWERS
@@ -82,8 +78,7 @@ class Producer:
     sent: int = 0
     unanswered: list[Attempt] = field(default_factory=list)
     sends_rows: bool = False
-    """Whether its messages may share a batch with messages of other producers. If so, its sequences
-    count requests."""
+    """Whether batches hold messages of several producers; its sequences then count requests."""
     is_known: bool = False
     """Whether the broker has answered this producer once."""
 

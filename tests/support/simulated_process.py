@@ -59,10 +59,7 @@ class SimulatedProcess:
         self._kept_lmdb = directory / "lmdb"
 
     async def open(self) -> bool:
-        """Open the storage; return whether the power failed again meanwhile.
-
-        A start that fails because of a read error is repeated.
-        """
+        """Open the storage, again after read errors; return whether the power failed meanwhile."""
         power_lost = False
         while True:
             self.config = self._config()

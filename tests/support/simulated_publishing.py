@@ -1,7 +1,4 @@
-"""A simulated process with producers that record their sends and answers.
-
-The queues of all topics share one numbering, so that one History covers the whole log.
-"""
+"""A simulated process, and producers that record sends and answers in one numbering of queues."""
 
 import asyncio
 import contextlib
@@ -35,8 +32,7 @@ class Totals:
     """Kills while some written data was not synced yet."""
     power_losses: int = 0
     lost_written: int = 0
-    """Messages acknowledged in written mode that a power loss removed; any other loss is a
-    violation."""
+    """Messages acknowledged in written mode that a power loss removed."""
     lossy_power_losses: int = 0
 
     def add(self, other: "Totals") -> None:
@@ -46,11 +42,7 @@ class Totals:
 
 
 class SimulatedPublishing(SimulatedProcess):
-    """Storage, disk and producers on one event loop.
-
-    Behaviour that a correct broker cannot have raises an AssertionError: HistoryViolation or
-    BrokerViolation.
-    """
+    """Storage, disk and producers on one event loop."""
 
     def __init__(self, directory: Path, rng: random.Random) -> None:
         super().__init__(directory, rng)
@@ -73,8 +65,7 @@ class SimulatedPublishing(SimulatedProcess):
         return plan
 
     async def churn_topic(self) -> None:
-        """Create a topic, publish to it, delete it. Neither the topic nor its messages may come
-        back."""
+        """Create, use and delete a topic; neither it nor its messages may come back."""
         self.disk.release_syncs()
         topic, is_new = await self.store.topics.create("short-lived", queues=1)
         state = self.store.reading.queue_state(topic, 0)
@@ -113,10 +104,7 @@ class SimulatedPublishing(SimulatedProcess):
         return producer
 
     def publish(self, producer: Producer, messages: int, body_bytes: int) -> Attempt | None:
-        """Send the next publish, or first repeat failed publishes.
-
-        Return None if too many publishes of this producer are in flight.
-        """
+        """Repeat failed publishes, or send the next one unless too many are in flight (None)."""
         if repeated := self._repeat(producer):
             return repeated[-1]
         if not producer.can_send:
@@ -176,21 +164,14 @@ class SimulatedPublishing(SimulatedProcess):
                 self.history.record_ack(send, *place, durable=result.durable)
 
     def _must_be_readable(self, plan: Plan, result: StoredBatch) -> None:
-        """Check that an acknowledged offset can be read.
-
-        A publish in written mode to a durable topic is exempt: it becomes visible after the sync.
-        """
+        """Check that an acknowledged offset can be read, unless it waits for a sync."""
         end = self.store.reading.queue_state(self.topic(plan), result.queue).max_offset
         is_shown = result.durable or not plan.is_durable
         if is_shown and end < result.base_offset + result.count:
             raise BrokerViolation(f"{result} was answered, but {plan.name} ends at {end}")
 
     def _judge_refusal(self, producer: Producer, attempt: Attempt) -> bool:
-        """Return whether a refused publish is given up.
-
-        A sequence gap is caused by an earlier publish that failed and will be repeated, or by a
-        power loss.
-        """
+        """Return whether a refused publish is given up, or repeated after an earlier one."""
         if attempt.epoch < producer.epoch:
             return True
         if producer.unanswered[0] is not attempt:
@@ -203,8 +184,7 @@ class SimulatedPublishing(SimulatedProcess):
         return True
 
     async def repeat_all(self) -> None:
-        """Let every producer repeat its failed publishes, until all are answered or have failed
-        again."""
+        """Let every producer repeat its failed publishes until all are answered or failed again."""
         self.disk.release_syncs()
         await self._settle()
         await self.alarms_over()
@@ -216,10 +196,7 @@ class SimulatedPublishing(SimulatedProcess):
     # -- waiting ---------------------------------------------------------------------------
 
     async def quiesce(self) -> None:
-        """Wait until every thread is idle and all written data is synced and visible.
-
-        Return early if the process is dead.
-        """
+        """Wait until the process is dead, or idle with all written data synced and visible."""
         self.disk.release_syncs()
         await self._settle()
         if self.is_dead:

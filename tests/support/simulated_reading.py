@@ -22,8 +22,7 @@ class SimulatedReading(SimulatedPublishing):
         """The next offset that the consumer of each queue pulls."""
         self._min_offsets: dict[int, int] = {}
         self._trimming = False
-        """Whether the first offsets of queues may have grown, because retention ran since the last
-        check."""
+        """Whether retention ran since the last check, so that first offsets may have grown."""
 
     # -- consuming -------------------------------------------------------------------------
 
@@ -129,17 +128,12 @@ class SimulatedReading(SimulatedPublishing):
     # -- retention -------------------------------------------------------------------------
 
     async def trim(self, retention_bytes: int, *, may_fail: bool = False) -> None:
-        """Trim every topic to `retention_bytes`, and delete the segments that are unneeded or too
-        many.
-
-        Publishes may be in flight. With `may_fail` the disk is expected to fail.
-        """
+        """Trim topics to `retention_bytes`, and delete the segments that are not needed."""
         limits = {"retention_bytes": retention_bytes, "retention_ms": None}
         await self._retain(limits, may_fail=may_fail)
 
     async def expire(self, retention_ms: int) -> None:
-        """Let every topic delete messages older than `retention_ms`; check that no younger one is
-        deleted."""
+        """Let topics delete messages older than `retention_ms`, and no younger message."""
         stored = {
             number: await self._timestamps(plan, queue)
             for plan in self.plans

@@ -23,7 +23,15 @@ class SmallDisk:
         if os.geteuid() != 0:
             pytest.skip("not root: nothing can be mounted")
         self.path.mkdir(parents=True, exist_ok=True)
-        command = ["mount", "-t", "tmpfs", "-o", f"size={self._size_bytes}", "tmpfs", self.path]
+        command = [
+            "mount",
+            "-t",
+            "tmpfs",
+            "-o",
+            f"size={self._size_bytes}",
+            "tmpfs",
+            str(self.path),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             pytest.skip(f"cannot mount: {done.stderr.strip()}")

@@ -1,8 +1,4 @@
-"""Faults of system calls in a running process, injected with strace: calls that fail or are slow.
-
-`injected(pid, "fdatasync:error=EIO:when=1")` attaches to every thread of the process, and detaches
-at the end. Attaching takes about 0.1 s; it is complete when the block begins.
-"""
+"""System calls of a running process that strace makes fail or slow; attaching takes about 0.1 s."""
 
 import os
 import shutil

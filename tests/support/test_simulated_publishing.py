@@ -1,7 +1,4 @@
-"""Reactions of the simulated producers to refusals, and their waits.
-
-Each test is the shortest form of a failure that random seeds found.
-"""
+"""Reactions of simulated producers to refusals: the shortest forms of failures of random seeds."""
 
 import random
 from pathlib import Path

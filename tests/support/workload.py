@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 from holdfast.client import Client
 from holdfast.client.errors import ApiError
+from holdfast.running_broker import RunningBroker
 from tests.support.broker_calls import wait_until
 from tests.support.gate import Gate, GateClient
 from tests.support.group_load import GroupLoad
 from tests.support.history import Record, check_history, settle_power_loss
+from tests.support.loop_volume import LoopVolume
 from tests.support.workload_clients import (
     BatchPublisher,
     GroupConsumer,
@@ -37,8 +39,7 @@ ARGUMENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The counts of a judgement. `lost` messages were acknowledged in written mode, and are
-    gone."""
+    """The counts of a judgement; `lost` messages were acknowledged in written mode."""
 
     acknowledged: int
     stored: int
@@ -129,7 +130,6 @@ class Workload:
 
     @property
     def acknowledged(self) -> int:
-        """The number of acknowledged messages so far."""
         return sum(len(topic.history.acks) for topic in self.topics)
 
     def verify(self) -> None:
@@ -149,31 +149,31 @@ class Workload:
         wait_until(has_more, "more is acknowledged")
 
     def close_gate(self) -> None:
-        """Let no client start another request. Requests in flight may last until the broker is
-        back."""
+        """Let no client start another request; those in flight may last until a restart."""
         self._gate.close()
 
     def pause(self) -> None:
-        """Return once no client has a request in flight. `resume` lets the clients continue."""
+        """Let the clients wait; return once none of them has a request in flight."""
         self._gate.pause()
 
     def resume(self) -> None:
-        """Let the clients continue."""
         self._gate.resume()
 
     def disk_fails(self) -> None:
-        """Let the clients accept 5xx answers and ignore all answers, until `judge` is called.
-
-        Call it before the power is cut.
-        """
+        """Before the power is cut, let the clients accept 5xx and ignore answers until `judge`."""
         self._gate.disk_failures += 1
         self._gate.disk_fails = True
 
-    def judge(self, *, power_was_lost: bool = False) -> Judged:
-        """Read all data back and judge it. The clients must be paused, and the broker must run.
+    def lose_power(self, volume: LoopVolume, broker: RunningBroker) -> None:
+        """Let the power fail under the broker, and end the broker's process."""
+        self.disk_fails()
+        volume.cut_power()
+        self.close_gate()
+        broker.kill()
+        volume.restore_power()
 
-        Raise HistoryViolation, AssertionError, or the error of a client.
-        """
+    def judge(self, *, power_was_lost: bool = False) -> Judged:
+        """Read all data back and judge it, while the clients are paused and the broker runs."""
         self._gate.disk_fails = False
         self.verify()
         for keeper in self._offsets:
@@ -184,7 +184,7 @@ class Workload:
         return Judged(self.acknowledged, *(sum(each) for each in zip(*counts, strict=True)))
 
     def _judge_topic(self, topic: LoadTopic, power_was_lost: bool) -> tuple[int, int, int]:
-        final, begins = _everything(self._client, topic)
+        final, begins = read_everything(self._client, topic)
         history = topic.history
         lost = 0
         if power_was_lost:
@@ -194,7 +194,7 @@ class Workload:
         return len(final), len(history.seen) + len(history.seen_written), lost
 
 
-def _everything(client: Client, topic: LoadTopic) -> tuple[list[Record], dict[int, int]]:
+def read_everything(client: Client, topic: LoadTopic) -> tuple[list[Record], dict[int, int]]:
     """Return all messages of the topic, and the first offset of each queue at that time."""
     while True:
         try:

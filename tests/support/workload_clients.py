@@ -1,8 +1,4 @@
-"""The clients of a Workload, as threads that check their own observations.
-
-They publish, consume, store offsets, and create and delete topics over plain HTTP, and continue
-through every restart of the broker.
-"""
+"""The clients of a Workload: threads that check their observations, through every restart."""
 
 import itertools
 import json
@@ -32,11 +28,7 @@ class LoadTopic:
 
 
 class Publisher(GateClient):
-    """Publishes one message at a time, without the client library.
-
-    A request without an answer is repeated until it is answered, even if the producer is not
-    idempotent.
-    """
+    """Publishes single messages over plain HTTP, each repeated until it is answered."""
 
     def __init__(
         self, name: str, url: str, gate: Gate, topic: LoadTopic, body_bytes: int = 600
@@ -133,10 +125,7 @@ class Puller(GateClient):
 
 
 class OffsetKeeper(GateClient):
-    """Stores growing offsets for a group, up to the end of its queue.
-
-    An acknowledged offset must never go back.
-    """
+    """Stores growing offsets for a group; an acknowledged offset must never go back."""
 
     def __init__(self, name: str, url: str, gate: Gate, topic: LoadTopic) -> None:
         super().__init__(name, url, gate)
@@ -158,8 +147,7 @@ class OffsetKeeper(GateClient):
         self.acknowledged = self._tried
 
     def verify(self) -> bool:
-        """Compare the stored offset with the acknowledged one; return False if there was no
-        answer."""
+        """Compare the stored with the acknowledged offset; return False if there was no answer."""
         answer = self.ask("GET", self._path)
         if answer is None:
             return False
@@ -174,10 +162,7 @@ class OffsetKeeper(GateClient):
 
 
 class TopicChurner(GateClient):
-    """Creates a topic, publishes to it, stores an offset, deletes it, and starts again.
-
-    After each restart, acknowledged changes must still be there.
-    """
+    """Creates, uses and deletes topics; acknowledged changes must survive each restart."""
 
     def __init__(self, name: str, url: str, gate: Gate) -> None:
         super().__init__(name, url, gate)
