@@ -28,7 +28,7 @@ def test_a_start_says_how_the_broker_before_it_ended(tmp_path: Path) -> None:
     starts = [line for line in log.splitlines() if " recovered" in line]
     assert len(starts) == 3
     assert "did not stop cleanly" in starts[1]
-    assert "after a stop in order" in starts[2]
+    assert "after a clean stop" in starts[2]
     assert (
         log.splitlines()[0]
         .split("holdfast.cli.process.broker_process: ")[1]
