@@ -135,6 +135,19 @@ async def test_lag_is_in_messages_bytes_and_seconds(filled: Api) -> None:
     assert reply["lag_seconds"] == first["lag_seconds"] >= second["lag_seconds"] >= 0
 
 
+async def test_the_lag_of_a_group_in_seconds_is_that_of_its_slowest_topic(
+    filled: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await filled.store.topics.create("other")
+    await filled.send_json("PUT", "/v1/groups/billing/topics/other/offsets", {"offsets": {"0": 0}})
+    await store(filled, {"0": 1})
+    monkeypatch.setattr("holdfast.http_api.endpoints.group_lag.time", lambda: time.time() + 100)
+    reply = (await filled.get("/v1/groups/billing")).json()
+    seconds = {topic["topic"]: topic["lag_seconds"] for topic in reply["topics"]}
+    assert seconds["other"] == 0
+    assert reply["lag_seconds"] == seconds["orders"] >= 99
+
+
 async def test_a_group_at_the_end_has_no_lag(filled: Api) -> None:
     await store(filled, {"0": 4, "1": 0})
     reply = (await filled.get("/v1/groups/billing")).json()

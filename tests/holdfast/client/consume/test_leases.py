@@ -1,9 +1,21 @@
+import asyncio
+from collections.abc import Sequence
+from typing import cast
+
 import pytest
 
-from holdfast.client.consume.delivery import DeliveredMessage, Settling
-from holdfast.client.consume.leases import RedeliveredKeys
+from holdfast.client.consume.delivery import (
+    DeliveredMessage,
+    Delivery,
+    DeliveryOwner,
+    Lease,
+    Settling,
+    Status,
+)
+from holdfast.client.consume.leases import LeaseRenewer, RedeliveredKeys
 from holdfast.client.errors import ClientClosed
 from tests.support.fake_group import delivered_message as message
+from tests.support.loop_clock import LoopClock
 
 
 def redelivered(*messages: DeliveredMessage) -> tuple[RedeliveredKeys, list[Settling]]:
@@ -65,3 +77,26 @@ async def test_waiting_for_a_failed_nack_raises_its_error() -> None:
     await table.wait_confirmed(message(6, "b").as_received())
     with pytest.raises(ClientClosed):
         await table.wait_confirmed(message(6).as_received())
+
+
+async def test_leases_that_are_due_soon_are_extended_together() -> None:
+    clock, requests = LoopClock(), asyncio.Queue[list[str]]()
+
+    async def extend(receipts: Sequence[str]) -> list[Status]:
+        requests.put_nowait(list(receipts))
+        return ["done"] * len(receipts)
+
+    renewer = LeaseRenewer(extend, lambda delivery: None, lease_s=8.0)
+    now_s = asyncio.get_running_loop().time()
+    for index, extend_at_s in enumerate([4.0, 4.9, 5.0, 5.1]):
+        lease = Lease(cast(DeliveryOwner, None), now_s + extend_at_s)
+        renewer.add(Delivery(b"", message(index), 0, str(index), 1, False, lease))
+    task = asyncio.ensure_future(renewer.run())
+    await asyncio.sleep(0)
+    assert requests.empty()
+    await clock.advance(4.0)
+    assert await requests.get() == ["0", "1", "2"]
+    await asyncio.sleep(0)
+    await clock.advance(1.1)
+    assert await requests.get() == ["3"]
+    task.cancel()
