@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,8 @@ class Message:
     state: str = "available"
     member: str = ""
     receipt: str = ""
-    #: The lease or the delay of the message ends between these two times.
+    #: The lease or the delay of the message ends at this time or later.
     from_s: float = 0.0
-    until_s: float = 0.0
     came_back: int = 0
     #: The history of the message, for the reader of a violation.
     story: list[str] = field(default_factory=list)
@@ -90,7 +90,6 @@ class GroupBook:
             message = self.messages[place]
             message.state, message.member, message.receipt = "leased", member, each["receipt"]
             message.from_s = sent_at + lease_ms / 1000
-            message.until_s = had_at + lease_ms / 1000
             message.note(f"to {member}, attempt {each['attempt']}, from {sent_at:.3f}, {lease_ms}")
             places.append(place)
         return places
@@ -130,12 +129,10 @@ class GroupBook:
                 continue
             if verb == "extend":
                 message.from_s = times.sent_at + times.lease_ms / 1000
-                message.until_s = time.monotonic() + times.lease_ms / 1000
                 continue
             message.came_back += 1
             message.state = "delayed" if times.delay_ms else "available"
             message.from_s = times.sent_at + times.delay_ms / 1000
-            message.until_s = time.monotonic() + times.delay_ms / 1000
 
     def left(self, member: str) -> None:
         """Record that a member left: other members may receive its messages."""
@@ -254,27 +251,17 @@ class Campaign:
         """Let members work until the broker ends, restart it, and check the result."""
         self._publish(self.rng.randrange(5, 25))
         is_kill = self.rng.random() < 7 / 8
-        error: list[BaseException] = []
         ending = threading.Event()
-
-        def run() -> None:
-            try:
-                self._work(ending)
-            except BaseException as failure:
-                error.append(failure)
-
-        work = threading.Thread(target=run)
-        work.start()
-        time.sleep(self.rng.uniform(0.02, 0.3))  # let the load run until a random kill
-        if is_kill:
-            self.broker.kill()
-        else:
-            ending.set()
-            work.join()
-            assert self.broker.stop() == 0
-        work.join()
-        if error:
-            raise error[0]
+        with ThreadPoolExecutor(1) as pool:
+            work = pool.submit(self._work, ending)
+            time.sleep(self.rng.uniform(0.02, 0.3))  # let the load run until a random kill
+            if is_kill:
+                self.broker.kill()
+            else:
+                ending.set()
+                work.result()
+                assert self.broker.stop() == 0
+            work.result()
         self.counts["kills" if is_kill else "stops"] += 1
         self.broker.start()
         calls = Calls(self.broker.url)

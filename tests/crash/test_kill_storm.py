@@ -7,6 +7,7 @@ import signal
 import statistics
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_a_storm_of_kills_loses_nothing(tmp_path: Path) -> None:
                 broker.kill()
                 kills[moment if moment == "stop" else "load"] += 1
                 while rng.random() < 0.2 and sum(kills.values()) < KILLS:
-                    _kill_while_it_starts(broker, rng.uniform(0.1, START_S))
+                    end_during_start(broker, rng.uniform(0.1, START_S))
                     kills["start"] += 1
                 if rng.random() < 0.2:
                     assert_sound(broker.data_dir)
@@ -67,7 +68,7 @@ def test_kills_at_the_first_start_leave_nothing_in_the_way(tmp_path: Path) -> No
         broker = RunningBroker(tmp_path / f"data-{number}", ARGUMENTS, start_timeout_s=60)
         try:
             for _ in range(2):
-                _kill_while_it_starts(broker, rng.uniform(0.3, START_S))
+                end_during_start(broker, rng.uniform(0.3, START_S))
             broker.start()
             with broker.client() as client:
                 assert client.publish("t", b"x").durable
@@ -76,11 +77,14 @@ def test_kills_at_the_first_start_leave_nothing_in_the_way(tmp_path: Path) -> No
         assert_sound(broker.data_dir)
 
 
-def _kill_while_it_starts(broker: RunningBroker, after_s: float) -> None:
+def end_during_start(
+    broker: RunningBroker, after_s: float, end: Callable[[], object] | None = None
+) -> None:
+    """Start the broker, and call `end` (default: kill the broker) after this time."""
     process = broker.launch()
     try:
         process.wait(after_s)
     except subprocess.TimeoutExpired:
-        broker.kill()
+        (end or broker.kill)()
         return
     raise AssertionError(f"the broker ended by itself: {broker.log_path.read_text()[-4000:]}")

@@ -4,14 +4,15 @@ the seed."""
 
 import os
 import random
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
 from holdfast.running_broker import RunningBroker
+from tests.crash.test_kill_storm import START_S, end_during_start
 from tests.support.broker_calls import fetch, wait_until
 from tests.support.loop_volume import LoopVolume
 from tests.support.sound import assert_sound
@@ -21,8 +22,6 @@ pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(1800)]
 
 LOSSES = int(os.environ.get("TEST_POWER_LOSSES", "3"))
 SEED = int(os.environ.get("TEST_SEED", "20261121"))
-#: A start of a broker takes about this long; a power loss comes at any time within it.
-START_S = 1.5
 
 
 def test_power_losses_take_nothing_that_was_acknowledged_as_durable(volume: LoopVolume) -> None:
@@ -39,7 +38,8 @@ def test_power_losses_take_nothing_that_was_acknowledged_as_durable(volume: Loop
             broker.kill()
             volume.restore_power()
             if rng.random() < 0.3:
-                _lose_power_while_it_starts(volume, broker, rng.uniform(0.2, START_S))
+                lose_power = partial(volume.lose_power, broker.kill)
+                end_during_start(broker, rng.uniform(0.2, START_S), lose_power)
                 starting += 1
             judged = _judge_after_restart(broker, load)
             lost += judged.lost
@@ -89,13 +89,3 @@ def _judge_after_restart(broker: RunningBroker, load: Workload) -> Judged:
     load.resume()
     load.wait_for_more()
     return judged
-
-
-def _lose_power_while_it_starts(volume: LoopVolume, broker: RunningBroker, after_s: float) -> None:
-    process = broker.launch()
-    try:
-        process.wait(after_s)
-    except subprocess.TimeoutExpired:
-        volume.lose_power(broker.kill)
-        return
-    raise AssertionError(f"the broker ended by itself: {broker.log_path.read_text()[-4000:]}")

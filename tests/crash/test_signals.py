@@ -4,15 +4,15 @@ sets the length of the pause in seconds (default 6; 30 by hand)."""
 import os
 import random
 import signal
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from holdfast.running_broker import RunningBroker
-from tests.support.broker_calls import Answer, fetch, wait_until
+from tests.support.broker_calls import Answer, Calls, fetch, wait_until
 from tests.support.sound import assert_sound
 from tests.support.workload import ARGUMENTS, Workload
 
@@ -23,21 +23,6 @@ SEED = int(os.environ.get("TEST_SEED", "20261121"))
 STOP_S = 5.0
 
 
-class HeldPull(threading.Thread):
-    """A pull that waits on a topic where no message arrives."""
-
-    def __init__(self, url: str, wait_ms: int) -> None:
-        super().__init__(daemon=True)
-        self._url = f"{url}/v1/topics/idle/queues/0/messages?from=latest&wait_ms={wait_ms}"
-        self.answer: Answer | None = None
-        self.took_s = 0.0
-
-    def run(self) -> None:
-        started = time.monotonic()
-        self.answer = fetch(self._url, timeout_s=90)
-        self.took_s = time.monotonic() - started
-
-
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[RunningBroker]:
     started = RunningBroker(tmp_path / "data", ARGUMENTS, start_timeout_s=60)
@@ -46,21 +31,20 @@ def broker(tmp_path: Path) -> Iterator[RunningBroker]:
     started.kill()
 
 
-def _hold(broker: RunningBroker, count: int, wait_ms: int) -> list[HeldPull]:
+def _hold(broker: RunningBroker, count: int, wait_ms: int) -> list[Future[Answer]]:
+    """Start pulls that wait on a topic where no message arrives."""
     with broker.client() as client:
         client.create_topic("idle", queues=1)
-    pulls = [HeldPull(broker.url, wait_ms) for _ in range(count)]
-    for pull in pulls:
-        pull.start()
+    url = f"{broker.url}/v1/topics/idle/queues/0/messages?from=latest&wait_ms={wait_ms}"
+    pool = ThreadPoolExecutor(count)
+    pulls = [pool.submit(fetch, url, timeout_s=90) for _ in range(count)]
+    pool.shutdown(wait=False)
     wait_until(lambda: _held(broker) >= count, "the pulls are held")
     return pulls
 
 
-def _held(broker: RunningBroker) -> int:
-    for line in fetch(f"{broker.url}/metrics").raw.decode().splitlines():
-        if line.startswith("holdfast_long_poll_parked "):
-            return int(float(line.split()[1]))
-    raise AssertionError("no such metric")
+def _held(broker: RunningBroker) -> float:
+    return Calls(broker.url).metric("holdfast_long_poll_parked")
 
 
 @pytest.mark.parametrize("again", [None, signal.SIGTERM, signal.SIGINT])
@@ -78,9 +62,7 @@ def test_sigterm_under_load_ends_everything_in_order(
         assert broker.wait(20) == 0
         assert time.monotonic() - started < STOP_S
         for pull in pulls:
-            pull.join(5)
-            assert pull.answer is not None, "a held pull was not answered"
-            assert pull.answer.status in (200, 503), pull.answer
+            assert pull.result(5).status in (200, 503)
         assert_sound(broker.data_dir)
         broker.start()
         load.wait_for_more()
@@ -125,9 +107,7 @@ def test_a_paused_broker_goes_on_where_it_was(broker: RunningBroker) -> None:
         os.kill(broker.pid, signal.SIGCONT)
         continued = time.monotonic()
         for pull in pulls:
-            pull.join(10)
-            assert pull.answer is not None, "a held pull was not answered"
-            assert pull.answer.status == 200, pull.answer
+            assert pull.result(10).status == 200
         assert time.monotonic() - continued < 5.0
         load.wait_for_more(100)
         load.pause()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ while True:
 
 @pytest.mark.fault
 @pytest.mark.timeout(600)
-def test_killing_whoever_changes_the_tokens_costs_none(tmp_path: Path) -> None:
+def test_killing_a_writer_of_tokens_loses_no_reported_change(tmp_path: Path) -> None:
     print(f"TEST_SEED={SEED} TEST_KILLS={KILLS}")
     rng = random.Random(SEED)
     file = TokenFile(tmp_path / "data")
@@ -42,17 +43,13 @@ def test_killing_whoever_changes_the_tokens_costs_none(tmp_path: Path) -> None:
     gone: set[str] = set()
     generation = 0
     is_over = threading.Event()
-    unreadable: list[Exception] = []
 
     def read_on() -> None:
         while not is_over.is_set():
-            try:
-                file.read()
-            except Exception as error:
-                unreadable.append(error)
+            file.read()
 
-    reader = threading.Thread(target=read_on)
-    reader.start()
+    pool = ThreadPoolExecutor(1)
+    reading = pool.submit(read_on)
     try:
         for _ in range(KILLS):
             with subprocess.Popen(
@@ -73,6 +70,6 @@ def test_killing_whoever_changes_the_tokens_costs_none(tmp_path: Path) -> None:
             generation = content.generation
     finally:
         is_over.set()
-        reader.join()
+        pool.shutdown()
     print(f"{generation} changes, {len(there)} tokens made and {len(gone)} revoked for certain")
-    assert not unreadable
+    assert reading.exception() is None

@@ -56,9 +56,8 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def root() -> Iterator[Root]:
-    """Return a function that runs commands as root."""
-    root = Root()
+def root(place: Path) -> Iterator[Root]:
+    root = Root(place / "out")
     yield root
     root.close()
 
@@ -74,7 +73,7 @@ def sound(place: Path, root: Root) -> Path:
             client.publish("t", str(number))
     made, _ = create_token(TokenFile(data), name="", grants=EVERYTHING, now_ms=1)
     (place / "token").write_text(made.token_id)
-    root.run(["backup", str(place / "sound-backup"), "--data-dir", str(data)], place / "out")
+    root.run(["backup", str(place / "sound-backup"), "--data-dir", str(data)])
     assert (place / "sound-backup" / "MANIFEST").exists()
     return data
 
@@ -85,11 +84,17 @@ _SMALL = (
 )
 
 
+@pytest.fixture
+def scene(place: Path, sound: Path) -> Scene:
+    scene = Scene(place / "scene")
+    scene.build(sound)
+    return scene
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_what_is_planted_under_a_name_is_neither_followed_nor_waited_for(
-    command: str, sound: Path, place: Path, root: Root
+    command: str, scene: Scene, sound: Path, place: Path, root: Root
 ) -> None:
-    scene = Scene(place / "scene")
     values = {
         "data": str(scene.data),
         "backup": str(scene.target),
@@ -100,14 +105,13 @@ def test_what_is_planted_under_a_name_is_neither_followed_nor_waited_for(
     if command == "serve":
         arguments += _SMALL
     wrong = []
-    scene.build(sound)
     for name in NAMES:
         for kind in KINDS:
             scene.build_inside(sound)
             if not scene.plant(name, kind):
                 continue
             before = scene.seen_outside()
-            ran = root.run(arguments, place / "out")
+            ran = root.run(arguments)
             after = scene.seen_outside()
             what = f"{name} is {kind}: {ran}"
             if ran.code is None:
@@ -123,23 +127,18 @@ def test_what_is_planted_under_a_name_is_neither_followed_nor_waited_for(
 
 
 @pytest.mark.parametrize("command", ["check", "repair", "backup", "serve"])
-def test_what_is_planted_is_named(command: str, sound: Path, place: Path, root: Root) -> None:
-    scene = Scene(place / "scene")
+def test_what_is_planted_is_named(command: str, scene: Scene, sound: Path, root: Root) -> None:
     for name in ("VERSION", "lock", "state/data.mdb", f"commitlog/{_SEGMENT}", "access/tokens"):
         scene.build(sound)
         scene.plant(name, "FIFO")
         values = {"data": str(scene.data), "backup": str(scene.target)}
         arguments = [each.format(**values) for each in COMMANDS[command]]
-        ran = root.run(arguments, place / "out")
+        ran = root.run(arguments)
         assert ran.code == 6, ran
         assert f"{scene.data / name}: it is no regular file" in ran.output, ran
 
 
-def test_what_root_makes_belongs_to_the_owner_of_the_directory(
-    sound: Path, place: Path, root: Root
-) -> None:
-    scene = Scene(place / "scene")
-    scene.build(sound)
+def test_what_root_makes_belongs_to_the_owner_of_the_directory(scene: Scene, root: Root) -> None:
     for path in scene.data.rglob("*"):
         path.chmod(0o777)
     for arguments in (
@@ -149,7 +148,7 @@ def test_what_root_makes_belongs_to_the_owner_of_the_directory(
         ["check", str(scene.target)],
         ["restore", str(scene.target), "--data-dir", str(scene.root / "owners" / "restored")],
     ):
-        ran = root.run(arguments, place / "out")
+        ran = root.run(arguments)
         assert ran.code == 0, (arguments, ran)
     for path in (scene.root / "owners").rglob("*"):
         assert path.stat().st_uid == OWNER, path
@@ -170,10 +169,8 @@ def roots(sound: Path, place: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("name", ["commitlog", "access-1", "state-1", "groups-1"])
 @pytest.mark.parametrize("options", [[], ["--incremental"]], ids=["new", "incremental"])
 def test_root_backs_its_own_directory_up_into_no_folder_of_another_user(
-    options: list[str], name: str, sound: Path, roots: Path, place: Path, root: Root
+    options: list[str], name: str, scene: Scene, roots: Path, place: Path, root: Root
 ) -> None:
-    scene = Scene(place / "scene")
-    scene.build(sound)
     if options:
         shutil.copytree(place / "sound-backup", scene.target)
     else:
@@ -182,13 +179,13 @@ def test_root_backs_its_own_directory_up_into_no_folder_of_another_user(
     scene.plant(name, "link", folder=scene.target, other=roots / "commitlog")
     give_to_owner(scene.target)
     before, segments = _entries(scene.target), _entries(roots)
-    ran = root.run(["backup", str(scene.target), *options, "--data-dir", str(roots)], place / "out")
+    ran = root.run(["backup", str(scene.target), *options, "--data-dir", str(roots)])
     assert _entries(roots) == segments, ran
     assert ran.code == 6, ran
     assert "chown -R root" in ran.output, ran
     assert _entries(scene.target) == before
 
-    ran = root.run(["backup", f"{scene.target}/new", "--data-dir", str(roots)], place / "out")
+    ran = root.run(["backup", f"{scene.target}/new", "--data-dir", str(roots)])
     assert ran.code == 6, ran
     assert not (scene.target / "new").exists()
 
@@ -211,12 +208,10 @@ _BACKUP_NAMES = {
 @pytest.mark.parametrize("options", [[], ["--incremental"]], ids=["new", "incremental"])
 @pytest.mark.parametrize("whose", ["the owner's", "root's, open to all"])
 def test_what_is_planted_in_the_folder_of_a_backup_is_not_followed(
-    whose: str, options: list[str], sound: Path, roots: Path, place: Path, root: Root
+    whose: str, options: list[str], scene: Scene, sound: Path, roots: Path, place: Path, root: Root
 ) -> None:
     """No user's files are followed, also where others may write to a folder of root's."""
-    scene = Scene(place / "scene")
     wrong = []
-    scene.build(sound)
     data = scene.data if whose == "the owner's" else roots
     target = scene.target if whose == "the owner's" else place / "open-to-all"
     for name, leads_to in _BACKUP_NAMES.items():
@@ -240,9 +235,7 @@ def test_what_is_planted_in_the_folder_of_a_backup_is_not_followed(
             if whose == "the owner's":
                 os.chown(parent, OWNER, OWNER)
             before = scene.seen_outside()
-            ran = root.run(
-                ["backup", str(target), *options, "--data-dir", str(data)], place / "out"
-            )
+            ran = root.run(["backup", str(target), *options, "--data-dir", str(data)])
             after = scene.seen_outside()
             what = f"{name} is {kind}: {ran}"
             # Removing a second hard link changes only the time of the file's status.
@@ -258,15 +251,13 @@ def test_what_is_planted_in_the_folder_of_a_backup_is_not_followed(
 
 
 def test_root_restores_no_backup_of_another_user_as_its_own(
-    sound: Path, place: Path, root: Root
+    scene: Scene, place: Path, root: Root
 ) -> None:
-    scene = Scene(place / "scene")
-    scene.build(sound)
     shutil.copytree(place / "sound-backup", scene.target)
     give_to_owner(scene.target)
     restored = place / "restored"
     arguments = ["restore", str(scene.target), "--data-dir", str(restored)]
-    ran = root.run(arguments, place / "out")
+    ran = root.run(arguments)
     assert ran.code == 6, ran
     assert "chown -R root" in ran.output, ran
     assert not restored.exists()

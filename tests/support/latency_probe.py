@@ -1,10 +1,10 @@
-"""Measure requests that must not wait for the broker's disk, while durable publishes are
-running."""
+"""Measure requests that must not wait for the disk, while durable publishes are running."""
 
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from tests.support.broker_calls import Calls
@@ -49,20 +49,15 @@ def probe(url: str, seconds: float, *, store_offsets: bool = False) -> Latencies
     """Send requests for `seconds` while durable publishes (and stores of offsets) are running."""
     found = Latencies()
     over = threading.Event()
-    errors: list[BaseException] = []
 
     def repeat(what: str, once: Callable[[Calls], float | None], pause_s: float) -> None:
         calls = Calls(url, keep_alive=True)
-        try:
-            while not over.wait(pause_s):
-                started = time.monotonic()
-                measured = once(calls)
-                if measured is None:
-                    measured = time.monotonic() - started
-                found.of[what].append(measured)
-        except BaseException as error:
-            errors.append(error)
-            raise
+        while not over.wait(pause_s):
+            started = time.monotonic()
+            measured = once(calls)
+            if measured is None:
+                measured = time.monotonic() - started
+            found.of[what].append(measured)
 
     def get(path: str) -> Callable[[Calls], None]:
         def once(calls: Calls) -> None:
@@ -86,15 +81,12 @@ def probe(url: str, seconds: float, *, store_offsets: bool = False) -> Latencies
         *[("publish", publish, 0.0)] * _PUBLISHERS,
         *([("publish", store, 0.0)] if store_offsets else []),
     ]
-    threads = [threading.Thread(target=repeat, args=each, daemon=True) for each in work]
-    for thread in threads:
-        thread.start()
-    over.wait(seconds)
-    over.set()
-    for thread in threads:
-        thread.join(30)
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(len(work)) as pool:
+        running = [pool.submit(repeat, *each) for each in work]
+        over.wait(seconds)
+        over.set()
+    for each in running:
+        each.result()
     return found
 
 

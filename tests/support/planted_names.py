@@ -142,7 +142,9 @@ class Root:
     Their Python must be readable for other users, because a command gives up root's rights.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, output: Path) -> None:
+        """Write the output of each command to the file `output`."""
+        self._output = output
         python = _shared_python()
         self._process = subprocess.Popen(
             [python, "-m", "tests.support.planted_names"],
@@ -152,17 +154,16 @@ class Root:
             text=True,
         )
 
-    def run(self, arguments: list[str], output: Path) -> Ran:
+    def run(self, arguments: list[str]) -> Ran:
         """Run a command. A broker is stopped as soon as it serves."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([str(output), *arguments]) + "\n")
+        self._process.stdin.write(json.dumps([str(self._output), *arguments]) + "\n")
         self._process.stdin.flush()
         code = json.loads(self._process.stdout.readline())
-        return Ran(code, output.read_text(errors="replace"))
+        return Ran(code, self._output.read_text(errors="replace"))
 
     def close(self) -> None:
-        """End the process."""
         self._process.communicate()
 
 
