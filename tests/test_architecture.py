@@ -12,10 +12,10 @@ from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
+from tests.support.counts import PARTS
 from tests.support.layers import (
     FORMER_NAMES,
     MODULES,
-    PARTS,
     WITHIN,
     imports_within,
     own_imports,

@@ -182,7 +182,7 @@ class Crowd:
         self._until(lambda: len(history.settled) >= count, f"{count} are settled")
 
     def until_drained(self) -> None:
-        """Wait until the broker, which knows more than killed members, reports no lag."""
+        """Wait until the broker reports no lag and every reply is recorded."""
         calls = self._scene.calls
         path = f"/v1/groups/{GROUP}"
         self._until(lambda: calls("GET", path).json["lag_messages"] == 0, "all is settled")
@@ -196,9 +196,6 @@ class Crowd:
             return condition()
 
         wait_until(holds, what, timeout_s=120)
-
-
-# -- leases outlive the broker -------------------------------------------------------------
 
 
 def test_500_leases_outlive_a_sigkill(tmp_path: Path) -> None:  # Q16, section 6.2
@@ -268,8 +265,6 @@ def test_what_came_back_and_what_is_delayed_outlive_a_power_loss(volume: LoopVol
                 assert each.attempt >= 2 and each.redelivered
         check_group(scene.history, scene.stored(), drained=False)
 
-
-# -- storms --------------------------------------------------------------------------------
 
 HABITS = Habits(ack=0.77, nack=0.05, release=0.05, reject=0.03, max_messages=20, lease_ms=1000)
 
@@ -362,9 +357,6 @@ def _storm(
         )
 
 
-# -- keys ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kills", [0, pytest.param(3, marks=pytest.mark.fault)])
 def test_the_order_of_a_hundred_keys_is_exact(tmp_path: Path, kills: int) -> None:  # I11
     """Ten members join, leave and die, and nack at random."""
@@ -388,9 +380,6 @@ def test_the_order_of_a_hundred_keys_is_exact(tmp_path: Path, kills: int) -> Non
             crowd.until_drained()
         check_group(scene.history, stored, keyed=True)
         print(f"{len(members)} members, {len(scene.history.deliveries)} deliveries")
-
-
-# -- a group survives a restart unchanged --------------------------------------------------
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(KILLS, marks=pytest.mark.fault, id="many")])

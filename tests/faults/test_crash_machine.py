@@ -51,8 +51,6 @@ class CrashMachine(RuleBasedStateMachine):
             self.broker.add_producer(plan, 0, idempotent=False)
         self._run(self.broker.create_group())
 
-    # -- clients ---------------------------------------------------------------------------
-
     @rule(number=_numbers, size=_sizes)
     def publish(self, number: int, size: tuple[int, int]) -> None:
         self._run(self._published(number, size))
@@ -94,8 +92,6 @@ class CrashMachine(RuleBasedStateMachine):
     def trim(self, size: int) -> None:
         self._run(self.broker.trim(size))
 
-    # -- faults ----------------------------------------------------------------------------
-
     @rule(ending=_endings, forget=st.sampled_from(([], ["consumequeue"])))
     def restart(self, ending: Ending, forget: list[str]) -> None:
         self._run(self.broker.restart(ending, forget=forget))
@@ -119,8 +115,6 @@ class CrashMachine(RuleBasedStateMachine):
     @rule(is_full=st.booleans())
     def fill_disk(self, is_full: bool) -> None:
         self.broker.disk.full = is_full
-
-    # -- how a rule is run -----------------------------------------------------------------
 
     async def _published(self, number: int, size: tuple[int, int]) -> None:
         await self.broker.wait_for(self.broker.publish(self._producer(number), *size))

@@ -25,12 +25,11 @@ def _truncated(size: int) -> Edit:
     return lambda path: os.truncate(path, size)
 
 
-def _shorter(by: int) -> Edit:
-    return lambda path: os.truncate(path, path.stat().st_size - by)
+def _resized(by: int) -> Edit:
+    return lambda path: os.truncate(path, path.stat().st_size + by)
 
 
-def _longer(path: Path) -> None:
-    os.truncate(path, path.stat().st_size + 4096)
+_longer = _resized(4096)
 
 
 def _halved(path: Path) -> None:
@@ -91,7 +90,7 @@ def _cases() -> Iterator[tuple[str, str, Edit, set[str]]]:
         yield f"{name} longer", path, _longer, {RIGHT, DECLARED}
         yield f"{name} a directory", path, _a_directory, {DECLARED, REFUSED}
     first = _SEGMENTS["first segment"]
-    yield "sealed segment without its last page", first, _shorter(4096), {RIGHT, DECLARED}
+    yield "sealed segment without its last page", first, _resized(-4096), {RIGHT, DECLARED}
     yield "segments missing", "commitlog", _missing, {DECLARED}
     yield "segments a file", "commitlog", _a_file, {REFUSED}
     yield "segment twice, overlapping", first, _another(f"{_MIB // 2:020d}"), {DECLARED}
@@ -108,7 +107,7 @@ def _cases() -> Iterator[tuple[str, str, Edit, set[str]]]:
             "empty": _truncated(0),
             "zeros": _zeros,
             "missing": _missing,
-            "without its last byte": _shorter(1),
+            "without its last byte": _resized(-1),
         }.items():
             yield f"{data} {what}", data, edit, {RIGHT, DECLARED}
         yield f"{data} longer", data, _longer, {RIGHT, DECLARED}
@@ -122,7 +121,11 @@ def _cases() -> Iterator[tuple[str, str, Edit, set[str]]]:
     yield "VERSION missing", "VERSION", _missing, {REFUSED}
     yield "VERSION a directory", "VERSION", _a_directory, {REFUSED}
     yield "VERSION not text", "VERSION", lambda path: path.write_bytes(b"\xff\0"), {REFUSED}
-    for what, edit in {"empty": _truncated(0), "missing": _missing, "longer": _longer}.items():
+    for what, edit in {
+        "empty": _truncated(0),
+        "missing": _missing,
+        "longer": _longer,
+    }.items():
         yield f"lock {what}", "lock", edit, {RIGHT}
         yield f"reserve {what}", "reserve", edit, {RIGHT}
     yield "lock a directory", "lock", _a_directory, {REFUSED}

@@ -45,9 +45,6 @@ def _places(broker: SimulatedBroker) -> list[tuple[int, int]]:
     return sorted(broker.history.acks.values())
 
 
-# -- a disk that fails -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("ending", ["kill", "crash"])
 async def test_a_failed_sync_fails_who_waits_and_leaves_the_rest_readable(
     broker: SimulatedBroker, ending: str
@@ -123,9 +120,6 @@ async def test_a_full_disk_stops_publishing_alone_and_only_until_there_is_room(
     await broker.restart("crash", recovery_crashes=0)
 
 
-# -- a disk that is slow -----------------------------------------------------------------------
-
-
 async def test_a_slow_sync_holds_up_only_who_waits_for_it(broker: SimulatedBroker) -> None:
     plan, producer = await _producer(broker)
     await _publish(broker, producer)
@@ -148,9 +142,6 @@ async def test_a_slow_sync_holds_up_only_who_waits_for_it(broker: SimulatedBroke
     assert len(broker.history.seen) == 3
 
 
-# -- an index that is behind -------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("forget", [[], ["consumequeue"]])
 async def test_an_index_that_is_segments_behind_catches_up(
     broker: SimulatedBroker, forget: list[str]
@@ -164,9 +155,6 @@ async def test_an_index_that_is_segments_behind_catches_up(
     await broker.search()
     await broker.restart("close", recovery_crashes=0)
     assert broker.recovered_blocks <= 2  # the state's snapshot alone, if it was synced late
-
-
-# -- a power loss at every change --------------------------------------------------------------
 
 
 async def test_the_power_may_go_at_any_change_of_a_roll_and_of_a_trim(memory_path: Path) -> None:

@@ -40,11 +40,7 @@ _ACTIVE, _OLDEST, _NEXT = "commitlog/ACTIVE", "commitlog/OLDEST", "commitlog/NEX
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A system call that fails: which call, on which file, with which error, and during which work.
-
-    `path` is relative to the data directory; an empty path is the directory itself. The call fails
-    the `when`-th time.
-    """
+    """A system call that fails the `when`-th time, on a `path` within the data directory."""
 
     call: str
     path: str

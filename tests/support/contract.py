@@ -133,7 +133,7 @@ def _metrics(text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _without_texts(found: Any, *, names_are_data: bool = False) -> Any:
-    """Return a part of the OpenAPI document without explanations, which users' names may equal."""
+    """Return the document without explanations; `names_are_data`: users chose the names here."""
     if isinstance(found, list):
         return [_without_texts(each) for each in found]
     if not isinstance(found, dict):

@@ -1,8 +1,7 @@
 """Counts the size and the shape of a tree: `python -m tests.support.counts [TREE]`.
 
-A product file belongs to a package of Holdfast; a test file lies in `tests/`. A file's imports
-include those under `if TYPE_CHECKING`, except in an `__init__`, where they only declare the names
-that are imported at their first use.
+A file's imports include those under `if TYPE_CHECKING`, except in an `__init__`, where they only
+declare the names that are imported at their first use.
 """
 
 import ast
@@ -42,13 +41,13 @@ class Source:
         for node in nodes:
             if isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
-                    yield alias.asname or alias.name, _short(node.module), alias.name
+                    yield alias.asname or alias.name, short_name(node.module), alias.name
             elif isinstance(node, ast.Import):
                 for alias in node.names:
-                    yield alias.name, _short(alias.name), ""
+                    yield alias.name, short_name(alias.name), ""
 
 
-def _short(module: str) -> str:
+def short_name(module: str) -> str:
     rest = module.removeprefix("holdfast.")
     return rest if rest.split(".")[0] in PARTS else module
 

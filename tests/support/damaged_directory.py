@@ -98,12 +98,8 @@ def _batch(number: int, queue: int) -> Batch:
 
 
 async def examine(data_dir: Path, truth: Truth) -> str:
-    """Start on the directory, use every function, and stop.
-
-    Return "right" if all messages were served, "declared" if the others were declared damaged, and
-    "refused: ..." if the start was refused with a message. Raise DamageViolation for a violation.
-    An exception for which the command line has no message is a defect too.
-    """
+    """Start on the directory, use every function, and stop. Return "right" if all was served,
+    "declared" if damage was declared, or "refused: ...". Raise DamageViolation otherwise."""
     try:
         storage = await _open_storage(data_dir)
     except (LogError, OSError) as error:

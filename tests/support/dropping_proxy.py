@@ -9,11 +9,8 @@ from tests.support.plain_server import PlainHandler, served
 
 
 class DroppingProxy:
-    """The proxy is at `url`; `targets` are the request targets in order.
-
-    After the broker has answered a publish, `loses` is called with its number, counted from 0. If
-    it returns True, the proxy closes the connection instead of sending the answer.
-    """
+    """The proxy is at `url`; `targets` are the request targets in order. It drops the answer to the
+    n-th publish, counted from 0, if `loses(n)` is True."""
 
     def __init__(self, loses: Callable[[int], bool]) -> None:
         self.url = ""

@@ -103,11 +103,8 @@ class GateClient(threading.Thread):
         raise NotImplementedError
 
     def ask(self, method: str, path: str, body: str | None = None, **headers: str) -> Answer | None:
-        """Send one request and return the answer.
-
-        Return None if there is no complete answer, for status 429 or 503, and for any status while
-        the disk fails; each of these waits a moment first.
-        """
+        """Send a request and return its answer. For none, 429, 503, and any while the disk fails,
+        wait a moment and return None."""
         try:
             if self._connection is None:
                 self._connection = HTTPConnection(*self._address, timeout=self.timeout_s)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from tests.support.counts import PARTS, short_name
+
 ROOT = Path(__file__).parents[2]
-PARTS = ("amqp", "commitlog", "consumequeue", "groups", "holdservice", "http_api", "spark")
 
 #: Former names of modules. They stay for users' programs and pickles; the product does not use
 #: them.
@@ -163,13 +164,8 @@ def own_imports(module: Module, *, at_runtime: bool = False) -> Iterator[tuple[i
         if imported != "holdfast" and not imported.startswith("holdfast."):
             continue
         for each in names or [""]:
-            full = _short(f"{imported}.{each}") if each else _short(imported)
-            yield line, full if full in MODULES else _short(imported)
-
-
-def _short(name: str) -> str:
-    rest = name.removeprefix("holdfast.")
-    return rest if rest.split(".")[0] in PARTS else name
+            full = short_name(f"{imported}.{each}") if each else short_name(imported)
+            yield line, full if full in MODULES else short_name(imported)
 
 
 def sub_packages(package: str) -> list[str]:

@@ -84,11 +84,8 @@ class LoopVolume:
             os.close(descriptor)
 
     def restore_power(self) -> None:
-        """Mount the file system again. No file on it may be open.
-
-        After a real power loss the machine has a new boot id, but here the boot id is unchanged.
-        Therefore this method removes the files that are valid only in the boot that wrote them.
-        """
+        """Mount the file system again. No file on it may be open. Remove the pages of leases, which
+        are valid only in one boot: the boot id is unchanged here."""
         _unmount(self.path)
         self._mount()
         for page in self.path.rglob("groups.page"):

@@ -4,9 +4,9 @@ from collections import defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from tests.support.counts import PARTS
 from tests.support.layers import (
     MODULES,
-    PARTS,
     ROOT,
     WITHIN,
     imports_within,

@@ -137,10 +137,8 @@ def give_to_owner(folder: Path) -> None:
 
 
 class Root:
-    """Runs our commands as root, each in a fork of one process that has imported them.
-
-    Their Python must be readable for other users, because a command gives up root's rights.
-    """
+    """Runs our commands as root, each in a fork of one process that has imported them. Other users
+    must be able to read their Python, because a command gives up root's rights."""
 
     def __init__(self, output: Path) -> None:
         """Write the output of each command to the file `output`."""

@@ -24,10 +24,7 @@ Fault = Callable[[int, web.Request], web.StreamResponse | None]
 
 @dataclass
 class StoredTopic:
-    """The stored content: the bodies of each queue. A repeated sequence is stored once.
-
-    Publishes of single messages, which have no queue here, are stored in queue 0.
-    """
+    """The bodies of each queue (0 for single messages). A repeated sequence is stored once."""
 
     queue_count: int = 4
     max_message_bytes: int = 4 * 1024 * 1024

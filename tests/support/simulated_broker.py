@@ -14,17 +14,11 @@ __all__ = ["SimulatedBroker", "Totals"]
 
 
 class SimulatedBroker(SimulatedGroups):
-    """Storage, disk and clients on one event loop.
-
-    Behaviour that a correct broker cannot have raises an AssertionError: HistoryViolation or
-    BrokerViolation.
-    """
+    """Storage, disk and clients on one event loop; wrong behaviour raises an AssertionError."""
 
     def __init__(self, directory: Path, rng: random.Random) -> None:
         super().__init__(directory, rng)
         self.restart_count = 0
-
-    # -- the process -----------------------------------------------------------------------
 
     async def restart(
         self,
@@ -85,8 +79,6 @@ class SimulatedBroker(SimulatedGroups):
         """End the threads in any state."""
         self.disk.freeze()
         await self.close()
-
-    # -- judging ---------------------------------------------------------------------------
 
     async def _verify(self, *, power_lost: bool) -> None:
         """Judge the data after a restart. It must not be lost later, because recovery synced it."""

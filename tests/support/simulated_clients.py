@@ -50,7 +50,7 @@ class Attempt:
     tries: int = 0
 
     def loses_answer(self) -> bool:
-        """Count an attempt; return whether its answer, which is not the last one, is lost."""
+        """Count an attempt; return whether its answer is lost. The last answer is never lost."""
         self.tries += 1
         draw = random.Random(self.sends[0][0].body[:16] + bytes([self.tries])).random()
         return self.tries < MOST_TRIES and draw < _LOST_ANSWERS
@@ -84,12 +84,9 @@ class Producer:
 
     @property
     def can_send(self) -> bool:
-        """Whether the producer may start one more publish.
-
-        It waits for each answer until the broker knows it, because its first sequence may be any
-        number. If it publishes to all queues, it always waits, so that no half-stored publish
-        precedes the next.
-        """
+        """Whether the producer may start one more publish. It waits for each answer if the broker
+        does not know it yet, because its first sequence may be any number, or if it publishes to
+        all queues."""
         may_pipeline = self.is_known and self.queue is not None
         return len(self.unanswered) < (PIPELINE if may_pipeline else 1)
 

@@ -33,11 +33,8 @@ class BrokerViolation(AssertionError):
 
 
 class SimulatedProcess:
-    """Opens one storage after another on one data directory.
-
-    `rng` decides the content of the disk after a crash. It also decides how far the threads lag
-    behind, through two intervals that are read at each start.
-    """
+    """Opens one storage after another on one data directory. `rng` decides what a crash leaves on
+    the disk, and how far the threads lag behind."""
 
     storage: Storage
     store: MessageStore
@@ -167,11 +164,7 @@ class SimulatedProcess:
         return self.storage.opened.recovered.blocks
 
     async def alarms_over(self) -> None:
-        """Wait until publishing is allowed again, or the process is dead, or the disk is full.
-
-        If a segment could not be created because the disk was full, the broker refuses every
-        publish until it has created that segment.
-        """
+        """Wait until the process is dead, its disk is full, or the next segment was created."""
         await until(lambda: self.is_dead or self.disk.full or not self.storage.raised_alarms)
 
     async def all_written(self) -> bool:
@@ -240,10 +233,7 @@ class SimulatedProcess:
         return StorageEvents(on_failure=lambda error: None)
 
     def fork(self) -> random.Random:
-        """Return a new random source, for one draw of `rng`.
-
-        Later draws of `rng` must not depend on how many values the threads' timing consumed.
-        """
+        """Return a new random source, so that threads do not change the later draws of `rng`."""
         return random.Random(self.rng.getrandbits(64))
 
 

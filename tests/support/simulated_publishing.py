@@ -52,8 +52,6 @@ class SimulatedPublishing(SimulatedProcess):
         self.totals = Totals(runs=1)
         self._deleted_ids: set[int] = set()
 
-    # -- topics ----------------------------------------------------------------------------
-
     async def create_topic(self, queue_count: int, durability: str) -> Plan:
         """Create a topic."""
         number = len(self.plans)
@@ -83,8 +81,6 @@ class SimulatedPublishing(SimulatedProcess):
             return self.store.table.get(plan.name)
         except UnknownTopic as error:
             raise BrokerViolation(f"{plan} is gone") from error
-
-    # -- publishing ------------------------------------------------------------------------
 
     def add_producer(
         self, plan: Plan, queue: int | None, *, idempotent: bool, durability: str | None = None
@@ -192,8 +188,6 @@ class SimulatedPublishing(SimulatedProcess):
             for producer in self.producers:
                 for attempt in self._repeat(producer):
                     await bounded(attempt.task)
-
-    # -- waiting ---------------------------------------------------------------------------
 
     async def quiesce(self) -> None:
         """Wait until the process is dead, or idle with all written data synced and visible."""

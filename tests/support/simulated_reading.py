@@ -24,16 +24,10 @@ class SimulatedReading(SimulatedPublishing):
         self._trimming = False
         """Whether retention ran since the last check, so that first offsets may have grown."""
 
-    # -- consuming -------------------------------------------------------------------------
-
     async def consume(
         self, plan: Plan, queue: int, max_messages: int, *, may_fail: bool = False
     ) -> None:
-        """Pull once from the consumer's offset in this queue.
-
-        The received messages are recorded: no kill may remove them, and no power loss if the topic
-        is durable. With `may_fail` the read is expected to fail.
-        """
+        """Pull once, and record the messages: only a power loss in written mode may remove them."""
         number = plan.queues[queue]
         offset = self._consumed.get(number, 0)
         try:
@@ -124,8 +118,6 @@ class SimulatedReading(SimulatedPublishing):
                     everything += found
                     offset = following
         return everything
-
-    # -- retention -------------------------------------------------------------------------
 
     async def trim(self, retention_bytes: int, *, may_fail: bool = False) -> None:
         """Trim topics to `retention_bytes`, and delete the segments that are not needed."""

@@ -23,11 +23,8 @@ def need_strace() -> None:
 
 @contextmanager
 def injected(pid: int, fault: str, log: Path, *paths: Path) -> Iterator[None]:
-    """Let system calls of a process fail as `fault` says, in the syntax of strace's -e inject.
-
-    strace counts calls per thread. With `paths`, only calls on these files or directories fail.
-    `log` records the injected faults.
-    """
+    """Let calls of a process fail by a `fault` of strace's -e inject, on `paths` alone if given.
+    strace counts calls per thread, and records the injected faults in `log`."""
     need_strace()
     call = fault.partition(":")[0]
     tracer = subprocess.Popen(

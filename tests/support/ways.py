@@ -12,8 +12,6 @@ does. A leased message is one request that receives it, and one that acknowledge
 """
 
 import asyncio
-import http.client
-import json
 import sys
 import tempfile
 import threading
@@ -23,7 +21,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 TREE = Path(next(iter(each for each in sys.argv[1:] if each != "-v"), ".")).resolve()
 if __name__ == "__main__":
@@ -31,6 +28,7 @@ if __name__ == "__main__":
 
 from holdfast.broker import Broker  # noqa: E402
 from holdfast.config import load_config  # noqa: E402
+from tests.support.broker_calls import Calls  # noqa: E402
 from tests.support.counts import PARTS  # noqa: E402
 
 RUNS = 8
@@ -66,39 +64,26 @@ class Recorder:
         }
 
 
-class Wire:
-    """One client connection."""
-
-    def __init__(self, url: str) -> None:
-        self._connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
-
-    def call(self, method: str, path: str, content: object = None) -> Any:
-        """Send a request; return the decoded reply."""
-        body = None if content is None else json.dumps(content)
-        self._connection.request(method, path, body, {"Content-Type": "application/json"})
-        reply = self._connection.getresponse()
-        text = reply.read()
-        assert reply.status < 400, text
-        return json.loads(text) if text else None
+def _publish(calls: Calls) -> None:
+    message = {"body": "hello", "queue": 0}
+    assert calls("POST", "/v1/topics/orders/messages", message).status == 200
 
 
-def _publish(wire: Wire) -> None:
-    wire.call("POST", "/v1/topics/orders/messages", {"body": "hello", "queue": 0})
+def _pull(calls: Calls, offset: int) -> None:
+    path = f"/v1/topics/orders/queues/0/messages?offset={offset}&wait_ms=20000"
+    assert calls("GET", path).status == 200
 
 
-def _pull(wire: Wire, offset: int) -> None:
-    wire.call("GET", f"/v1/topics/orders/queues/0/messages?offset={offset}&wait_ms=20000")
-
-
-def _lease(wire: Wire) -> None:
+def _lease(calls: Calls) -> None:
     request = {"member": "m1", "max_messages": 1}
-    (message,) = wire.call("POST", "/v1/groups/billing/receive", request)["messages"]
-    wire.call("POST", "/v1/groups/billing/ack", {"receipts": [message["receipt"]]})
+    (message,) = calls("POST", "/v1/groups/billing/receive", request).json["messages"]
+    receipts = {"receipts": [message["receipt"]]}
+    assert calls("POST", "/v1/groups/billing/ack", receipts).status == 200
 
 
-def _held(recorder: Recorder, wire: Wire, other: Wire, offset: int) -> tuple[set[str], set[str]]:
+def _held(recorder: Recorder, calls: Calls, other: Calls, offset: int) -> tuple[set[str], set[str]]:
     """Return the modules entered before a pull waits, and those from its message to its reply."""
-    puller = threading.Thread(target=_pull, args=(wire, offset))
+    puller = threading.Thread(target=_pull, args=(calls, offset))
 
     def wake() -> None:
         _publish(other)
@@ -108,9 +93,9 @@ def _held(recorder: Recorder, wire: Wire, other: Wire, offset: int) -> tuple[set
 
 
 def _ways(recorder: Recorder, url: str) -> dict[str, set[str]]:
-    first, second = Wire(url), Wire(url)
-    first.call("PUT", "/v1/topics/orders", {"queues": 1})
-    first.call("PUT", "/v1/groups/billing", {"topics": {"orders": {}}, "start": "earliest"})
+    first, second = Calls(url, keep_alive=True), Calls(url, keep_alive=True)
+    first("PUT", "/v1/topics/orders", {"queues": 1})
+    first("PUT", "/v1/groups/billing", {"topics": {"orders": {}}, "start": "earliest"})
     time.sleep(_REST_S)
     seen: dict[str, list[set[str]]] = defaultdict(list)
     for run in range(RUNS + 1):
