@@ -104,8 +104,8 @@ def _invalid(address: str) -> LinkFailed:
 def valid_name(name: str) -> str:
     """Return `name` if a topic or group may have it, otherwise a valid name made of it.
 
-    That one is `amqp-`, what is readable of `name`, and 16 characters of its SHA-256. Different
-    names give different ones.
+    The valid name is `amqp-`, the readable characters of `name`, and 16 characters of the SHA-256
+    of `name`. Different values of `name` give different valid names.
     """
     try:
         return check_name("topic", name)
@@ -114,7 +114,7 @@ def valid_name(name: str) -> str:
 
 
 def hashed_name(prefix: str, readable: str, full: str) -> str:
-    """Return a valid name with a readable start that is as unique as `full`."""
+    """Return a valid name with a readable start. Each value of `full` gives a different name."""
     start = re.sub(r"[^A-Za-z0-9]+", "-", readable)[:_READABLE_CHARACTERS].strip("-").lower()
     digest = b32encode(sha256(full.encode("utf-8", "surrogatepass")).digest())[:16].decode()
     return f"{prefix}{start}-{digest.lower()}" if start else f"{prefix}{digest.lower()}"

@@ -1,7 +1,7 @@
-"""The transfer performative, decoded and encoded by position. Pure.
+"""A fast codec for the transfer performative. It knows the order of the fields. Pure.
 
-A transfer is sent for every message, so it does not take the way of the generic codec (which costs
-about 15 us). Values that a client seldom sends fall back to it, with the same result.
+Every message needs a transfer, and the generic codec takes about 15 us for each. So the generic
+codec decodes only transfers with values that clients seldom send. Both codecs give equal results.
 """
 
 import struct
@@ -105,9 +105,10 @@ def _decode(
 
 
 def _last_fields(buffer: Buffer, at: int, count: int) -> Any:
-    """Return the fields from `more` on, of which `count` are there.
+    """Return the six fields that begin with the field `more`. The bytes have the first `count`.
 
-    Raises KeyError unless each is a boolean, or null for rcv-settle-mode and state.
+    Raises KeyError if one of these `count` fields is missing, or is neither a boolean nor null, or
+    if rcv-settle-mode or state is not null.
     """
     found = [_BOOLEANS[code] for code in buffer[at : at + count]]
     if len(found) < count or found[1:3] != [None] * min(2, count - 1):
