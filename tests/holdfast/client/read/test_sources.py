@@ -200,9 +200,10 @@ def damaged(position: int) -> web.Response:
         *((with_skipped(text), BadReply) for text in ("", "0:2", "a:b:c", "0:1:2,")),
         *((damaged(position), CorruptBatch) for position in (20, 130, 150)),
         (found(block(0, 5, queue=3), 5), BadReply),
+        (found(b"".join(block(at, 2) for at in (0, 2, 3, 5, 7)), 9), BadReply),
         (web.Response(body=b"", content_type="application/vnd.holdfast.batch"), BadReply),
     ],
-    ids=[*["skipped"] * 4, *["damaged"] * 3, "another queue", "no offsets"],
+    ids=[*["skipped"] * 4, *["damaged"] * 3, "another queue", "overlap", "no offsets"],
 )
 async def test_messages_of_an_invalid_reply_are_not_returned(
     response: web.Response, error: type[Exception]
