@@ -5,8 +5,8 @@
         ...
     socket.send(connection.take_output())
 
-The owner acts on an event before the frames that follow are processed: peers send open, begin and
-attach at once, without waiting for answers. `receive_data` never raises. An error of the peer ends
+The owner must act on each event before it takes the next one: peers send open, begin and attach
+in one go, without waiting for answers. `receive_data` never raises. An error of the peer ends
 the link, the session or the connection as the specification asks, and is reported as an event with
 `is_local`.
 """
@@ -83,7 +83,7 @@ _DISPOSITION = b"\x00\x53\x15"
 
 @dataclass(frozen=True)
 class ConnectionSettings:
-    """What this end announces. `idle_timeout_ms` 0 means none."""
+    """What this end announces. `idle_timeout_ms` 0 means no timeout."""
 
     container_id: str
     max_frame_bytes: int = 65_536
@@ -122,7 +122,7 @@ class Phase(Enum):
 
 
 class Connection:
-    """One connection, at the end that `is_server` says."""
+    """One end of a connection: the server if `is_server`, otherwise the client."""
 
     def __init__(self, settings: ConnectionSettings, *, is_server: bool) -> None:
         self.settings = settings
@@ -166,8 +166,8 @@ class Connection:
     def sasl_outcome(self, code: int) -> None:
         """End the authentication; code 0 lets the client in, any other ends the connection.
 
-        If the outcome was not given while the event was handled, call `receive_data(b"")` then:
-        the client may have sent more.
+        If the owner calls this after it has handled the event, it must call `receive_data(b"")`
+        afterwards: the client may have sent more bytes.
         """
         self._writer.write(0, SaslOutcome(code), SASL_FRAME)
         self._phase = Phase.CLOSED if code else Phase.AMQP_HEADER
@@ -228,13 +228,13 @@ class Connection:
 
     @property
     def keepalive_ms(self) -> int | None:
-        """How long this end may be silent: half of the peer's idle timeout. None: any time."""
+        """How long this end may be silent: half of the peer's idle timeout. None: no limit."""
         timeout = self.remote.idle_time_out if self.remote else None
         return timeout // 2 if timeout else None
 
     @property
     def sessions(self) -> list[Session]:
-        """The sessions that are not ended by both ends."""
+        """The sessions that at least one end has not ended."""
         return list(self._sessions.values())
 
     def answer_begin(self, session: Session) -> None:
@@ -250,7 +250,7 @@ class Connection:
     # ---- Bytes of the peer
 
     def receive_data(self, data: Buffer) -> Iterator[Event]:
-        """Process bytes of the peer. Iterate to the end, and act on each event at once."""
+        """Process bytes of the peer. Iterate to the end; act on an event before the next."""
         buffer = self._buffer + data if self._buffer else data
         self._buffer = b""
         at, end = 0, len(buffer)

@@ -58,7 +58,7 @@ class OutgoingLink(Link):
         self.is_draining = False
         """Whether the receiver wants the credit used up or given back: see `drained`."""
         self.available: int | None = None
-        """How many messages this end has for the receiver; told in its flows."""
+        """How many messages this end has for the receiver. Flows of this end report it."""
 
     @property
     def credit(self) -> int:
@@ -67,7 +67,7 @@ class OutgoingLink(Link):
 
     @property
     def sendable(self) -> int:
-        """How many deliveries of one frame can be sent at once, by credit and window."""
+        """How many deliveries of one frame each the credit and the window allow now."""
         if not self.is_attached or self._waiting:
             return 0
         return min(self.credit, self._wiring.windows.outgoing_room)

@@ -139,7 +139,7 @@ class Session:
         return handle
 
     def set_incoming_window(self, size: int) -> None:
-        """Announce another window at once; 0 stops the peer."""
+        """Announce another window immediately; 0 stops the peer."""
         self.windows.incoming_size = size
         self._writer.write(self.channel, self.windows.flow())
 
@@ -160,7 +160,7 @@ class Session:
 
     @property
     def links(self) -> list[Link]:
-        """The links that are not detached by both ends."""
+        """The links that at least one end has not detached."""
         return list(self._links.values())
 
     @property

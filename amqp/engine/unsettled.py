@@ -1,7 +1,7 @@
 """The unsettled deliveries of a session, in one direction, by delivery-id. Pure.
 
-Dispositions name ranges of ids. A range costs as much as the deliveries that it finds, however wide
-it is.
+Dispositions name ranges of ids. To look up a range costs at most one pass over all unsettled
+deliveries, however wide the range is.
 """
 
 from collections.abc import Iterator
