@@ -197,7 +197,7 @@ class Publisher:
 class PublishAdmission:
     """Admits publishes: none while an alarm is raised, and only a limited number of bytes at once.
 
-    Subtract the size of every admitted publish from `in_flight_bytes` when it is complete.
+    The caller subtracts the size of each admitted publish from `in_flight_bytes` at its end.
     """
 
     max_in_flight_bytes: int

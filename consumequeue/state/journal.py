@@ -80,6 +80,6 @@ def state_in_log(log: CommitLog) -> tuple[dict[bytes, bytes], bool]:
 
 def _reserve_ids(records: dict[bytes, bytes], highest_id: int) -> None:
     """Make sure that the next topic gets an id above `highest_id`."""
-    with suppress(MalformedRecord):  # the reader of the records gets this error
+    with suppress(MalformedRecord):  # whoever decodes the records raises it
         if decode_number(records.get(NEXT_TOPIC_ID, b"\x01")) <= highest_id:
             records[NEXT_TOPIC_ID] = encode_number(highest_id + 1)

@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 
 class DeadLetter(NamedTuple):
-    """A message to append to the dead-letter topic, once. If it is appended again, `letter_id` is
-    the same."""
+    """A dead letter to append. A repeated append has the same `letter_id`, so that the log stores
+    the letter only once."""
 
     letter_id: str
     queue: QueueKey
@@ -224,8 +224,8 @@ class QueueLane:
         topic_id, queue = self.key
         place = f"{self.group_id:08X}{topic_id:08X}{queue:08X}{offset:016X}"
         # The id contains the number of the last lease: after a seek the message may become a dead
-        # letter again, and that is a different letter. The id has no epoch (unless no lease is
-        # known), because a power loss may change the epoch.
+        # letter again, and that is a different letter. Only if no lease is known, the id
+        # contains the epoch instead: a power loss may change the epoch.
         attempts = self.cursor.attempts.get(offset)
         last_lease = 0 if attempts is None else attempts.last_lease
         death = f"{last_lease:016X}" if last_lease else f"{self.cursor.epoch:08X}"
