@@ -334,10 +334,7 @@ class _CutShort(Exception):
     "kind", ["header", "middle missing", "end lost", "truncated without header"]
 )
 async def test_an_interrupted_repair_is_completed_by_the_next_one(
-    filled: tuple[Path, Messages],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
+    filled: tuple[Path, Messages], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     expected: RepairReport | None = None
     for count in range(1, 60):

@@ -32,11 +32,7 @@ class Served:
 
     @property
     def files(self) -> dict[str, Any]:
-        return {
-            "ca_file": self.ca.ca_file,
-            "cert_file": self.pair[0],
-            "key_file": self.pair[1],
-        }
+        return {"ca_file": self.ca.ca_file, "cert_file": self.pair[0], "key_file": self.pair[1]}
 
 
 @pytest.fixture(scope="module")

@@ -114,18 +114,8 @@ def test_several_batches_of_a_producer_to_one_queue_follow_each_other(
 ) -> None:
     publishing.appender.start()
     sent = [batch(producer_id=1, sequence=sequence) for sequence in (0, 1, 1, 2)]
-    assert outcome(publish(publishing, *sent)) == [
-        (0, False),
-        (1, False),
-        (1, True),
-        (2, False),
-    ]
-    assert outcome(publish(publishing, *sent)) == [
-        (0, True),
-        (1, True),
-        (1, True),
-        (2, True),
-    ]
+    assert outcome(publish(publishing, *sent)) == [(0, False), (1, False), (1, True), (2, False)]
+    assert outcome(publish(publishing, *sent)) == [(0, True), (1, True), (1, True), (2, True)]
 
 
 def test_waiting_publishes_of_a_producer_keep_their_order(publishing: Publishing) -> None:

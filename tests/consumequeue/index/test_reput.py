@@ -75,12 +75,7 @@ class Reput:
     """A ReputService over a real index, and its notifications."""
 
     def __init__(
-        self,
-        directory: Path,
-        *,
-        eager_tail: bool,
-        commit_interval_s: float,
-        max_producers: int,
+        self, directory: Path, *, eager_tail: bool, commit_interval_s: float, max_producers: int
     ) -> None:
         self.index = Index(directory, 1 << 26)
         self.needs_durable: dict[int, bool] = {DURABLE: True, WRITTEN: False}

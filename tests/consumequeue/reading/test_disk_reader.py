@@ -40,9 +40,7 @@ class Stored:
             texts = [b"%d" % (at + row) + b"." * text for row in range(count)]
             header = self.small.append(encode_batch(texts)).header
             self.headers.append(header)
-            self.cq.show(
-                CqUnit(at, header.physical_offset, header.total_size, count, 1, 0, 0),
-            )
+            self.cq.show(CqUnit(at, header.physical_offset, header.total_size, count, 1, 0, 0))
             for _ in range(between):
                 self.small.append(encode_batch([b"other"]), queue_id=1)
 

@@ -144,8 +144,7 @@ def test_max_messages_limits_a_pull(count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("max_bytes", "taken"),
-    [(1, 1), (9, 1), (10, 1), (19, 1), (20, 2), (29, 2), (30, 3), (31, 3)],
+    ("max_bytes", "taken"), [(1, 1), (9, 1), (10, 1), (19, 1), (20, 2), (29, 2), (30, 3), (31, 3)]
 )
 def test_max_bytes_limits_a_pull_after_the_first_message(max_bytes: int, taken: int) -> None:
     fetched = Queue(8).pull(0, max_bytes=max_bytes)
@@ -442,14 +441,7 @@ def test_damage_in_excluded_batches_is_not_reported() -> None:
     assert offsets(queue.pull(0, wanted=Matching(range(9), summary=summary))) == [0, 1, 4, 5]
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"topic_id": 2},
-        {"queue_id": 1},
-        {"base_offset": 7},
-    ],
-)
+@pytest.mark.parametrize("other", [{"topic_id": 2}, {"queue_id": 1}, {"base_offset": 7}])
 def test_a_block_of_another_queue_is_not_delivered(other: dict[str, int]) -> None:
     queue = Queue(2)
     physical = queue.units[0].physical_offset

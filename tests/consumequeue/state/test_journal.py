@@ -16,12 +16,7 @@ from holdfast.commitlog.format.gap_block import GAP_TOPIC_ID
 from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.consumequeue.state import journal
 from holdfast.consumequeue.state.journal import encode_changes, encode_snapshot, state_in_log
-from holdfast.consumequeue.state.records import (
-    NEXT_TOPIC_ID,
-    decode_number,
-    offsets_key,
-    topic_key,
-)
+from holdfast.consumequeue.state.records import NEXT_TOPIC_ID, decode_number, offsets_key, topic_key
 from holdfast.consumequeue.state.replay import StateReplay
 from tests.support.small_log import SmallLog
 from tests.support.stored import batch, fill_segment, open_storage, settled, small_config
@@ -70,11 +65,7 @@ async def test_the_log_has_the_newest_value_of_every_record(tmp_path: Path) -> N
         await settled(storage)
         records, is_whole = state_in_log(storage.log)
         assert is_whole
-        assert records.keys() == {
-            topic_key("kept"),
-            NEXT_TOPIC_ID,
-            offsets_key("g", kept.topic_id),
-        }
+        assert records.keys() == {topic_key("kept"), NEXT_TOPIC_ID, offsets_key("g", kept.topic_id)}
         assert records == storage.opened.state.records
 
 

@@ -138,11 +138,7 @@ class StorageMachine(RuleBasedStateMachine):
         durability=st.sampled_from((None, "fsync", "written")),
     )
     def publish(
-        self,
-        name: str,
-        shapes: list[tuple[int, int, str]],
-        large: bool,
-        durability: str | None,
+        self, name: str, shapes: list[tuple[int, int, str]], large: bool, durability: str | None
     ) -> None:
         if name not in self.topics:
             return
