@@ -74,6 +74,15 @@ async def topic(store: MessageStore) -> Topic:
     return topic
 
 
+def limited(data_dir: Path, **limits: int) -> Config:
+    config = small_config(data_dir)
+    return replace(config, topics=replace(config.topics, **limits))
+
+
+def fail_with_full_map(*_: object) -> None:
+    raise lmdb.MapFullError("mdb_put: MDB_MAP_FULL")
+
+
 class Tagged:
     """A filter on one tag."""
 
@@ -212,9 +221,8 @@ async def test_invalid_numbers_are_refused(store: MessageStore, wrong: dict[str,
 
 
 async def test_there_are_limits_to_topics_queues_and_groups(tmp_path: Path) -> None:
-    config = small_config(tmp_path)
-    limits = replace(config.topics, max_topics=2, max_queues_per_topic=3, max_groups=1)
-    async with open_storage(replace(config, topics=limits)) as storage:
+    config = limited(tmp_path, max_topics=2, max_queues_per_topic=3, max_groups=1)
+    async with open_storage(config) as storage:
         store = storage.store
         with pytest.raises(LimitReached, match="max_queues_per_topic"):
             await store.topics.create("a", queues=4)
@@ -234,24 +242,22 @@ async def test_there_are_limits_to_topics_queues_and_groups(tmp_path: Path) -> N
 
 
 async def test_the_queues_of_all_levels_count(tmp_path: Path) -> None:
-    config = small_config(tmp_path)
-    limits = replace(config.topics, max_queues_per_topic=6)
-    async with open_storage(replace(config, topics=limits)) as storage:
+    config = limited(tmp_path, max_queues_per_topic=6)
+    async with open_storage(config) as storage:
         for queues, levels in ((1, 7), (3, 3)):
             with pytest.raises(LimitReached, match="max_queues_per_topic"):
                 await storage.store.topics.create("t", queues=queues, priority_levels=levels)
         await storage.store.topics.create("t", queues=2, priority_levels=3)
         with pytest.raises(LimitReached, match="max_queues_per_topic"):
             await storage.store.topics.change("t", queues=3, fields={})
-    async with open_storage(replace(config, topics=limits)) as storage:
+    async with open_storage(config) as storage:
         topic = storage.store.table.get("t")
         assert (topic.queue_count, topic.priority_levels) == (6, 3)
 
 
 async def test_all_topics_share_a_limit_of_queues(tmp_path: Path) -> None:
-    config = small_config(tmp_path)
-    limits = replace(config.topics, max_queues=10, default_queues=4)
-    async with open_storage(replace(config, topics=limits)) as storage:
+    config = limited(tmp_path, max_queues=10, default_queues=4)
+    async with open_storage(config) as storage:
         store = storage.store
         await store.topics.create("a", queues=5)
         await store.topics.create("b")  # 9 of 10
@@ -265,7 +271,7 @@ async def test_all_topics_share_a_limit_of_queues(tmp_path: Path) -> None:
         await store.topics.change("a", queues=6, fields={"retention_ms": 1000})
         await store.topics.delete("b")
         await store.topics.create("c", queues=4)
-    async with open_storage(replace(config, topics=limits)) as storage:
+    async with open_storage(config) as storage:
         with pytest.raises(LimitReached, match=r"max_queues\b"):
             await storage.store.topics.create("d", queues=1)
 
@@ -735,11 +741,8 @@ async def test_a_change_that_is_not_stored_has_no_effect(
 ) -> None:
     await store.offsets.store_offsets("g", topic, {0: 0})
 
-    def full(self: StateStore, group: object) -> None:
-        raise lmdb.MapFullError("mdb_put: MDB_MAP_FULL")
-
     with monkeypatch.context() as patched:
-        patched.setattr(StateStore, "_put", full)
+        patched.setattr(StateStore, "_put", fail_with_full_map)
         for change in (
             store.topics.create("new"),
             store.topics.change("t", fields={"retention_ms": 1}),
@@ -757,23 +760,12 @@ async def test_a_change_that_is_not_stored_has_no_effect(
 
 
 class SlowState:
-    """Makes commits of the state wait, one after another."""
+    """Commits of the state wait while `go_on` is not set."""
 
     def __init__(self) -> None:
         self.waiting = 0
-        self._go_on = asyncio.Event()
-        self._go_on.set()
-
-    def hold(self) -> None:
-        self._go_on.clear()
-
-    def release(self) -> None:
-        self._go_on.set()
-
-    async def passed(self) -> None:
-        self.waiting += 1
-        await self._go_on.wait()
-        self.waiting -= 1
+        self.go_on = asyncio.Event()
+        self.go_on.set()
 
 
 @pytest.fixture
@@ -782,7 +774,9 @@ def slow_state(monkeypatch: pytest.MonkeyPatch) -> SlowState:
     commit = StateChanges.commit
 
     async def held(self: StateChanges, changes: Any) -> None:
-        await state.passed()
+        state.waiting += 1
+        await state.go_on.wait()
+        state.waiting -= 1
         await commit(self, changes)
 
     monkeypatch.setattr(StateChanges, "commit", held)
@@ -794,22 +788,22 @@ async def test_a_cancelled_change_is_completed(tmp_path: Path, slow_state: SlowS
     config = small_config(tmp_path)
     async with open_storage(config) as storage:
         store = storage.store
-        slow_state.hold()
+        slow_state.go_on.clear()
         left = asyncio.create_task(store.topics.create("left", queues=1))
         await until(lambda: slow_state.waiting)
         left.cancel()
         with pytest.raises(asyncio.CancelledError):
             await left
         following = asyncio.create_task(store.topics.create("following", queues=1))
-        slow_state.release()
+        slow_state.go_on.set()
         topic, _ = await following
         assert [each.name for each in store.table.all()] == ["following", "left"]
         assert len({each.topic_id for each in store.table.all()}) == 2
-        slow_state.hold()
+        slow_state.go_on.clear()
         storing = asyncio.create_task(store.offsets.store_offsets("g", topic, {0: 0}))
         await until(lambda: slow_state.waiting)
         storing.cancel()
-        slow_state.release()
+        slow_state.go_on.set()
         await store.state.wait()
         assert storing.cancelled()
         assert store.offsets.stored_offsets("g", topic) == StoredOffsets({0: 0}, 1)
@@ -825,15 +819,12 @@ async def test_the_failure_of_a_cancelled_change_is_logged(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def full(self: StateStore, group: object) -> None:
-        raise lmdb.MapFullError("mdb_put: MDB_MAP_FULL")
-
-    monkeypatch.setattr(StateStore, "_put", full)
-    slow_state.hold()
+    monkeypatch.setattr(StateStore, "_put", fail_with_full_map)
+    slow_state.go_on.clear()
     left = asyncio.create_task(store.topics.create("left"))
     await until(lambda: slow_state.waiting)
     left.cancel()
-    slow_state.release()
+    slow_state.go_on.set()
     await store.state.wait()
     await until(lambda: "a change whose caller was cancelled failed" in caplog.text)
 
@@ -841,10 +832,10 @@ async def test_the_failure_of_a_cancelled_change_is_logged(
 async def test_closing_waits_for_running_changes(tmp_path: Path, slow_state: SlowState) -> None:
     config = small_config(tmp_path)
     async with open_storage(config) as storage:
-        slow_state.hold()
+        slow_state.go_on.clear()
         creating = asyncio.create_task(storage.store.topics.create("t"))
         await until(lambda: slow_state.waiting)
-        asyncio.get_running_loop().call_soon(slow_state.release)
+        asyncio.get_running_loop().call_soon(slow_state.go_on.set)
     assert creating.done()
     async with open_storage(config) as storage:
         assert [topic.name for topic in storage.store.table.all()] == ["t"]
@@ -855,14 +846,14 @@ async def test_offsets_can_be_deleted_twice_at_once(
     store: MessageStore, topic: Topic, slow_state: SlowState, meanwhile: str
 ) -> None:
     await store.offsets.store_offsets("g", topic, {0: 0})
-    slow_state.hold()
+    slow_state.go_on.clear()
     other = store.topics.delete("t") if meanwhile == "topic" else store.offsets.forget_offsets("g")
     first = asyncio.create_task(other)
     await until(lambda: slow_state.waiting)
     second = asyncio.create_task(store.offsets.forget_offsets("g"))
     for _ in range(5):
         await asyncio.sleep(0)  # it has started, and waits for the other one
-    slow_state.release()
+    slow_state.go_on.set()
     await asyncio.gather(first, second)
     assert store.table.groups() == []
 
@@ -887,7 +878,7 @@ async def test_no_offsets_of_a_deleted_topic_are_kept(
     async with open_storage(config) as storage:
         store = storage.store
         topic, _ = await store.topics.create("t")
-        slow_state.hold()
+        slow_state.go_on.clear()
         changes = [
             lambda: store.offsets.store_offsets("g", topic, {0: 0}),
             lambda: store.topics.delete("t"),
@@ -896,7 +887,7 @@ async def test_no_offsets_of_a_deleted_topic_are_kept(
         for change in reversed(changes) if deleted_first else changes:
             tasks.append(asyncio.create_task(change()))
             await until(lambda: slow_state.waiting == len(tasks))
-        slow_state.release()
+        slow_state.go_on.set()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(each) for each in ended if isinstance(each, Exception)] == (
             [UnknownTopic] if deleted_first else []

@@ -21,7 +21,7 @@ from holdfast.commitlog.errors import (
     SequenceTooOld,
     TooManyProducers,
 )
-from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchFlag, BatchHeader
+from holdfast.commitlog.format.batch_header import BatchFlag, BatchHeader
 from holdfast.commitlog.format.header_table import NO_HEADERS, run_of
 
 PRODUCER = 77
@@ -58,8 +58,10 @@ def header(
     )
 
 
-def sequences(max_producers: int = 100) -> ProducerSequences:
-    return ProducerSequences(expiry_us=EXPIRY_US, limits=ProducerLimits(max_producers))
+def sequences(expiry_us: int = EXPIRY_US, **limits: int) -> ProducerSequences:
+    return ProducerSequences(
+        expiry_us=expiry_us, limits=replace(ProducerLimits(100, 100, 100), **limits)
+    )
 
 
 def find(known: ProducerSequences, batch: BatchHeader) -> StoredSequence | LogError | None:
@@ -68,6 +70,13 @@ def find(known: ProducerSequences, batch: BatchHeader) -> StoredSequence | LogEr
         return known.find(batch, batch.topic_id, batch.queue_id, batch.store_timestamp_us)
     except LogError as error:
         return error
+
+
+def offset_of(known: ProducerSequences, batch: BatchHeader) -> int:
+    """Return the offset of a batch that `find` must find."""
+    found = find(known, batch)
+    assert isinstance(found, StoredSequence)
+    return found.base_offset
 
 
 def record(*batches: BatchHeader) -> ProducerSequences:
@@ -152,9 +161,7 @@ def test_each_queue_has_its_own_sequence() -> None:
 
 def test_a_higher_epoch_forgets_the_lower_one() -> None:
     known = record(header(0), header(1), header(0, epoch=1, offset=50))
-    found = find(known, header(0, epoch=1))
-    assert isinstance(found, StoredSequence)
-    assert found.base_offset == 50
+    assert offset_of(known, header(0, epoch=1)) == 50
     assert repr(find(known, header(2))) == repr(ProducerFenced(0, 1))
     assert repr(find(known, header(2, epoch=1))) == repr(SequenceGap(1, 2))
 
@@ -168,10 +175,9 @@ def test_a_request_is_completed_by_its_retry() -> None:
         header(6, queue=1, flags=REQUEST, offset=61),
         header(7, queue=0, flags=REQUEST, offset=70),  # the crash came before queue 1
     )
-    again = [find(known, header(7, queue=queue, flags=REQUEST)) for queue in (0, 1, 2)]
-    assert isinstance(again[0], StoredSequence)
-    assert again[0].base_offset == 70
-    assert again[1:] == [None, None]
+    assert offset_of(known, header(7, queue=0, flags=REQUEST)) == 70
+    for queue in (1, 2):
+        assert find(known, header(7, queue=queue, flags=REQUEST)) is None
 
 
 @pytest.mark.parametrize(
@@ -207,9 +213,7 @@ def test_later_requests_are_gaps_until_a_reopened_one_is_stored() -> None:
     )
     known.reopen(header(7, queue=1, flags=REQUEST), 1, 1, 0)
     assert repr(find(known, header(8, queue=1, flags=REQUEST))) == repr(SequenceGap(7, 8))
-    again = find(known, header(7, queue=0, flags=REQUEST))
-    assert isinstance(again, StoredSequence)
-    assert again.base_offset == 70
+    assert offset_of(known, header(7, queue=0, flags=REQUEST)) == 70
     assert find(known, header(7, queue=1, flags=REQUEST)) is None
     known.record(header(7, queue=1, flags=REQUEST))
     assert find(known, header(8, queue=1, flags=REQUEST)) is None
@@ -266,12 +270,6 @@ def test_expire_returns_the_forgotten_producers() -> None:
 
 # -- budgets ---------------------------------------------------------------------------------
 
-WIDE = ProducerLimits(100, 100, 100)
-
-
-def sequences_with_limits(**limits: int) -> ProducerSequences:
-    return ProducerSequences(expiry_us=EXPIRY_US, limits=replace(WIDE, **limits))
-
 
 def publish(known: ProducerSequences, batch: BatchHeader, client: str = "") -> str | None:
     """Publish like the appender; return the name of the limit that refuses it."""
@@ -300,7 +298,7 @@ def test_new_producers_above_each_limit_are_refused(
     name: str, topics: int, client: str, count: int
 ) -> None:
     # S4: they made the broker forget other producers, whose retries were stored twice
-    known = sequences_with_limits(**{name: 5})
+    known = sequences(**{name: 5})
     refused = [
         publish(known, header(0, producer=number, topic=1 + number % topics), client)
         for number in range(1, count + 1)
@@ -313,7 +311,7 @@ def test_new_producers_above_each_limit_are_refused(
 
 
 def test_the_limit_of_a_topic_or_client_does_not_affect_others() -> None:
-    known = sequences_with_limits(max_producers_per_topic=3, max_producers_per_client=5)
+    known = sequences(max_producers_per_topic=3, max_producers_per_client=5)
     for number in range(1, 4):
         assert publish(known, header(0, producer=number, topic=1), "greedy") is None
     assert publish(known, header(0, producer=9, topic=1), "modest") == "max_producers_per_topic"
@@ -325,7 +323,7 @@ def test_the_limit_of_a_topic_or_client_does_not_affect_others() -> None:
 
 
 def test_a_producer_counts_once_for_each_of_its_queues() -> None:
-    known = sequences_with_limits(max_producers=3)
+    known = sequences(max_producers=3)
     for queue in range(3):
         assert publish(known, header(0, queue=queue)) is None
     assert known.weight == 3
@@ -334,7 +332,7 @@ def test_a_producer_counts_once_for_each_of_its_queues() -> None:
 
 
 def test_expiry_and_a_new_epoch_free_room() -> None:
-    known = sequences_with_limits(max_producers=2)
+    known = sequences(max_producers=2)
     assert publish(known, header(0, queue=0, at=1)) is None
     assert publish(known, header(0, queue=1, at=1)) is None
     assert publish(known, header(0, producer=2, at=2)) == "max_producers"
@@ -346,7 +344,7 @@ def test_expiry_and_a_new_epoch_free_room() -> None:
 
 
 def test_a_reservation_that_is_not_recorded_is_released() -> None:
-    known = sequences_with_limits(max_producers=1)
+    known = sequences(max_producers=1)
     known.reserve(header(0, producer=1), 1, 0, "a", 0)
     known.reserve(header(0, producer=1), 1, 0, "a", 0)  # the same queue again: no further room
     with pytest.raises(TooManyProducers):
@@ -358,7 +356,7 @@ def test_a_reservation_that_is_not_recorded_is_released() -> None:
 
 @pytest.mark.parametrize("flags", [0, REQUEST])
 def test_a_producer_refused_by_a_limit_takes_no_room(flags: int) -> None:
-    known = sequences_with_limits(max_producers=1)
+    known = sequences(max_producers=1)
     refused = header(0, producer=1, flags=flags)
     known.reopen(refused, 1, 0, 0, only_known=True)
     assert (len(known), known.weight) == (0, 0)
@@ -370,7 +368,7 @@ def test_a_producer_refused_by_a_limit_takes_no_room(flags: int) -> None:
 
 def test_producers_of_the_broker_have_their_own_limit() -> None:
     # S4: a hundred thousand dead letters made the broker forget every producer
-    known = sequences_with_limits(max_producers=1, max_broker_producers=3)
+    known = sequences(max_producers=1, max_broker_producers=3)
     assert publish(known, header(0, producer=1)) is None
     for number in range(10, 15):
         letter = header(0, producer=number, epoch=BROKER_EPOCH)
@@ -382,10 +380,10 @@ def test_producers_of_the_broker_have_their_own_limit() -> None:
 
 
 def test_restored_producers_count_and_have_no_client() -> None:
-    known = sequences_with_limits(max_producers=2, max_producers_per_client=1)
+    known = sequences(max_producers=2, max_producers_per_client=1)
     publish(known, header(0, producer=1), "a")
     publish(known, header(0, producer=2, epoch=BROKER_EPOCH), "a")
-    restored = sequences_with_limits(max_producers=2, max_producers_per_client=1)
+    restored = sequences(max_producers=2, max_producers_per_client=1)
     for key in ((1, 1), (2, 1)):
         state = known.state(key)
         assert state is not None
@@ -410,7 +408,7 @@ def test_restored_producers_count_and_have_no_client() -> None:
 def test_the_counts_match_the_remembered_producers(
     steps: list[tuple[int, int, int, int, str]],
 ) -> None:
-    known, now = sequences_with_limits(), 0
+    known, now = sequences(), 0
     for producer, queue, epoch, later, what in steps:
         now += later
         batch = header(0, producer=producer, queue=queue, epoch=epoch, at=now)
@@ -459,9 +457,7 @@ def test_a_restart_after_the_expiry_is_rebuilt() -> None:
         header(0, offset=0, at=0), header(1, offset=2, at=0), header(0, offset=4, at=EXPIRY_US)
     )
     assert find(known, header(1, at=EXPIRY_US)) is None
-    found = find(known, header(0, at=EXPIRY_US))
-    assert isinstance(found, StoredSequence)
-    assert found.base_offset == 4
+    assert offset_of(known, header(0, at=EXPIRY_US)) == 4
 
 
 def test_a_lower_epoch_accepted_after_the_expiry_is_kept() -> None:
@@ -567,9 +563,7 @@ def test_a_jump_of_the_clock_forgets_no_producer() -> None:
     late = 10**9
     known.record(header(1, at=late, offset=2))
     assert known.expire(late) == []
-    repeated = find(known, header(0, at=late))
-    assert isinstance(repeated, StoredSequence)
-    assert repeated.base_offset == 0
+    assert offset_of(known, header(0, at=late)) == 0
     really_us = 5 * late
     assert known.expire(really_us) == [(PRODUCER, 1)]
 
@@ -595,28 +589,22 @@ def test_record_all_equals_single_records(
     for number, (producer, topic, queue, epoch, later_us) in enumerate(batches):
         now_us += later_us
         headers.append(
-            BatchHeader(
-                flags=int(BatchFlag.REQUEST_SEQUENCE) if producer == 2 else 0,
-                total_size=HEADER_SIZE,
-                payload_crc=0,
-                message_count=1,
-                body_bytes=0,
-                physical_offset=number * HEADER_SIZE,
-                base_offset=number,
-                topic_id=topic,
-                queue_id=queue,
-                store_timestamp_us=now_us,
-                producer_id=producer,
-                producer_epoch=epoch,
-                sequence=number,
+            header(
+                number,
+                epoch=epoch,
+                queue=queue,
+                offset=2 * number,
+                at=now_us,
+                producer=producer,
+                flags=REQUEST if producer == 2 else 0,
+                topic=topic,
             )
         )
-    one_by_one = ProducerSequences(expiry_us=expiry_us, limits=ProducerLimits(10))
-    for header in headers:
-        one_by_one.record(header)
-    at_once = ProducerSequences(expiry_us=expiry_us, limits=ProducerLimits(10))
+    one_by_one, at_once = sequences(expiry_us), sequences(expiry_us)
+    for each in headers:
+        one_by_one.record(each)
     keys = at_once.record_all(
-        np.concatenate([NO_HEADERS, *(run_of(header).publishes for header in headers)])
+        np.concatenate([NO_HEADERS, *(run_of(each).publishes for each in headers)])
     )
     assert keys == {(h.producer_id, h.topic_id) for h in headers if h.producer_id}
     assert {key: at_once.state(key) for key in keys} == {key: one_by_one.state(key) for key in keys}
@@ -637,9 +625,7 @@ def test_record_all_equals_single_records(
 def test_a_retry_must_have_the_queues_of_the_first_attempt(
     counts: dict[int, int], is_as_before: bool
 ) -> None:
-    known = sequences()
-    for queue in (0, 1):
-        known.record(header(0, queue=queue, flags=REQUEST))
+    known = record(*(header(0, queue=queue, flags=REQUEST) for queue in (0, 1)))
     if is_as_before:
         known.check_routing(header(0, flags=REQUEST), 1, counts, 0)
     else:
@@ -656,17 +642,13 @@ def test_a_retry_must_have_the_queues_of_the_first_attempt(
 
 
 def test_a_forgotten_request_is_too_old_in_every_queue() -> None:
-    known = sequences()
-    for sequence in range(REMEMBERED_BATCHES + 1):
-        known.record(header(sequence, flags=REQUEST))
+    known = record(*(header(n, flags=REQUEST) for n in range(REMEMBERED_BATCHES + 1)))
     with pytest.raises(SequenceTooOld, match="sequence 1 and later"):
         known.check_routing(header(0, flags=REQUEST), 1, {1: 2}, 0)
 
 
 def test_a_dead_letter_is_found_in_any_queue() -> None:
-    known = sequences()
-    known.record(header(0, queue=3, offset=8, epoch=BROKER_EPOCH, flags=REQUEST))
+    known = record(header(0, queue=3, offset=8, epoch=BROKER_EPOCH, flags=REQUEST))
     letter = header(0, epoch=BROKER_EPOCH, flags=REQUEST)
     known.check_routing(letter, 1, {0: 1}, 0)
-    found = known.find(letter, 1, 0, 0)
-    assert found is not None and found.base_offset == 8
+    assert offset_of(known, letter) == 8

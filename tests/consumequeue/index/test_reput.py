@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -46,10 +46,9 @@ class Log:
         queue_id: int = 0,
         count: int = 1,
         *,
-        producer_id: int = 0,
-        sequence: int = 0,
-        timestamp_us: int = 0,
+        store_timestamp_us: int = 0,
         flags: int = 0,
+        **producer: int,
     ) -> BatchHeader:
         base = self._ends.get((topic_id, queue_id), 0)
         header = BatchHeader(
@@ -62,9 +61,8 @@ class Log:
             base_offset=base,
             topic_id=topic_id,
             queue_id=queue_id,
-            store_timestamp_us=timestamp_us,
-            producer_id=producer_id,
-            sequence=sequence,
+            store_timestamp_us=store_timestamp_us,
+            **producer,
         )
         self._ends[topic_id, queue_id] = header.end_offset
         self.end = header.end_physical_offset
@@ -75,7 +73,12 @@ class Reput:
     """A ReputService over a real index, and its notifications."""
 
     def __init__(
-        self, directory: Path, *, eager_tail: bool, commit_interval_s: float, max_producers: int
+        self,
+        directory: Path,
+        *,
+        eager_tail: bool = False,
+        commit_interval_s: float = 0.001,
+        max_producers: int = 100,
     ) -> None:
         self.index = Index(directory, 1 << 26)
         self.needs_durable: dict[int, bool] = {DURABLE: True, WRITTEN: False}
@@ -92,7 +95,7 @@ class Reput:
             needs_durable=lambda topic_id: self.needs_durable.get(topic_id),
             segment_start=lambda offset: offset // SEGMENT * SEGMENT,
             on_pass=self._on_pass,
-            on_failure=self._failed,
+            on_failure=partial(self._note, self.failures),
             commit_interval_s=commit_interval_s,
             tail_entries=2,
             eager_tail=eager_tail,
@@ -117,27 +120,28 @@ class Reput:
     def _on_pass(self, advanced: dict[QueueKey, int], finished: list[AppendRequest]) -> None:
         try:
             if advanced:
-                self._notify(advanced)
+                self.on_notify(advanced)
+                self._note(self.notified, advanced)
         finally:
             if finished:
-                self._completed(finished)
+                self.on_complete(finished)
+                self._note(self.completed, finished)
 
-    def _notify(self, advanced: dict[QueueKey, int]) -> None:
-        self.on_notify(advanced)
+    def _note(self, seen: list[Any], event: object) -> None:
         with self._changed:
-            self.notified.append(advanced)
+            seen.append(event)
             self._changed.notify_all()
 
-    def _completed(self, requests: list[AppendRequest]) -> None:
-        self.on_complete(requests)
-        with self._changed:
-            self.completed.append(requests)
-            self._changed.notify_all()
+    def hold_notifications(self) -> tuple[threading.Event, threading.Event]:
+        """Hold each notification; return the event "one began" and the event that ends the hold."""
+        began, go_on = threading.Event(), threading.Event()
 
-    def _failed(self, error: Exception) -> None:
-        with self._changed:
-            self.failures.append(error)
-            self._changed.notify_all()
+        def hold(advanced: dict[QueueKey, int]) -> None:
+            began.set()
+            assert go_on.wait(_DEADLINE_S)
+
+        self.on_notify = hold
+        return began, go_on
 
     def until(self, condition: Callable[[], object]) -> None:
         """Wait until a condition holds; most conditions become true with a notification."""
@@ -168,19 +172,12 @@ class Reput:
 def running(
     directory: Path,
     *,
-    eager_tail: bool = False,
-    commit_interval_s: float = 0.001,
-    max_producers: int = 100,
     durable_offset: int = 0,
-    recovered: list[BatchHeader] | None = None,
+    recovered: Sequence[BatchHeader] = (),
+    **options: Any,
 ) -> Iterator[Reput]:
-    reput = Reput(
-        directory,
-        eager_tail=eager_tail,
-        commit_interval_s=commit_interval_s,
-        max_producers=max_producers,
-    )
-    for header in recovered or []:
+    reput = Reput(directory, **options)
+    for header in recovered:
         reput.service.index_recovered(header)
     reput.service.start(durable_offset)
     try:
@@ -287,22 +284,20 @@ def test_entries_are_readable_before_the_notification(run: Run, log: Log) -> Non
 
 
 def test_events_during_a_notification_share_the_next_notification(tmp_path: Path, log: Log) -> None:
-    first_notified, go_on = threading.Event(), threading.Event()
-
-    def hold(advanced: dict[QueueKey, int]) -> None:
-        first_notified.set()
-        assert go_on.wait(_DEADLINE_S)
-
     with running(tmp_path, commit_interval_s=NEVER_S) as reput:
-        reput.on_notify = hold
+        began, go_on = reput.hold_notifications()
         reput.append([log.write(WRITTEN)])
-        assert first_notified.wait(_DEADLINE_S)
+        assert began.wait(_DEADLINE_S)
         for _ in range(10):
             reput.append([log.write(WRITTEN), log.write(DURABLE)])
         reput.sync(log.end)
         go_on.set()
         reput.until(lambda: len(reput.notified) == 2)
     assert reput.notified == [{(WRITTEN, 0): 1}, {(WRITTEN, 0): 11, (DURABLE, 0): 10}]
+
+
+def fail(*_: object) -> None:
+    raise ZeroDivisionError
 
 
 def request() -> AppendRequest:
@@ -327,17 +322,11 @@ def test_a_request_is_completed_after_the_notification_of_its_entries(run: Run, 
 
 def test_a_pass_is_limited(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reput_module, "_PASS_SIZE", 4)
-    first_notified, go_on = threading.Event(), threading.Event()
-
-    def hold(advanced: dict[QueueKey, int]) -> None:
-        first_notified.set()
-        assert go_on.wait(_DEADLINE_S)
-
     requests = [request() for _ in range(10)]
     with running(tmp_path, commit_interval_s=NEVER_S) as reput:
-        reput.on_notify = hold
+        began, go_on = reput.hold_notifications()
         reput.append([log.write(WRITTEN)])
-        assert first_notified.wait(_DEADLINE_S)
+        assert began.wait(_DEADLINE_S)
         for each in requests:
             reput.finish([each])
         go_on.set()
@@ -561,7 +550,7 @@ def test_recovery_commits_only_durable_blocks(
 ) -> None:
     monkeypatch.setattr(reput_module, "_RECOVERY_GROUP", 3)
     headers = [replace(log.write(DURABLE), durable_offset=2 * SIZE) for _ in range(8)]
-    reput = Reput(tmp_path, eager_tail=False, commit_interval_s=NEVER_S, max_producers=100)
+    reput = Reput(tmp_path, commit_interval_s=NEVER_S)
     for header in headers:
         reput.service.index_recovered(header)
     assert reput.on_disk(DURABLE) == [0, 1]
@@ -600,9 +589,9 @@ def test_expired_producers_are_deleted_from_the_index(run: Run, log: Log) -> Non
             reput.until(lambda: reput.index.position().physical_offset == log.end)
             return [producer_id for (producer_id, _), _ in reput.index.producers()]
 
-        first = [log.write(producer_id=n, timestamp_us=n) for n in range(1, 6)]
+        first = [log.write(producer_id=n, store_timestamp_us=n) for n in range(1, 6)]
         assert stored(*first) == [1, 2, 3, 4, 5]  # they are not forgotten because of their number
-        late = log.write(producer_id=9, timestamp_us=1004)
+        late = log.write(producer_id=9, store_timestamp_us=1004)
         assert stored(late) == [5, 9]  # the others were silent for longer than the expiry
 
 
@@ -610,10 +599,6 @@ def test_expired_producers_are_deleted_from_the_index(run: Run, log: Log) -> Non
 
 
 def test_a_failing_notification_is_reported(run: Run, log: Log) -> None:
-
-    def fail(advanced: dict[QueueKey, int]) -> None:
-        raise ZeroDivisionError
-
     with run() as reput:
         reput.on_notify = fail
         reput.append([log.write(WRITTEN)])
@@ -645,10 +630,6 @@ def test_requests_are_completed_during_and_after_a_failed_pass(tmp_path: Path, l
 
 
 def test_a_failing_commit_is_reported(run: Run, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError
-
     with run() as reput:
         monkeypatch.setattr(Index, "commit", fail)
         reput.append([log.write(WRITTEN)])
@@ -689,26 +670,13 @@ def test_the_reporting_thread_runs_the_pass_if_no_other_thread_runs_one(tmp_path
         assert names == [threading.current_thread().name]
 
 
-def test_a_pass_includes_reports_made_meanwhile(tmp_path: Path) -> None:
-    log = Log()
-    in_pass, go_on = threading.Event(), threading.Event()
-
-    def hold(advanced: dict[QueueKey, int]) -> None:
-        in_pass.set()
-        assert go_on.wait(_DEADLINE_S)
-
-    def report() -> None:
-        reput.service.put_headers([first])
-        reput.service.flush()
-
-    first = log.write(WRITTEN)
+def test_a_pass_includes_reports_made_meanwhile(tmp_path: Path, log: Log) -> None:
     with running(tmp_path, eager_tail=True, commit_interval_s=NEVER_S) as reput:
-        reput.on_notify = hold
-        reporting = threading.Thread(target=report)
+        began, go_on = reput.hold_notifications()
+        reporting = threading.Thread(target=reput.append, args=([log.write(WRITTEN)],))
         reporting.start()
-        assert in_pass.wait(_DEADLINE_S)
-        reput.service.put_headers([log.write(WRITTEN)])
-        reput.service.flush()  # another thread is in a pass: this returns at once
+        assert began.wait(_DEADLINE_S)
+        reput.append([log.write(WRITTEN)])  # another thread is in a pass: this returns at once
         assert len(reput.notified) == 0
         go_on.set()
         reporting.join(_DEADLINE_S)
@@ -732,18 +700,13 @@ def test_the_reput_thread_processes_a_backlog_of_reports(
 
 def test_a_failing_pass_raises_nothing_in_the_reporting_thread(tmp_path: Path) -> None:
     log, sent, late = Log(), request(), request()
-
-    def fail(advanced: dict[QueueKey, int]) -> None:
-        raise ZeroDivisionError
-
     with running(tmp_path, eager_tail=True, commit_interval_s=NEVER_S) as reput:
         reput.on_notify = fail
         reput.service.put_headers([log.write(WRITTEN)])
         reput.service.put_finished([sent])
         reput.service.flush()
         assert [type(error) for error in reput.failures] == [ZeroDivisionError]
-        reput.service.put_finished([late])
-        reput.service.flush()
+        reput.finish([late])
         assert reput.completed == [[sent], [late]]
 
 
