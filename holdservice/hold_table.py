@@ -1,8 +1,8 @@
 """Decide which held pulls to wake. Pure: no clock, no loop, no locks.
 
 One HoldTable belongs to one event loop. Offsets are queue offsets. A pull waits on a queue while
-the queue's end (max_offset) is not higher than the pull's offset on this queue. The pull wakes
-once, for the first of its queues that has a message.
+the queue's end (max_offset) is not higher than the pull's offset on this queue. A pull
+wakes only one time: when the first of its queues has a message.
 
 Pulls on one queue with the same offset and equal filters form a pull group (this is not a consumer
 group). An arrival reaches a pull group if the queue's new end is higher than the group's offset.
@@ -108,7 +108,7 @@ class HoldTable(Generic[T]):
         #: Requests of other kinds that wait elsewhere and count against the same limits.
         self.other_count = 0
         self._last_number = 0
-        #: How often a pull stayed held because no message in a step matched its filter.
+        #: How often a pull stayed held because no message scanned in a step matched its filter.
         self.filtered_total = 0
 
     def __len__(self) -> int:

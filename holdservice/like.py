@@ -1,9 +1,9 @@
 """LIKE patterns: % matches any text, _ matches any single character. Pure.
 
 A long pattern with `_` is matched by a bit-parallel automaton: bit i of the state means that the
-text so far matches the first i items of the pattern. Each character of the text costs one shift
-and a few ANDs, and there is no backtracking. A pattern without `_`, or a short pattern, is split
-at each %, and each part is searched after the part before it.
+text read until now matches the first i items of the pattern. Each character of the text costs one
+shift and a few ANDs, and there is no backtracking. A pattern without `_`, or a short pattern, is
+split at each %, and each part is searched after the part before it.
 """
 
 import re

@@ -46,7 +46,7 @@ MAX_LEAD_MS = 40
 #: The most queues that the scan checks before other work of the loop can run.
 SCAN_CHUNK = 1000
 #: A message is readable a moment before `message_arriving` is called for it. So the scan counts
-#: this call as lost only if it is still missing after this time.
+#: the call as lost only if the call has not come after this time.
 SCAN_GRACE_S = 1.0
 #: A scan that blocks the loop for longer than this in total is logged, as in RocketMQ.
 SLOW_SCAN_S = 5.0
@@ -63,7 +63,7 @@ class Outcome(StrEnum):
 
 class HoldResult(NamedTuple):
     """The result of a wait. `scanned` maps each queue of the pull to an offset at or after the
-    requested one; no message between the two matches the filter."""
+    requested offset; no message between these two offsets matches the filter."""
 
     outcome: Outcome
     scanned: dict[QueueKey, int]
@@ -288,7 +288,7 @@ class PullRequestHoldService:
         if deadline is None:
             return
         if self._timer is not None and self._timer_deadline <= deadline - MAX_LEAD_MS / 1000:
-            return  # The timer is early enough for any number of pulls, so do not count them.
+            return  # The timer is early enough for any number of pulls, so do not count the pulls.
         lead_ms = min(int(self._table.next_crowd() * CROWD_LEAD_US / 1000), MAX_LEAD_MS)
         wanted = deadline - lead_ms / 1000
         if self._timer is not None:

@@ -16,8 +16,8 @@ from prometheus_client.core import (
     Metric,
 )
 
-#: At most this many topics have a series of their own, and so do at most as many groups, and pairs
-#: of group and topic.
+#: At most this many topics, this many groups, and this many pairs of group and topic have their own
+#: series.
 MAX_SERIES = 1000
 #: The common label of all topics beyond MAX_SERIES. No topic can have this name.
 OTHER = "__other"

@@ -54,7 +54,7 @@ _PRIVATE_NETWORK = "Access-Control-Request-Private-Network"
 
 
 class CrossOrigin:
-    """The origins whose pages may read replies. `*` stands for every origin."""
+    """The origins whose pages may read replies. `*` means every origin."""
 
     def __init__(self, origins: Iterable[str]) -> None:
         self.origins = frozenset(origin.lower() for origin in origins)

@@ -104,7 +104,7 @@ async def start_stream(
 
 
 class _Stream:
-    """One stream. `offsets` has for each queue the offset at which the next read begins."""
+    """One event stream. `offsets` has for each queue the offset where the next read begins."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class _Stream:
         self._offsets.update(scanned)
 
     def _charge_rate_limit(self, size: int) -> float:
-        """Count `size` sent bytes. Return how many seconds the client is above its rate limit."""
+        """Count `size` sent bytes. Return how many seconds the stream must wait (rate limit)."""
         limiter = self._call.context.http.rate_limiter
         if limiter is None:
             return 0.0

@@ -168,7 +168,7 @@ async def _add_lag(
 ) -> None:
     """Add to the reply the lag of a group on a topic, measured from the group's offsets.
 
-    Of a queue that the reply has already, `lag_messages` stays unchanged.
+    If the reply already has a queue, the `lag_messages` of this queue stays unchanged.
     """
     described = {each.queue: each for each in reply.queues}
     states = await states_of(context.store, topic)

@@ -39,7 +39,7 @@ OFFSETS_A_TURN = 1000
 async def get_offsets(call: Call[NoParams]) -> Reply:
     """Return a group's stored offsets on a topic: for each queue, the next offset to consume.
 
-    For a group with leases, this is the offset in each queue below which all messages are settled.
+    For a group with leases, all messages of the queue below this offset are settled.
     """
     context, group, topic = call.context, call.group(), call.topic()
     if context.groups.has_leases(group):
@@ -144,7 +144,7 @@ async def _start_again(
     offsets: Mapping[int, int],
     if_version: int | None,
 ) -> None:
-    """Seek to these offsets if the floors have the version `if_version`, or if it is None.
+    """Seek to these offsets if the floors have the version `if_version`, or if that is None.
 
     There is no await between the check of the version and the start of the seek, so of two
     concurrent requests only one succeeds. Raises OffsetsChanged.

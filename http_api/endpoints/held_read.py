@@ -119,7 +119,8 @@ async def held_read(
             if reply is not None:
                 budget.note_wake(call, reads)
                 return reply
-            # Free the messages while this request waits for a slot. They are read again then.
+            # Free the messages while this request waits for a slot. Read them again after the
+            # wait.
             del reads
             await slot.acquire_from(call.context.large_replies)
             continue
@@ -227,7 +228,7 @@ async def filter_of(call: Call[Any]) -> MessageFilter | None:
 
 
 def reply_slot_for(call: Call[Any], *, is_wide: bool = False) -> LargeReplySlot:
-    """Return the slot of a pull or poll. Only wide polls and large text replies wait for one."""
+    """Return the slot of a pull or poll. Only wide polls and large text replies wait for it."""
     params = call.params
     is_large = params.max_messages > YIELD_EVERY_MESSAGES or params.max_bytes > LARGE_BYTES
     needs_slot = is_wide or (is_large and call.media != BATCH)

@@ -141,7 +141,7 @@ async def get_message(call: Call[NoParams]) -> Reply:
             parts = await encode_portions(call.media, [made], has_slot=slot.is_held)
             if parts is not None:
                 return Reply(200, call.media, parts)
-            # Free the batch while this request waits for a slot. It is read again then.
+            # Free the batch while this request waits for a slot. Read it again after the wait.
             del batch, made
             await slot.acquire_from(context.large_replies)
 
@@ -198,7 +198,7 @@ async def _search(call: Call[SearchParams], topic: Topic, key: str) -> Reply:
 
 
 async def get_splits(call: Call[SplitsParams]) -> Reply:
-    """Plan a parallel read: divide the topic into non-empty pieces that begin and end with batches.
+    """Plan a parallel read: divide the topic into non-empty pieces, cut between batches.
 
     If a start is below its queue's min_offset, the status is 410. If an end is beyond its queue's
     max_offset, the status is 416. With `lease_ms`, the reply has a lease; extend the lease by PUT

@@ -38,7 +38,7 @@ M = TypeVar("M")
 #: possessive: they never backtrack, so no byte is examined twice.
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[{}\[\]]', re.DOTALL)
 _OPENING, _CLOSING = b"{[", b"}]"
-#: The depth of a message in brackets: in {"messages": [{, the message begins with the third one.
+#: The depth of a message in brackets: in {"messages": [{, the third bracket begins a message.
 _MESSAGE_DEPTH = 3
 # These are istr objects, so that a case-insensitive look-up need not convert them each time.
 _ID = istr("Holdfast-Producer-Id")
@@ -390,9 +390,9 @@ def request_producer(headers: MultiMapping[str]) -> Producer | None:
 
 
 def refuse_producer(headers: MultiMapping[str]) -> None:
-    """Raise Problem if a request has one of the headers.
+    """Raise Problem if a request has one of the three headers of a producer.
 
-    This is for binary batches, which contain the producer themselves.
+    Binary batches contain the producer, so their requests must not have these headers.
     """
     for name in _HEADERS:
         if name in headers:

@@ -31,8 +31,8 @@ async def redrive(call: Call[NoParams]) -> Reply:
     `GROUP.redrive` (GROUP is the group's name), so no letter is put back twice. A letter from a
     topic that does not belong to the group is not published, and counts as `stuck`. The token must
     grant `publish` on each of the group's topics and `consume` on the dead-letter topic. The
-    redrive ends at the first letter that cannot be stored, with a problem that says how many
-    letters were put back before.
+    redrive ends at the first letter that cannot be stored, with a problem that has the
+    number of letters that were put back before it.
     """
     context, group = call.context, call.group()
     asked = await call.body(RedriveRequest)

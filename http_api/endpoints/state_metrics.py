@@ -248,8 +248,8 @@ class _Place(NamedTuple):
 async def age_metrics(context: ApiContext) -> list[Metric]:
     """Return the current ages as metrics.
 
-    A series is 0 if its queues have no such message. When MAX_QUEUES_AGED queues have been
-    examined, the remaining series are left out.
+    The age of a series is 0 if its queues have no message at or after the examined offsets. When
+    MAX_QUEUES_AGED queues have been examined, the remaining series are left out.
     """
     places = [*_oldest_of_topics(context), *[place async for place in _oldest_of_groups(context)]]
     stored_us = await context.store.lookups.stored_at([(each.key, each.offset) for each in places])

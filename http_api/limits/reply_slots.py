@@ -18,9 +18,10 @@ from typing import Self
 
 
 class LargeReplySlot:
-    """The permission of one request to make a large reply. It ends with its `with` block.
+    """The permission of one request to make a large reply. It ends with the `with` block.
 
-    `slots` limits how many requests have it at once. If `slots` is None, the request needs none.
+    `slots` limits how many requests have this permission at the same time. If `slots` is None, the
+    request needs no permission.
     """
 
     __slots__ = ("_slots", "is_held")

@@ -64,7 +64,7 @@ class _Clients:
 
     def find(self, client: str, rates: Rates, now: float) -> _Tokens | None:
         """Return the tokens of a client at the time `now`; None if its buckets are full."""
-        for _ in range(2):  # forget at most two clients, those seen least recently
+        for _ in range(2):  # forget at most two clients: the least recently seen ones
             oldest = next(iter(self._tokens.values()), None)
             if oldest is None or not oldest.is_full_at(now):
                 break

@@ -29,8 +29,8 @@ class NoParams:
 
 @dataclass(slots=True)
 class OpenCall(Generic[P]):
-    """A request after its query was parsed and the media type of its reply was chosen. It can be
-    answered without the storage.
+    """A request with its parsed query and the chosen media type of its reply. It can be answered
+    without the storage.
 
     Treat as immutable. It is not `frozen=True`, because that makes construction five times slower.
     """
@@ -100,7 +100,7 @@ class Call(OpenCall[P]):
     # contain slashes.
 
     def name_of_topic(self) -> str:
-        """Return the topic name in the path. Raises InvalidName, but not for an unknown topic."""
+        """Return the topic name in the path. Raises InvalidName. The topic may be unknown."""
         return check_name("topic", self.path["topic"])
 
     def topic(self) -> Topic:
@@ -118,5 +118,5 @@ class Call(OpenCall[P]):
         return queue
 
     def group(self) -> str:
-        """Return the group name in the path, also if there is no such group. Raises InvalidName."""
+        """Return the group name in the path. Raises InvalidName. The group may be unknown."""
         return check_name("group", self.path["group"])

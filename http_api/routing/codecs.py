@@ -250,7 +250,7 @@ _HINTS = {
     "malformed-json": "send UTF-8 that is well-formed",
     "malformed-msgpack": "encode it again, as one msgpack object with text keys",
 }
-#: Replacements for messages of msgspec that do not explain the error completely.
+#: Replacements for error messages of msgspec that do not explain the error completely.
 _PLAINER = {
     ("malformed-json", "Input data was truncated"): "it ends in the middle of a value, or has one "
     "half of a pair of surrogates",
@@ -331,9 +331,10 @@ def _invalid_member(
 def _untyped(
     decoder: "msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T]", body: bytes, path: str
 ) -> Any:
-    """Return the body decoded without a type, for the keys that are missing in `path`.
+    """Return the body decoded without a type, so that `find_member` can find the keys in it.
 
-    Return UNSET if `path` has no "[...]" in place of a key, or if the body is long or invalid.
+    In `path`, msgspec writes "[...]" instead of the key of an object. Return UNSET if `path` has no
+    "[...]", or if the body is long or invalid.
     """
     if "[...]" not in path or len(body) > SHORT_BYTES:
         return UNSET
@@ -383,10 +384,10 @@ def encode_elements(media: str, values: Sequence[object]) -> bytes:
 def encode_listing(
     media: str, envelope: object, name: str, portions: Sequence[bytes], count: int
 ) -> list[Buffer]:
-    """Return the parts of a reply: `envelope` encoded, with elements in its empty list `name`.
+    """Return the parts of a reply: the encoded `envelope`, with elements in its list `name`.
 
-    `portions` are results of `encode_elements`, with `count` elements in total. No earlier text in
-    the envelope may look like the encoded empty list with its name.
+    In `envelope` this list must be empty, and no text before the list may look like its encoded
+    name and "[]". `portions` are results of `encode_elements`, with `count` elements in total.
     """
     parts: list[Buffer] = []
     for portion in portions:

@@ -2,7 +2,7 @@
 
 `pyproject.toml` therefore allows only the versions of aiohttp that were tested. If a newer version
 changes something that this package needs, a test in tests/http_api/wire/test_aiohttp_parser.py
-names what has changed.
+fails and names the change.
 """
 
 from asyncio import AbstractEventLoop

@@ -87,9 +87,9 @@ class BodyReader:
         self._arriving.release(request)
 
     async def _arrive(self, request: Request, limit: int) -> bytes | memoryview:
-        """Wait for the body and return it. If it exceeds `limit`, return what has arrived by then.
+        """Wait for the body and return it. If it exceeds `limit`, return the received bytes.
 
-        The caller then refuses the body because of its size.
+        In this case the caller refuses the body because of its size.
         """
         content, length = request.content, request.content_length
         size = limit if length is None else length

@@ -18,12 +18,12 @@ _SMALL_CHUNK = rb"0{0,8}(?:%s)" % b"|".join(
     rb"%x(?:;[^\r\n]{0,64})?\r\n.{%d}\r\n" % (size, size) for size in range(1, _LARGE_CHUNK)
 )
 _ONE_SMALL = re.compile(_SMALL_CHUNK, re.DOTALL | re.IGNORECASE)
-#: At most 500 chunks per match, because a match uses about 100 bytes for each chunk until it ends.
+#: At most 500 chunks per match: until a match ends, it uses about 100 bytes for each chunk.
 _SMALL_CHUNKS = re.compile(rb"(?:%s){1,500}" % _SMALL_CHUNK, re.DOTALL | re.IGNORECASE)
 #: Maximum length in bytes of the line with a chunk's size in hexadecimal and its extensions.
 _MAX_SIZE_LINE = 1024
 #: Bytes of memory of a parsed chunk in addition to its data, until the chunk is read: a byte string
-#: object, an offset object, and an entry for each in a list.
+#: object, an offset object, and an entry in a list for each of the two.
 _CHUNK_MEMORY = 100
 #: An upper bound: the parser makes at most 257 chunks of a body that is not read, then it pauses.
 _MAX_UNREAD_CHUNKS = 300
@@ -50,9 +50,9 @@ class ChunkWalk:
 
     @property
     def chunk_memory(self) -> int:
-        """An upper bound of the memory of the chunks so far, in addition to their data, in bytes.
+        """An upper bound of the memory that the chunks occupy until the body is read, in bytes.
 
-        The chunks occupy this memory until the body is read.
+        The data of the chunks is not included.
         """
         return _CHUNK_MEMORY * min(self._chunk_count, _MAX_UNREAD_CHUNKS)
 

@@ -86,8 +86,8 @@ class Connection(asyncio.BufferedProtocol):
     "Closes" means that the transport closes; `connection_lost` then ends the connection. In both
     DRAINING states the input is discarded, so that the client can receive the last reply.
 
-    If `connections` admits the connection, it adds itself there, and removes itself at the end. If
-    the client disconnects, the request that is being answered is cancelled.
+    If `connections` admits the connection, the connection adds itself to `connections`, and removes
+    itself at the end. If the client disconnects, the request that is being answered is cancelled.
     """
 
     __slots__ = ("_answer", "_config", "_connections", "_discarded_bytes", "_linger_timer",

@@ -36,10 +36,10 @@ class RequestEnds:
         """
 
     def pass_body(self, data: bytes) -> tuple[int, int]:
-        """Take further bytes. Return the index in them after the body that is arriving.
+        """Take further bytes, and return the index in `data` after the body that is arriving.
 
         The index is 0 if no body is arriving, and the length of `data` if the body does not end in
-        it. Also return by how many bytes the memory of a chunked body grows. Raises UnclearEnd.
+        `data`. Also return by how many bytes the memory of a chunked body grows. Raises UnclearEnd.
         """
         end = memory = 0
         if self._skip_bytes:
@@ -61,7 +61,7 @@ class RequestEnds:
         """Find the ends of these requests, and return the memory of each body in bytes.
 
         If the end of a request is unclear (it has trailers, or its head is not found), the result
-        has only the bodies of the requests before it.
+        has only the memory of the bodies before this request.
         """
         text, at = self.text, 0
         bodies: list[int] = []

@@ -368,8 +368,8 @@ class RequestReader:
             if found:
                 messages += found
                 content, is_body_open = messages[-1][1], True
-                # The first empty line ends the head, or comes before it. In the second case the
-                # result may be wrong: it is then False, never True.
+                # The first empty line ends the head, or comes before the head. If it comes before
+                # the head, `end == len(data)` may wrongly be False, but never wrongly True.
                 end = data.find(b"\r\n\r\n") + 4 + content.total_bytes
                 if is_new and end == len(data) and content.is_eof():
                     return messages, True, None

@@ -177,7 +177,7 @@ class ResponseWriter:
         self._complete_send()
 
     def half_close(self) -> None:
-        """Show the client the end of the replies. TLS cannot half-close; then nothing is sent."""
+        """Show the client the end of the replies. With TLS, do nothing: TLS cannot half-close."""
         transport = self.transport
         if transport is not None and not transport.is_closing() and transport.can_write_eof():
             transport.write_eof()

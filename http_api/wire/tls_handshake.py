@@ -98,7 +98,7 @@ class TlsHandshakeProtocol(asyncio.Protocol):
 def _resumed(
     coroutine: Coroutine[Any, Any, asyncio.Transport | None], awaited: Any
 ) -> Generator[Any, Any, asyncio.Transport | None]:
-    """Continue a coroutine that was run until it waits for the first time, for `awaited`."""
+    """Continue a coroutine that has run until its first wait. It waits for `awaited`."""
     yield awaited
     result: asyncio.Transport | None = yield from coroutine
     return result
