@@ -39,7 +39,12 @@ class Columns:
 
 
 @st.composite
-def columns(draw: st.DrawFn, max_messages: int = 8, max_body_bytes: int = 40) -> Columns:
+def columns(
+    draw: st.DrawFn,
+    max_messages: int = 8,
+    max_body_bytes: int = 40,
+    tags: st.SearchStrategy[str] = _NAMES,
+) -> Columns:
     """Draw the columns of a batch. Each optional column may be missing."""
     n = draw(st.integers(1, max_messages))
 
@@ -54,7 +59,7 @@ def columns(draw: st.DrawFn, max_messages: int = 8, max_body_bytes: int = 40) ->
             Columns,
             bodies=each(st.binary(max_size=max_body_bytes)),
             keys=column(st.none() | _NAMES),
-            tags=column(st.none() | _NAMES),
+            tags=column(st.none() | tags),
             properties=column(st.none() | st.dictionaries(_NAMES, st.text(max_size=6), max_size=3)),
             born_timestamp_us=_TIMES,
             born_timestamps_us=column(_TIMES),

@@ -14,9 +14,10 @@ from holdfast.commitlog.format.batch import Batch, iter_batches
 from holdfast.commitlog.format.batch_header import MAGIC, BatchFlag, BatchHeader
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.format.header_table import HEADER_DTYPE
-from tests.spark.stored import Sent, join_batches, sent, store
+from tests.spark.stored import ANY_COLUMNS, join_batches, store
+from tests.support.batches import Columns
 
-FULL = Sent(
+FULL = Columns(
     bodies=[b"a", b"bc"],
     keys=["k", None],
     tags=[None, "t"],
@@ -27,8 +28,8 @@ FULL = Sent(
 
 
 @settings(deadline=None)  # the machine may be busy
-@given(st.lists(sent(), max_size=5), st.integers(0, 2**40))
-def test_headers_and_sections_are_those_of_the_format(batches: list[Sent], base: int) -> None:
+@given(st.lists(ANY_COLUMNS, max_size=5), st.integers(0, 2**40))
+def test_headers_and_sections_are_those_of_the_format(batches: list[Columns], base: int) -> None:
     stored = store(batches, base)
     blocks = BatchRun(join_batches(stored))
     assert len(blocks) == len(stored)
@@ -54,7 +55,7 @@ def test_a_run_may_be_empty() -> None:
 
 
 def test_a_run_reports_which_blocks_have_a_column() -> None:
-    blocks = BatchRun(join_batches(store([FULL, Sent([b"x"])])))
+    blocks = BatchRun(join_batches(store([FULL, Columns([b"x"])])))
     assert blocks.has(BatchFlag.KEYS).tolist() == [True, False]
 
 
@@ -106,7 +107,7 @@ def test_a_magic_inside_a_message_is_ignored() -> None:
     # bytes.
     for before in range(8):
         body = bytes(before) + (MAGIC + bytes(4) + (136).to_bytes(4, "little") + bytes(4)) * 40
-        stored = store([Sent([b"a"]), Sent([body]), Sent([b"b", b""])])
+        stored = store([Columns([b"a"]), Columns([body]), Columns([b"b", b""])])
         run = BatchRun(join_batches(stored))
         assert run.base_offsets.tolist() == [0, 1, 2]
         assert run.total_sizes.tolist() == [len(batch.block) for batch in stored]

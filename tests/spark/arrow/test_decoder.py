@@ -22,7 +22,8 @@ from holdfast.spark.arrow.decoder import (
 )
 from holdfast.spark.options.columns import HOLDFAST_COLUMNS, KAFKA_COLUMNS
 from holdfast.spark.options.offsets import QueueRange
-from tests.spark.stored import QUEUE, STORED_US, TOPIC_ID, Sent, join_batches, sent, store
+from tests.spark.stored import ANY_COLUMNS, QUEUE, STORED_US, TOPIC_ID, join_batches, store
+from tests.support.batches import Columns
 
 SOURCE = QueueRange("orders", TOPIC_ID, QUEUE, 0, 0, priority_levels=2)
 
@@ -77,8 +78,8 @@ def expected_kafka_row(batch: Batch, row: int) -> dict[str, Any]:
 
 
 @settings(deadline=None)  # others may share the machine
-@given(st.lists(sent(), min_size=1, max_size=5), st.data())
-def test_rows_are_the_messages(batches: list[Sent], data: st.DataObject) -> None:
+@given(st.lists(ANY_COLUMNS, min_size=1, max_size=5), st.data())
+def test_rows_are_the_messages(batches: list[Columns], data: st.DataObject) -> None:
     stored = store(batches, 1000)
     total = sum(map(len, stored))
     start = data.draw(st.integers(1000, 999 + total))
@@ -112,7 +113,7 @@ def test_a_long_run_of_small_batches_is_cut_into_portions_that_lose_nothing(
     data: st.DataObject,
 ) -> None:
     # Only some batches have keys, tags, properties or own times; the bodies have any size.
-    stored = store(data.draw(st.lists(sent(), min_size=1, max_size=4)) * 9, 50)
+    stored = store(data.draw(st.lists(ANY_COLUMNS, min_size=1, max_size=4)) * 9, 50)
     total = sum(map(len, stored))
     start = data.draw(st.integers(50, 49 + total))
     end = data.draw(st.integers(start + 1, 50 + total))
@@ -135,7 +136,7 @@ def test_a_long_run_of_small_batches_is_cut_into_portions_that_lose_nothing(
 
 
 def test_a_whole_block_is_not_copied() -> None:
-    data = join_batches(store([Sent([b"abc" * 1000])]))
+    data = join_batches(store([Columns([b"abc" * 1000])]))
     blocks = BatchRun(data)
     decoded = decode(blocks, rows_of((0, 0, 1)), SOURCE, {"body": "binary"})
     address = decoded["body"].buffers()[2].address
@@ -144,7 +145,7 @@ def test_a_whole_block_is_not_copied() -> None:
 
 def test_an_absent_priority_and_absent_columns_are_null() -> None:
     source = QueueRange("orders", TOPIC_ID, QUEUE, 0, 0)
-    blocks = BatchRun(join_batches(store([Sent([b"a", b"b"])])))
+    blocks = BatchRun(join_batches(store([Columns([b"a", b"b"])])))
     (row, _) = decode(blocks, rows_of((0, 0, 2)), source, HOLDFAST_COLUMNS).to_pylist()
     assert (row["priority"], row["key"], row["tag"], row["properties"]) == (None, None, None, [])
     assert row["born_timestamp"] is None
@@ -175,13 +176,13 @@ def test_arrow_types_are_those_that_spark_demands() -> None:
 
 
 def test_rows_outside_the_range_are_cut() -> None:
-    blocks = BatchRun(join_batches(store([Sent([b"x"] * 10)] * 3, 100)))
+    blocks = BatchRun(join_batches(store([Columns([b"x"] * 10)] * 3, 100)))
     assert runs_of(select_rows(blocks, 105, 112)) == [(0, 5, 10), (1, 0, 2)]
     assert runs_of(select_rows(blocks, 130, 140)) == []
 
 
 def test_portions_close_at_the_rows_or_bytes_allowed() -> None:
-    blocks = BatchRun(join_batches(store([Sent([b"x" * 100] * 10)] * 3)))
+    blocks = BatchRun(join_batches(store([Columns([b"x" * 100] * 10)] * 3)))
     whole = select_rows(blocks, 0, 30)
 
     def portions(rows: RowSelection = whole, **bounds: int) -> list[list[tuple[int, ...]]]:
@@ -226,7 +227,7 @@ def test_portions_close_at_the_rows_or_bytes_allowed() -> None:
 )
 def test_offsets_that_lie_are_refused(section: str, offsets: tuple[int, ...]) -> None:
     # No broker stores this, since it checks the columns; but Arrow would trust them unchecked.
-    (batch,) = store([Sent([b"a", b"b", b"cd"], properties=[None, None, {"n": "v"}])])
+    (batch,) = store([Columns([b"a", b"b", b"cd"], properties=[None, None, {"n": "v"}])])
     raw = bytearray(batch.block)
     place = getattr(batch.layout, section)
     assert place.end - place.start == 4 * len(offsets)

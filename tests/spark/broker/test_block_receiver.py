@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
 from holdfast.commitlog.format.batch import Batch
-from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.commitlog.format.batch_header import Buffer
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.format.split_bodies import SplitBodies
@@ -19,8 +18,8 @@ from holdfast.spark.arrow.decoder import decode, select_rows
 from holdfast.spark.broker import block_receiver
 from holdfast.spark.broker.block_receiver import BlockGatherer
 from holdfast.spark.options.offsets import QueueRange
-from tests.spark.stored import Sent, sent
-from tests.support.batches import stamped
+from tests.spark.stored import ANY_COLUMNS
+from tests.support.batches import Columns, stamped
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -42,13 +41,13 @@ COLUMNS = {
 }
 
 
-def blocks_of(batches: list[Sent]) -> list[bytes]:
+def blocks_of(batches: list[Columns]) -> list[bytes]:
     """Return the batches as consecutive stored blocks of a queue."""
     blocks: list[bytes] = []
     offset = 0
     for each in batches:
         block = stamped(
-            encode_batch(**vars(each)),
+            each.encode(),
             physical_offset=8192 + sum(map(len, blocks)),
             topic_id=7,
             base_offset=offset,
@@ -58,7 +57,7 @@ def blocks_of(batches: list[Sent]) -> list[bytes]:
     return blocks
 
 
-def reply_of(batches: list[Sent]) -> bytes:
+def reply_of(batches: list[Columns]) -> bytes:
     """Return the blocks as in a reply."""
     return b"".join(blocks_of(batches))
 
@@ -92,8 +91,8 @@ def rows(blocks: Received) -> list[dict[str, object]]:
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(sent(), min_size=1, max_size=9))
-def test_split_bodies_are_the_same_rows(batches: list[Sent]) -> None:
+@given(st.lists(ANY_COLUMNS, min_size=1, max_size=9))
+def test_split_bodies_are_the_same_rows(batches: list[Columns]) -> None:
     data = reply_of(batches)
     split = received(data)
     assert isinstance(split, SplitBodies)
@@ -101,8 +100,8 @@ def test_split_bodies_are_the_same_rows(batches: list[Sent]) -> None:
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(sent(), min_size=1, max_size=9), st.sets(st.integers(1, 8)))
-def test_gathered_replies_are_the_same_rows_as_one(batches: list[Sent], cuts: set[int]) -> None:
+@given(st.lists(ANY_COLUMNS, min_size=1, max_size=9), st.sets(st.integers(1, 8)))
+def test_gathered_replies_are_the_same_rows_as_one(batches: list[Columns], cuts: set[int]) -> None:
     blocks = blocks_of(batches)
     borders = sorted({0, len(blocks), *(cut for cut in cuts if cut < len(blocks))})
     gatherer = BlockGatherer(1 << 20, 1 << 20)
@@ -114,7 +113,7 @@ def test_gathered_replies_are_the_same_rows_as_one(batches: list[Sent], cuts: se
 
 @pytest.mark.parametrize("by", [-1, 0, 1])
 def test_it_is_full_when_another_reply_like_the_largest_exceeds_a_limit(by: int) -> None:
-    first, second = blocks_of([Sent([b"x"] * 3), Sent([b"y" * 999] * 2)])
+    first, second = blocks_of([Columns([b"x"] * 3), Columns([b"y" * 999] * 2)])
     for max_bytes, max_messages in (
         (len(first) + 2 * len(second) + by, 1000),
         (1 << 20, 3 + 2 + 3 + by),
@@ -128,7 +127,7 @@ def test_it_is_full_when_another_reply_like_the_largest_exceeds_a_limit(by: int)
 
 @pytest.mark.parametrize("by", [-1, 0, 1])
 def test_a_reply_without_room_is_returned_unchanged(by: int) -> None:
-    first, second = blocks_of([Sent([b"x"]), Sent([b"y"] * 99)])
+    first, second = blocks_of([Columns([b"x"]), Columns([b"y"] * 99)])
     gatherer = BlockGatherer(len(first) + len(second) - by, 1000)
     assert gather(gatherer, first) is None
     found = gather(gatherer, second)
@@ -138,7 +137,7 @@ def test_a_reply_without_room_is_returned_unchanged(by: int) -> None:
 
 
 def test_a_truncated_reply_is_not_gathered_and_may_come_again() -> None:
-    first, second = blocks_of([Sent([b"one"]), Sent([b"two", b"three"], ["k", None])])
+    first, second = blocks_of([Columns([b"one"]), Columns([b"two", b"three"], ["k", None])])
     gatherer = BlockGatherer(1 << 20, 1000)
     assert gather(gatherer, first) is None
     for size in range(len(second)):
@@ -158,15 +157,15 @@ def test_a_truncated_reply_is_not_gathered_and_may_come_again() -> None:
 def test_the_first_block_decides_whether_blocks_are_large(
     by: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = reply_of([Sent([b"x" * 999])])
+    first = reply_of([Columns([b"x" * 999])])
     monkeypatch.setattr(block_receiver, "LARGE_BLOCK_BYTES", len(first) - by)
-    found = received(reply_of([Sent([b"x" * 999]), Sent([b"y"])]))
+    found = received(reply_of([Columns([b"x" * 999]), Columns([b"y"])]))
     assert isinstance(found, SplitBodies) == (by >= 0)
 
 
 def test_damaged_replies_are_unchanged_or_refused() -> None:
     data = reply_of(
-        [Sent([b"one", b"two"], ["k", None]), Sent([b""]), Sent([b"x" * 40], None, ["t"])]
+        [Columns([b"one", b"two"], ["k", None]), Columns([b""]), Columns([b"x" * 40], None, ["t"])]
     )
     rng = random.Random(3)
     for size in range(len(data)):

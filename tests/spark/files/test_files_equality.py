@@ -13,9 +13,9 @@ import pytest
 
 from holdfast.spark.bound import bind
 from holdfast.spark.options.read import parse_options
-from holdfast.spark.read.plan import plan_partitions
-from holdfast.spark.read.reading import open_catalog, read_rows
+from holdfast.spark.read.reading import read_rows
 from holdfast.testing import RunningBroker
+from tests.spark.files.test_files import planned
 
 QUEUES = 4
 COLUMNS = "queue,offset,key,tag,body"
@@ -70,10 +70,8 @@ def rows_of(place: dict[str, str], offsets: dict[int, tuple[int, int]]) -> pa.Ta
     bound = bind(
         **place, topic="orders", columns=COLUMNS, startingOffsets=ends[0], endingOffsets=ends[1]
     )
-    options = parse_options(bound.options)
-    with open_catalog(options) as catalog:
-        plan = plan_partitions(catalog, options, bound.topics)
-    return sorted_table([hashed(batch) for task in plan for batch in read_rows(task, options)])
+    batches = read_rows(planned(bound), parse_options(bound.options))
+    return sorted_table([hashed(batch) for batch in batches])
 
 
 def hashed(batch: pa.RecordBatch) -> pa.RecordBatch:

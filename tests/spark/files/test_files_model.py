@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.commitlog.errors import UnknownFormatVersion
-from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.commitlog.format.batch_header import HEADER_SIZE
 from holdfast.commitlog.format.checksum import crc32c
 from holdfast.commitlog.format.segment_format import SEGMENT_HEADER_SIZE
@@ -40,7 +39,8 @@ from holdfast.spark.options.offsets import QueueRange
 from holdfast.spark.options.read import parse_options
 from holdfast.spark.read.plan import plan_partitions
 from holdfast.spark.read.reading import open_catalog, read_rows
-from tests.spark.stored import Sent, sent
+from tests.spark.stored import ANY_COLUMNS
+from tests.support.batches import Columns
 from tests.support.small_log import SmallLog
 from tests.support.stored import batch, fill_segment, open_storage, settled, small_config
 
@@ -76,9 +76,9 @@ class Model:
         self.records = {topic_key(TOPIC): encode_topic(topic)}
         self.rows = {queue: [] for queue in range(QUEUES)}
 
-    def publish(self, queue: int, each: Sent) -> None:
+    def publish(self, queue: int, each: Columns) -> None:
         segments = len(self.log.log.segments)
-        self.log.append(encode_batch(**vars(each)), topic_id=TOPIC_ID, queue_id=queue)
+        self.log.append(each.encode(), topic_id=TOPIC_ID, queue_id=queue)
         if len(self.log.log.segments) > segments:
             self.snapshot()
         columns = (each.keys, each.tags, each.properties)
@@ -137,7 +137,7 @@ COLUMNS = "queue,offset,body,key,tag,properties"
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    st.lists(st.tuples(st.integers(0, QUEUES - 1), sent()), max_size=60),
+    st.lists(st.tuples(st.integers(0, QUEUES - 1), ANY_COLUMNS), max_size=60),
     st.integers(0, 9),
     st.integers(1, 5000),
     st.integers(1, 6),
@@ -146,7 +146,7 @@ COLUMNS = "queue,offset,body,key,tag,properties"
     st.data(),
 )
 def test_any_range_of_any_log_gives_its_rows(
-    published: list[tuple[int, Sent]],
+    published: list[tuple[int, Columns]],
     sealed: int,
     max_bytes: int,
     parts: int,
@@ -178,7 +178,7 @@ def test_the_plan_locates_few_blocks_so_that_no_task_walks(
     with model() as log:
         log.snapshot()
         for number in range(9):
-            log.publish(0, Sent([b"%d" % number]))
+            log.publish(0, Columns([b"%d" % number]))
         monkeypatch.setattr(file_catalog, "MAX_ROWS_SENT", 9 - by)
         bound = bind(path=str(log.directory), topic=TOPIC, columns=COLUMNS, minPartitions=1)
         parts = planned(bound)
@@ -199,7 +199,7 @@ def test_no_task_walks_a_segment_that_it_has_read_to_its_end(
     with model() as log:
         log.snapshot()
         for number in range(40):
-            log.publish(0, Sent([b"%d" % number * 400]))
+            log.publish(0, Columns([b"%d" % number * 400]))
         log.seal(9)
         bound = bind(path=str(log.directory), topic=TOPIC, columns=COLUMNS, minPartitions=1)
         parts = planned(bound)
@@ -212,7 +212,7 @@ def test_a_plan_that_tells_wrong_places_costs_no_message() -> None:
     with model() as log:
         log.snapshot()
         for number in range(9):
-            log.publish(number % 2, Sent([b"%d" % number]))
+            log.publish(number % 2, Columns([b"%d" % number]))
         bound = bind(path=str(log.directory), topic=TOPIC, columns=COLUMNS, minPartitions=2)
         (own, part) = planned(bound)
         (segment,), (others,) = own.segments, part.segments
@@ -233,9 +233,11 @@ def _json(offsets: dict[int, int]) -> str:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, QUEUES - 1), sent()), min_size=1, max_size=25), st.data())
+@given(
+    st.lists(st.tuples(st.integers(0, QUEUES - 1), ANY_COLUMNS), min_size=1, max_size=25), st.data()
+)
 def test_a_half_written_end_is_not_bound(
-    published: list[tuple[int, Sent]], data: st.DataObject
+    published: list[tuple[int, Columns]], data: st.DataObject
 ) -> None:
     """Wherever the last write is cut, only the complete messages before it are visible. Once the
     rest is written, the last message is visible, too."""
@@ -275,9 +277,9 @@ def test_without_a_sync_only_proven_offsets_are_bound(
 
     with model(durability) as log:
         log.snapshot()
-        log.publish(0, Sent([b"one"]))
+        log.publish(0, Columns([b"one"]))
         log.log.durable_offset = log.log.log.written_offset
-        log.publish(0, Sent([b"two"]))
+        log.publish(0, Columns([b"two"]))
         with FileCatalog(str(log.directory)) as catalog:
             assert catalog.describe(TOPIC).queues[0].max_offset == 2
         monkeypatch.setattr(SegmentFile, "sync", failing)
@@ -289,9 +291,9 @@ def test_durable_damage_is_skipped_and_logged(caplog: pytest.LogCaptureFixture) 
     with model() as log:
         log.snapshot()
         for body in (b"zero", b"one", b"two"):
-            log.publish(0, Sent([body]))
+            log.publish(0, Columns([body]))
         log.log.durable_offset = log.log.log.written_offset
-        log.publish(0, Sent([b"three"]))
+        log.publish(0, Columns([b"three"]))
         damaged = next(h for h in log.log.headers if h.topic_id == TOPIC_ID and h.base_offset == 1)
         segment = log.log.log.segments[-1]
         segment.file.write([b"\xff" * 64], damaged.physical_offset - segment.start_offset)
@@ -306,7 +308,7 @@ def test_a_torn_tail_ends_the_log() -> None:
     with model() as log:
         log.snapshot()
         for body in (b"zero", b"one", b"two"):
-            log.publish(0, Sent([body]))
+            log.publish(0, Columns([body]))
         torn = next(h for h in log.log.headers if h.topic_id == TOPIC_ID and h.base_offset == 1)
         segment = log.log.log.segments[-1]
         segment.file.write([b"\xff" * 64], torn.physical_offset - segment.start_offset)
@@ -317,7 +319,7 @@ def test_a_torn_tail_ends_the_log() -> None:
 def test_a_block_of_a_newer_format_is_not_damage() -> None:
     with model() as log:
         log.snapshot()
-        log.publish(0, Sent([b"one"]))
+        log.publish(0, Columns([b"one"]))
         header = log.log.headers[-1]
         segment = log.log.log.segments[-1]
         newer = bytearray(header.encode())
@@ -336,7 +338,7 @@ def test_a_file_inside_the_one_before_is_left_out() -> None:
     with model() as log:
         log.snapshot()
         for number in range(40):
-            log.publish(0, Sent([b"%d" % number * 40]))
+            log.publish(0, Columns([b"%d" % number * 40]))
         log.seal(9)
         first, second = sorted((log.directory / "commitlog").iterdir())[:2]
         inside = first.with_name(f"{int(first.name) + SEGMENT_HEADER_SIZE:020d}")
@@ -350,7 +352,7 @@ def test_trimmed_queues_begin_at_the_recorded_offset() -> None:
     with model() as log:
         log.snapshot()
         for number in range(40):
-            log.publish(0, Sent([b"%d" % number * 40]))
+            log.publish(0, Columns([b"%d" % number * 40]))
         log.seal(9)
         log.note(kept_key(TOPIC_ID), encode_kept({0: 17}))
         path = str(log.directory)
@@ -367,7 +369,7 @@ def test_a_deletion_that_is_not_recorded_yet_is_waited_for() -> None:
     with model() as log:
         log.snapshot()
         for number in range(40):
-            log.publish(0, Sent([b"%d" % number * 40]))
+            log.publish(0, Columns([b"%d" % number * 40]))
         held = [h for h in log.log.headers if h.topic_id == TOPIC_ID]
         second = log.log.log.segments[1].start_offset
         kept = min(h.base_offset for h in held if h.physical_offset > second)
@@ -390,7 +392,7 @@ def test_stored_offsets_are_those_of_the_newest_note() -> None:
             stored = StoredOffsets({0: offset}, version)
             log.note(offsets_key("billing", TOPIC_ID), encode_offsets(stored))
         for number in range(40):
-            log.publish(1, Sent([b"%d" % number * 40]))
+            log.publish(1, Columns([b"%d" % number * 40]))
         with FileCatalog(str(log.directory)) as catalog:
             found = catalog.stored_offsets("billing", TOPIC)
             assert found is not None
@@ -407,7 +409,7 @@ def test_a_log_that_does_not_tell_its_topics_is_refused() -> None:
     with model() as log:
         log.snapshot()
         for number in range(40):
-            log.publish(0, Sent([b"%d" % number * 40]))
+            log.publish(0, Columns([b"%d" % number * 40]))
         # The first file is missing, and the snapshot at the start of the second file is damaged.
         for header in log.log.headers:
             if header.topic_id == STATE_TOPIC_ID:
@@ -446,7 +448,7 @@ async def test_the_ends_are_those_of_a_running_storage(tmp_path: Path) -> None:
 def test_dense_and_large_blocks_are_walked_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     with model() as log:
         for number in range(20):
-            log.publish(0, Sent([b"%d" % number]))
+            log.publish(0, Columns([b"%d" % number]))
         (segment,) = log.log.log.segments[:1]
         found = []
         for large, at_once, least in product((0, 1 << 30), (1, 3), (128, 136, 300, 65536)):
@@ -474,7 +476,7 @@ def test_a_flipped_bit_anywhere_in_a_block_is_noticed(
     monkeypatch.setattr(file_reading, "APART_BYTES", apart_bytes)
     with model() as log:
         log.snapshot()
-        log.publish(0, Sent([b"one", b"", b"three"], ["k", None, "k"], ["t", "t", None]))
+        log.publish(0, Columns([b"one", b"", b"three"], ["k", None, "k"], ["t", "t", None]))
         with FileCatalog(str(log.directory)) as catalog:
             catalog.describe(TOPIC)
         bound = bind(path=str(log.directory), topic=TOPIC, columns=COLUMNS)
@@ -496,7 +498,7 @@ def test_a_file_that_cannot_be_read_on_is_lost_from_there(monkeypatch: pytest.Mo
     with model() as log:
         log.snapshot()
         for number in range(40):
-            log.publish(0, Sent([b"%d" % number * 40]))
+            log.publish(0, Columns([b"%d" % number * 40]))
         log.seal(9)
         bounds = [
             bind(path=str(log.directory), topic=TOPIC, columns=COLUMNS, failOnDataLoss=strict)

@@ -1,6 +1,5 @@
 import json
-from collections.abc import Mapping
-from types import MappingProxyType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,27 +24,15 @@ from holdfast.spark.options.offsets import (
 QUEUES = {0: QueueState(10, 100), 1: QueueState(0, 50)}
 EARLIEST_ON = EarliestOrLatest(EARLIEST)
 UP_TO_LATEST = EarliestOrLatest(LATEST)
-NOTHING: Mapping[int, int] = MappingProxyType({})
 WHOLE = {0: (10, 100), 1: (0, 50)}
 
 
 def ranges(
-    start: OffsetSpec = EARLIEST_ON,
-    end: OffsetSpec = UP_TO_LATEST,
-    *,
-    start_lookup: Mapping[int, int] = NOTHING,
-    end_lookup: Mapping[int, int] = NOTHING,
-    fail_on_data_loss: bool = True,
+    start: OffsetSpec = EARLIEST_ON, end: OffsetSpec = UP_TO_LATEST, **given: Any
 ) -> dict[int, OffsetRange]:
-    return resolve_ranges(
-        "t",
-        QUEUES,
-        start,
-        end,
-        start_lookup=start_lookup,
-        end_lookup=end_lookup,
-        fail_on_data_loss=fail_on_data_loss,
-    )
+    """Resolve the ranges of the queues. By default, no offset is looked up and loss is an error."""
+    defaults = {"start_lookup": {}, "end_lookup": {}, "fail_on_data_loss": True}
+    return resolve_ranges("t", QUEUES, start, end, **defaults | given)
 
 
 @pytest.mark.parametrize(
@@ -84,22 +71,30 @@ def test_an_end_is_latest_but_not_earliest() -> None:
         parse_offsets("endingOffsets", '{"0": -2}', useless=EARLIEST)
 
 
-def test_by_default_all_is_read() -> None:
-    assert ranges() == WHOLE
-
-
-def test_queues_not_named_start_at_earliest_and_end_at_latest() -> None:
-    assert ranges(ExplicitOffsets({None: {1: 7}}), ExplicitOffsets({"t": {0: 20}})) == {
-        0: (10, 20),
-        1: (7, 50),
-    }
-
-
-def test_kafkas_numbers_mean_the_ends() -> None:
-    assert (
-        ranges(ExplicitOffsets({None: {0: EARLIEST}}), ExplicitOffsets({None: {0: LATEST}}))
-        == WHOLE
-    )
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        (EARLIEST_ON, UP_TO_LATEST, WHOLE),
+        # A queue that is not named starts at the earliest and ends at the latest offset.
+        (
+            ExplicitOffsets({None: {1: 7}}),
+            ExplicitOffsets({"t": {0: 20}}),
+            {0: (10, 20), 1: (7, 50)},
+        ),
+        # Kafka's numbers for the ends.
+        (ExplicitOffsets({None: {0: EARLIEST}}), ExplicitOffsets({None: {0: LATEST}}), WHOLE),
+        # An empty range of trimmed messages is no loss.
+        (
+            ExplicitOffsets({None: {0: 5}}),
+            ExplicitOffsets({None: {0: 5}}),
+            {0: (5, 5), 1: (0, 50)},
+        ),
+    ],
+)
+def test_starts_and_ends_give_ranges(
+    start: OffsetSpec, end: OffsetSpec, expected: dict[int, tuple[int, int]]
+) -> None:
+    assert ranges(start, end) == expected
 
 
 def test_a_group_without_an_offset_counts_as_at_the_earliest() -> None:
@@ -145,10 +140,6 @@ def test_a_trimmed_start_moves_up_when_loss_is_allowed() -> None:
     start = ExplicitOffsets({None: {0: 3}})
     assert ranges(start, fail_on_data_loss=False)[0] == (10, 100)
     assert ranges(start, ExplicitOffsets({None: {0: 5}}), fail_on_data_loss=False)[0] == (5, 5)
-
-
-def test_an_empty_range_of_trimmed_messages_is_no_loss() -> None:
-    assert ranges(ExplicitOffsets({None: {0: 5}}), ExplicitOffsets({None: {0: 5}}))[0] == (5, 5)
 
 
 @settings(deadline=None)  # others may share the machine

@@ -15,7 +15,8 @@ from holdfast.spark.options.location import Address
 from holdfast.spark.options.offsets import QueueRange
 from holdfast.spark.options.read import ReadOptions, parse_options
 from holdfast.spark.read.fetch import read_range
-from tests.spark.stored import Sent, join_batches, store
+from tests.spark.stored import join_batches, store
+from tests.support.batches import Columns
 from tests.support.fake_broker import Answer, FakeBroker, FakeTopic
 
 TAGS = ["200", "404", None]
@@ -283,7 +284,7 @@ def test_damaged_bytes_are_refused(
         read(client, part_of(topic, 0, 10))
 
 
-BLOCK = Sent([b"x"] * 10)
+BLOCK = Columns([b"x"] * 10)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from holdfast.spark.write.partitioner import TargetTopic
 from holdfast.spark.write.producer_identity import Producer, WriterRun
 from holdfast.spark.write.publisher import Publisher
 from holdfast.spark.write.windows import cut_windows
+from tests.support.batches import stamped
 
 TARGET = TargetTopic("orders", 1, 3, 1)
 _PROBLEMS = {
@@ -56,17 +57,15 @@ class FakeStore:
     def store(self, batch: Batch) -> PublishedBatch:
         held = self.queues.setdefault(batch.queue_id, [])
         offset = held[-1].header.end_offset if held else 0
-        header = batch.header.stamp(
+        placed = stamped(
+            bytes(batch.block),
             physical_offset=0,
-            durable_offset=0,
             base_offset=offset,
             topic_id=batch.header.topic_id,
             queue_id=batch.queue_id,
-            store_timestamp_us=1,
-            tag_summary=0,
         )
-        self.sequences.record(header)
-        held.append(Batch.decode(bytes(header.encode()) + bytes(batch.block[128:])))
+        self.sequences.record(placed.header)
+        held.append(placed)
         return PublishedBatch(batch.queue_id, offset, len(batch), False)
 
     def pull(
