@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -62,15 +62,22 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, broker: type[FakeBroker]) -> ExitCode:
-    monkeypatch.setattr(broker_process, "Broker", broker)
-    return broker_process.run(Config(data_dir=Path("/d")))
+Run = Callable[[type[FakeBroker]], ExitCode]
 
 
-def test_a_signal_stops_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, FakeBroker) is ExitCode.OK
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Return a function that runs a process with this broker."""
+
+    def run(broker: type[FakeBroker]) -> ExitCode:
+        monkeypatch.setattr(broker_process, "Broker", broker)
+        return broker_process.run(Config(data_dir=Path("/d")))
+
+    return run
+
+
+def test_a_signal_stops_it(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(FakeBroker) is ExitCode.OK
     assert FakeBroker.made.events == ["started", "stopped"]
     assert capsys.readouterr().out == "holdfast: serving on http://127.0.0.1:1\n"
 
@@ -78,14 +85,14 @@ def test_a_signal_stops_it(
 # O5: SIGHUP and every other signal ended the broker uncleanly (129 for SIGHUP).
 @pytest.mark.parametrize("number", broker_process.STOP_SIGNALS)
 def test_each_of_these_signals_stops_it_in_order(
-    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    number: signal.Signals, run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Told(FakeBroker):
         async def start(self) -> None:
             os.kill(os.getpid(), number)
 
     caplog.set_level("INFO")
-    assert run(monkeypatch, Told) is ExitCode.OK
+    assert run(Told) is ExitCode.OK
     assert Told.made.events == ["stopped"]
     assert f"stopping: {number.name}" in caplog.messages
     assert caplog.messages[-1] == "stopped"
@@ -103,42 +110,36 @@ class Reloading(FakeBroker):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_hang_up_reloads(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(monkeypatch, Reloading) is ExitCode.OK
+def test_a_hang_up_reloads(run: Run) -> None:
+    assert run(Reloading) is ExitCode.OK
     assert Reloading.made.events == ["reloaded", "stopped"]
 
 
-def test_a_failed_reload_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_reload_changes_nothing(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     class Failing(Reloading):
         async def reload(self) -> None:
             await super().reload()
             raise OSError(errno.EIO, "Input/output error")
 
-    assert run(monkeypatch, Failing) is ExitCode.OK
+    assert run(Failing) is ExitCode.OK
     assert Failing.made.events == ["reloaded", "stopped"]
     assert "the reload failed: nothing was changed" in caplog.messages
 
 
-def test_a_closed_terminal_stops_its_broker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_closed_terminal_stops_its_broker(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     class HungUp(FakeBroker):
         async def start(self) -> None:
             os.kill(os.getpid(), signal.SIGHUP)
 
     monkeypatch.setattr(f"{MODULE}.sys.stdin", SimpleNamespace(isatty=lambda: True))
-    assert run(monkeypatch, HungUp) is ExitCode.OK
+    assert run(HungUp) is ExitCode.OK
     assert HungUp.made.events == ["stopped"]
 
 
 # O5: the first line of every start was the notice about open files.
-def test_the_first_line_is_the_start(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_first_line_is_the_start(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    run(monkeypatch, FakeBroker)
+    run(FakeBroker)
     assert caplog.messages[0] == f"holdfast {__version__} starts"
     assert vars(caplog.records[0])["data_dir"] == "/d"
     assert [each for each in caplog.messages if "ulimit" in each] == []
@@ -171,25 +172,23 @@ def test_too_few_files_are_logged_if_it_matters(
 
 
 def test_an_unused_variable_is_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("HOLDFAST_VERSION", "1")
-    run(monkeypatch, FakeBroker)
+    run(FakeBroker)
     assert any("HOLDFAST_VERSION is not used" in each for each in caplog.messages)
 
 
-def test_a_broker_that_was_read_only_ends_as_one_that_failed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_broker_that_was_read_only_ends_as_one_that_failed(run: Run) -> None:
     class ReadOnly(FakeBroker):
         status = BrokerStatus("ready", read_only="a sync failed")
 
-    assert run(monkeypatch, ReadOnly) is ExitCode.FAILED
+    assert run(ReadOnly) is ExitCode.FAILED
     assert ReadOnly.made.events == ["started", "stopped"]
 
 
 def test_a_long_start_is_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Recovering(FakeBroker):
         status = BrokerStatus(
@@ -205,15 +204,13 @@ def test_a_long_start_is_logged(
 
     monkeypatch.setattr(broker_process, "PROGRESS_S", 0)
     caplog.set_level("INFO")
-    assert run(monkeypatch, Recovering) is ExitCode.OK
+    assert run(Recovering) is ExitCode.OK
     first = caplog.records[caplog.messages.index("starting")]
     assert vars(first)["step"] == "recovering the log"
     assert vars(first)["total_bytes"] == 2
 
 
-def test_a_signal_while_it_recovers_stops_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_signal_while_it_recovers_stops_it(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     class Recovering(FakeBroker):
         async def start(self) -> None:
             await super().start()
@@ -222,23 +219,23 @@ def test_a_signal_while_it_recovers_stops_it(
             finally:
                 self.events.append("given up")
 
-    assert run(monkeypatch, Recovering) is ExitCode.OK
+    assert run(Recovering) is ExitCode.OK
     assert FakeBroker.made.events == ["started", "given up"]
     assert capsys.readouterr().out == ""
 
 
-def test_a_failed_part_ends_it_with_a_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_part_ends_it_with_a_code(run: Run) -> None:
     class Failing(FakeBroker):
         async def start(self) -> None:
             self.failed.set_result(OSError(errno.EIO, "Input/output error"))
 
-    assert run(monkeypatch, Failing) is ExitCode.FAILED
+    assert run(Failing) is ExitCode.FAILED
     assert FakeBroker.made.events == ["stopped"]
 
 
 @pytest.mark.parametrize("blocks_the_loop", [False, True])
 def test_a_stop_that_hangs_is_ended_by_force(
-    monkeypatch: pytest.MonkeyPatch, blocks_the_loop: bool
+    run: Run, monkeypatch: pytest.MonkeyPatch, blocks_the_loop: bool
 ) -> None:
     reading, writing = os.pipe()
 
@@ -252,7 +249,7 @@ def test_a_stop_that_hangs_is_ended_by_force(
     monkeypatch.setattr(broker_process, "STOP_DEADLINE_S", 0.05)
     # Instead of ending the process, let the stop finish: it can finish only through this call.
     monkeypatch.setattr(broker_process, "end_by_force", lambda: os.write(writing, b"x"))
-    run(monkeypatch, Hanging)
+    run(Hanging)
     os.close(reading)
     os.close(writing)
 
@@ -269,15 +266,13 @@ def test_a_stop_that_hangs_is_ended_by_force(
         (OSError(errno.EROFS, "Read-only file system", "/d"), "or give another --data-dir"),
     ],
 )
-def test_a_refusal_names_the_fix(
-    monkeypatch: pytest.MonkeyPatch, error: OSError, said: str
-) -> None:
+def test_a_refusal_names_the_fix(run: Run, error: OSError, said: str) -> None:
     class Refused(FakeBroker):
         async def start(self) -> None:
             raise error
 
     with pytest.raises(Failure, match=said) as caught:
-        run(monkeypatch, Refused)
+        run(Refused)
     assert caught.value.code is ExitCode.REFUSED
 
 

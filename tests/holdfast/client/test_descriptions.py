@@ -5,7 +5,6 @@ import inspect
 import json
 from typing import Any
 
-import msgspec
 import pytest
 
 from holdfast.client import (
@@ -126,9 +125,3 @@ def test_errors_about_arguments_name_the_class_that_was_called(name: str) -> Non
     client = Client("http://127.0.0.1:9")
     with client, pytest.raises(TypeError, match=rf"^Client\.{name}\(\) "):
         getattr(client, name)("t", "x", nothing=1)
-
-
-def test_descriptions_come_from_json_alone() -> None:
-    """Fields of a reply that its type does not declare are kept as they are."""
-    reply = msgspec.json.decode(msgspec.json.encode(QUEUE))
-    assert parse_description(QueueDescription, reply).to_dict() == QUEUE

@@ -39,6 +39,7 @@ from holdfast.spark.options.offsets import QueueRange
 from holdfast.spark.options.read import parse_options
 from holdfast.spark.read.plan import plan_partitions
 from holdfast.spark.read.reading import open_catalog, read_rows
+from tests.spark.files.test_files import planned
 from tests.spark.stored import ANY_COLUMNS
 from tests.support.batches import Columns
 from tests.support.small_log import SmallLog
@@ -88,6 +89,11 @@ class Model:
         ):
             self.rows[queue].append((body, key, tag, sorted((properties or {}).items())))
 
+    def publish_each(self, queue: int, bodies: Sequence[bytes]) -> None:
+        """Publish a batch for each body."""
+        for body in bodies:
+            self.publish(queue, Columns([body]))
+
     def snapshot(self) -> None:
         for each in encode_snapshot(self.records):
             self.log.append(bytes(each.block), topic_id=STATE_TOPIC_ID)
@@ -112,14 +118,9 @@ class Model:
 @contextmanager
 def model(durability: str = "written") -> Iterator[Model]:
     with tempfile.TemporaryDirectory() as directory:
-        yield Model(Path(directory), durability)
-
-
-def planned(bound: Bound) -> list[QueueRange]:
-    options = parse_options(bound.options)
-    with open_catalog(options) as catalog:
-        plan = plan_partitions(catalog, options, bound.topics)
-    return [part for task in plan for part in task]
+        log = Model(Path(directory), durability)
+        log.snapshot()
+        yield log
 
 
 def read(bound: Bound, parts: Sequence[QueueRange] | None = None) -> list[tuple[Any, ...]]:
@@ -176,9 +177,7 @@ def test_the_plan_locates_few_blocks_so_that_no_task_walks(
     by: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with model() as log:
-        log.snapshot()
-        for number in range(9):
-            log.publish(0, Columns([b"%d" % number]))
+        log.publish_each(0, [b"%d" % number for number in range(9)])
         monkeypatch.setattr(file_catalog, "MAX_ROWS_SENT", 9 - by)
         bound = bind(path=str(log.directory), topic=TOPIC, columns=COLUMNS, minPartitions=1)
         parts = planned(bound)
@@ -197,9 +196,7 @@ def test_no_task_walks_a_segment_that_it_has_read_to_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with model() as log:
-        log.snapshot()
-        for number in range(40):
-            log.publish(0, Columns([b"%d" % number * 400]))
+        log.publish_each(0, [b"%d" % number * 400 for number in range(40)])
         log.seal(9)
         bound = bind(path=str(log.directory), topic=TOPIC, columns=COLUMNS, minPartitions=1)
         parts = planned(bound)
@@ -210,7 +207,6 @@ def test_no_task_walks_a_segment_that_it_has_read_to_its_end(
 
 def test_a_plan_that_tells_wrong_places_costs_no_message() -> None:
     with model() as log:
-        log.snapshot()
         for number in range(9):
             log.publish(number % 2, Columns([b"%d" % number]))
         bound = bind(path=str(log.directory), topic=TOPIC, columns=COLUMNS, minPartitions=2)
@@ -242,7 +238,6 @@ def test_a_half_written_end_is_not_bound(
     """Wherever the last write is cut, only the complete messages before it are visible. Once the
     rest is written, the last message is visible, too."""
     with model() as log:
-        log.snapshot()
         for queue, each in published[:-1]:
             log.publish(queue, each)
         with FileCatalog(str(log.directory)) as catalog:
@@ -276,7 +271,6 @@ def test_without_a_sync_only_proven_offsets_are_bound(
         raise OSError(22, "no such thing here")
 
     with model(durability) as log:
-        log.snapshot()
         log.publish(0, Columns([b"one"]))
         log.log.durable_offset = log.log.log.written_offset
         log.publish(0, Columns([b"two"]))
@@ -289,9 +283,7 @@ def test_without_a_sync_only_proven_offsets_are_bound(
 
 def test_durable_damage_is_skipped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     with model() as log:
-        log.snapshot()
-        for body in (b"zero", b"one", b"two"):
-            log.publish(0, Columns([body]))
+        log.publish_each(0, [b"zero", b"one", b"two"])
         log.log.durable_offset = log.log.log.written_offset
         log.publish(0, Columns([b"three"]))
         damaged = next(h for h in log.log.headers if h.topic_id == TOPIC_ID and h.base_offset == 1)
@@ -306,9 +298,7 @@ def test_durable_damage_is_skipped_and_logged(caplog: pytest.LogCaptureFixture) 
 
 def test_a_torn_tail_ends_the_log() -> None:
     with model() as log:
-        log.snapshot()
-        for body in (b"zero", b"one", b"two"):
-            log.publish(0, Columns([body]))
+        log.publish_each(0, [b"zero", b"one", b"two"])
         torn = next(h for h in log.log.headers if h.topic_id == TOPIC_ID and h.base_offset == 1)
         segment = log.log.log.segments[-1]
         segment.file.write([b"\xff" * 64], torn.physical_offset - segment.start_offset)
@@ -318,7 +308,6 @@ def test_a_torn_tail_ends_the_log() -> None:
 
 def test_a_block_of_a_newer_format_is_not_damage() -> None:
     with model() as log:
-        log.snapshot()
         log.publish(0, Columns([b"one"]))
         header = log.log.headers[-1]
         segment = log.log.log.segments[-1]
@@ -336,9 +325,7 @@ def test_a_block_of_a_newer_format_is_not_damage() -> None:
 
 def test_a_file_inside_the_one_before_is_left_out() -> None:
     with model() as log:
-        log.snapshot()
-        for number in range(40):
-            log.publish(0, Columns([b"%d" % number * 40]))
+        log.publish_each(0, [b"%d" % number * 40 for number in range(40)])
         log.seal(9)
         first, second = sorted((log.directory / "commitlog").iterdir())[:2]
         inside = first.with_name(f"{int(first.name) + SEGMENT_HEADER_SIZE:020d}")
@@ -350,9 +337,7 @@ def test_a_file_inside_the_one_before_is_left_out() -> None:
 
 def test_trimmed_queues_begin_at_the_recorded_offset() -> None:
     with model() as log:
-        log.snapshot()
-        for number in range(40):
-            log.publish(0, Columns([b"%d" % number * 40]))
+        log.publish_each(0, [b"%d" % number * 40 for number in range(40)])
         log.seal(9)
         log.note(kept_key(TOPIC_ID), encode_kept({0: 17}))
         path = str(log.directory)
@@ -367,9 +352,7 @@ def test_trimmed_queues_begin_at_the_recorded_offset() -> None:
 
 def test_a_deletion_that_is_not_recorded_yet_is_waited_for() -> None:
     with model() as log:
-        log.snapshot()
-        for number in range(40):
-            log.publish(0, Columns([b"%d" % number * 40]))
+        log.publish_each(0, [b"%d" % number * 40 for number in range(40)])
         held = [h for h in log.log.headers if h.topic_id == TOPIC_ID]
         second = log.log.log.segments[1].start_offset
         kept = min(h.base_offset for h in held if h.physical_offset > second)
@@ -387,12 +370,10 @@ def test_a_deletion_that_is_not_recorded_yet_is_waited_for() -> None:
 
 def test_stored_offsets_are_those_of_the_newest_note() -> None:
     with model() as log:
-        log.snapshot()
         for version, offset in ((1, 3), (2, 5)):
             stored = StoredOffsets({0: offset}, version)
             log.note(offsets_key("billing", TOPIC_ID), encode_offsets(stored))
-        for number in range(40):
-            log.publish(1, Columns([b"%d" % number * 40]))
+        log.publish_each(1, [b"%d" % number * 40 for number in range(40)])
         with FileCatalog(str(log.directory)) as catalog:
             found = catalog.stored_offsets("billing", TOPIC)
             assert found is not None
@@ -407,9 +388,7 @@ def test_stored_offsets_are_those_of_the_newest_note() -> None:
 
 def test_a_log_that_does_not_tell_its_topics_is_refused() -> None:
     with model() as log:
-        log.snapshot()
-        for number in range(40):
-            log.publish(0, Columns([b"%d" % number * 40]))
+        log.publish_each(0, [b"%d" % number * 40 for number in range(40)])
         # The first file is missing, and the snapshot at the start of the second file is damaged.
         for header in log.log.headers:
             if header.topic_id == STATE_TOPIC_ID:
@@ -447,8 +426,7 @@ async def test_the_ends_are_those_of_a_running_storage(tmp_path: Path) -> None:
 
 def test_dense_and_large_blocks_are_walked_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     with model() as log:
-        for number in range(20):
-            log.publish(0, Columns([b"%d" % number]))
+        log.publish_each(0, [b"%d" % number for number in range(20)])
         (segment,) = log.log.log.segments[:1]
         found = []
         for large, at_once, least in product((0, 1 << 30), (1, 3), (128, 136, 300, 65536)):
@@ -475,7 +453,6 @@ def test_a_flipped_bit_anywhere_in_a_block_is_noticed(
 ) -> None:
     monkeypatch.setattr(file_reading, "APART_BYTES", apart_bytes)
     with model() as log:
-        log.snapshot()
         log.publish(0, Columns([b"one", b"", b"three"], ["k", None, "k"], ["t", "t", None]))
         with FileCatalog(str(log.directory)) as catalog:
             catalog.describe(TOPIC)
@@ -496,9 +473,7 @@ def test_a_flipped_bit_anywhere_in_a_block_is_noticed(
 
 def test_a_file_that_cannot_be_read_on_is_lost_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with model() as log:
-        log.snapshot()
-        for number in range(40):
-            log.publish(0, Columns([b"%d" % number * 40]))
+        log.publish_each(0, [b"%d" % number * 40 for number in range(40)])
         log.seal(9)
         bounds = [
             bind(path=str(log.directory), topic=TOPIC, columns=COLUMNS, failOnDataLoss=strict)

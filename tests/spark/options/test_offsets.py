@@ -31,7 +31,7 @@ def ranges(
     start: OffsetSpec = EARLIEST_ON, end: OffsetSpec = UP_TO_LATEST, **given: Any
 ) -> dict[int, OffsetRange]:
     """Resolve the ranges of the queues. By default, no offset is looked up and loss is an error."""
-    defaults = {"start_lookup": {}, "end_lookup": {}, "fail_on_data_loss": True}
+    defaults: dict[str, Any] = {"start_lookup": {}, "end_lookup": {}, "fail_on_data_loss": True}
     return resolve_ranges("t", QUEUES, start, end, **defaults | given)
 
 

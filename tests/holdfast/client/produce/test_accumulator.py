@@ -23,22 +23,7 @@ from holdfast.commitlog.format.batch_check import MessageLimits
 STORED = Stored(topic_id=1, base_offset=0, durable=True)
 
 
-class Notes:
-    """Records the calls of an accumulator's callbacks."""
-
-    def __init__(self) -> None:
-        self.opened: list[PendingBatch] = []
-        self.closed = 0
-
-    def note_opened(self, batch: PendingBatch) -> None:
-        self.opened.append(batch)
-
-    def note_closed(self) -> None:
-        self.closed += 1
-
-
-def make(notes: Notes | None = None, **changes: Any) -> Accumulator:
-    notes = notes or Notes()
+def make(**changes: Any) -> Accumulator:
     names = ("queue", "priority", "batch_bytes", "buffer_bytes")
     options: dict[str, Any] = {
         "batch_bytes": 10 * (100 + MESSAGE_OVERHEAD_BYTES),
@@ -51,8 +36,8 @@ def make(notes: Notes | None = None, **changes: Any) -> Accumulator:
         "limits": MessageLimits(),
         "owner": None,
         "clock_us": lambda: 5_000_000,
-        "on_opened": notes.note_opened,
-        "on_ready": notes.note_closed,
+        "on_opened": lambda batch: None,
+        "on_ready": lambda: None,
     }
     return Accumulator(ProducerOptions(**options), **{**arguments, **changes})
 
@@ -65,13 +50,13 @@ def test_a_request_has_no_more_batches_than_the_broker_remembers() -> None:
 
 
 def test_a_batch_is_ready_when_it_is_full() -> None:
-    notes = Notes()
-    accumulator = make(notes)
+    calls: list[None] = []
+    accumulator = make(on_ready=lambda: calls.append(None))
     for _ in range(9):
         accumulator.add(BODY)
     assert accumulator.take() == []
     last = accumulator.add(BODY)
-    assert notes.closed == 1
+    assert len(calls) == 1
     assert accumulator.take() == [last]
     assert (last.message_count, last.queue) == (10, 0)
 
