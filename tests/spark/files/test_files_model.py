@@ -158,7 +158,6 @@ def test_any_range_of_any_log_gives_its_rows(
     with model() as log, pytest.MonkeyPatch.context() as patch:
         patch.setattr(file_reading, "APART_BYTES", apart_bytes)
         patch.setattr(file_catalog, "MAX_ROWS_SENT", rows_sent)
-        log.snapshot()
         for queue, each in published:
             log.publish(queue, each)
         log.seal(sealed)
