@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from holdfast.cli.input.outgoing import Extractor, LineError, read_lines
+from holdfast.cli.input.outgoing import Extractor, LineError, read_json, read_lines
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,13 @@ def test_an_endless_line_is_refused_before_it_is_read() -> None:
     assert list(read_lines(io.BytesIO(b"1234\n1234"), 4)) == [b"1234", b"1234"]
     with pytest.raises(LineError, match="line 2: longer than 4 bytes"):
         list(read_lines(io.BytesIO(b"1234\n12345\n"), 4))
+
+
+def test_blank_lines_between_json_messages_are_skipped() -> None:
+    lines = b'\n{"body": "a"}\n \t\r\n{"body_base64": "Yg=="}\n'
+    assert [each.body for each in read_json(io.BytesIO(lines))] == [b"a", b"b"]
+    with pytest.raises(LineError, match="line 3: it is not a message"):
+        list(read_json(io.BytesIO(b'\n{"body": "a"}\nx\n')))
 
 
 @pytest.mark.parametrize(
