@@ -74,7 +74,7 @@ async def topic(store: MessageStore) -> Topic:
     return topic
 
 
-def limited(data_dir: Path, **limits: int) -> Config:
+def limited(data_dir: Path, **limits: Any) -> Config:
     config = small_config(data_dir)
     return replace(config, topics=replace(config.topics, **limits))
 

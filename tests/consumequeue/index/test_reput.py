@@ -48,7 +48,7 @@ class Log:
         *,
         store_timestamp_us: int = 0,
         flags: int = 0,
-        **producer: int,
+        **producer: Any,
     ) -> BatchHeader:
         base = self._ends.get((topic_id, queue_id), 0)
         header = BatchHeader(
