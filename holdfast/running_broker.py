@@ -182,8 +182,8 @@ class RunningBroker:
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
             while not line.endswith(b"\n"):
-                # Look once more: a wait that was stopped (SIGSTOP) until after its deadline returns
-                # nothing, although there may be a line by now.
+                # Look once more: if SIGSTOP stopped this process until after the deadline, the wait
+                # returns nothing, although there may be a line by now.
                 if not (selector.select(deadline - time.monotonic()) or selector.select(0)):
                     before, logged = logged, self.log_path.stat().st_size
                     if logged == before:

@@ -418,7 +418,7 @@ class Appender:
         request.error = error
         if isinstance(error, RoutedOtherwise):  # the first attempt is stored: no gap is possible
             return
-        is_too_many = isinstance(error, TooManyProducers)  # then remember no new producer
+        is_too_many = isinstance(error, TooManyProducers)  # do not remember new producers
         for batch in request.batches:
             self._sequences.reopen(
                 _publish_of(batch),

@@ -143,8 +143,8 @@ class DataDir:
         _logger.warning("the disk is full: the disk reserve of %s was deleted", self.path)
 
     def has_reserve(self) -> bool:
-        """Return whether the reserve exists, or True if none is configured. If it was released,
-        now or before the last start, first try to allocate it again."""
+        """Return whether the reserve exists, or True if none is configured. If the broker
+        released it, or could not allocate it at its start, first try to allocate it again."""
         if self._is_released:
             self._is_released = not self.restore_reserve()
         return not self._is_released

@@ -161,7 +161,8 @@ def encode_columns(
     request_sequence: bool = False,
     requests: Requests | None = None,
 ) -> tuple[BatchHeader, bytes]:
-    """Do what `encode_batch` does, but return header and payload. `requests` is for the broker."""
+    """Do what `encode_batch` does, but return header and payload. Only the broker passes
+    `requests`."""
     _check_lengths(bodies, keys, tags, properties, born_timestamps_us, expires_timestamps_us)
     header = BatchHeader(
         flags=REQUEST_SEQUENCE if request_sequence else 0,

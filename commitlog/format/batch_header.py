@@ -206,8 +206,8 @@ class BatchHeader:
     def of_publish(
         self, base_offset: int, message_count: int, producer_id: int, sequence: int, epoch: int
     ) -> Self:
-        """Return the header of one publish that shares this stamped batch. It has the place where
-        the publish is stored, and the other fields that ProducerSequences needs."""
+        """Return the header of one publish that shares this stamped batch. The returned header
+        has the offsets of the publish, and the other fields that ProducerSequences needs."""
         header = self._copy()
         header.flags = REQUEST_SEQUENCE
         header.base_offset = base_offset

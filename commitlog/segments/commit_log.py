@@ -87,7 +87,7 @@ class CommitLog:
         #: threads could create the same segment, or one could overwrite the other's change.
         self._row_lock = threading.Lock()
         self._no_room_until = 0.0
-        #: The files that `open` found not to match their headers or names: (path, reason).
+        #: The files whose header or name is wrong, as `open` found: (path, reason).
         self.damaged_headers: list[tuple[Path, str]] = []
 
     # -- opening ---------------------------------------------------------------------------
@@ -321,8 +321,8 @@ class CommitLog:
     def prepare_next(self) -> None:
         """Create the segment after the active one before it is needed. Raise what `roll` raises.
 
-        Do nothing if a segment is prepared already, or if the log has no segment and the creation
-        of the first one has not failed."""
+        Do nothing if a segment is prepared already. If the log has no segment, do nothing unless
+        an earlier creation failed (`refusal` is set)."""
         with self._row_lock:
             if self._prepared is None and (self.segments or self.refusal is not None):
                 self._prepared = self._create_next()

@@ -220,8 +220,8 @@ class _Window:
         return memoryview(self._data)[at - self._start : at - self._start + size]
 
     def run_at(self, at: int, most: int) -> Run:
-        """Return the adjacent intact blocks from this physical offset on, at most `most`, as far
-        as they are in the window. Does not read."""
+        """Return at most `most` adjacent intact blocks of the window, from this physical offset
+        on. The file is not read."""
         if not self._start <= at < self._start + len(self._data):
             return NO_RUN
         return find_intact_run(self._data, at - self._start, at, most)

@@ -130,8 +130,9 @@ class _Scan:
             self._accept_proven()
 
     def leave_out_after_missing(self) -> list[Path]:
-        """Remove the segments after an unproven missing file from the log; return their paths. No
-        crash loses this file: its name was durable before the next segment was created."""
+        """If a segment file is missing and not proven durable, remove the segments after it from
+        the log. Return their paths. A crash cannot have lost the missing file: its name was
+        durable before the next segment was created."""
         for index, (following, found) in enumerate(self.unproven):
             if isinstance(found, Damage) and found.reason == MISSING_SEGMENT:
                 self.unproven = deque(list(self.unproven)[:index])

@@ -335,7 +335,7 @@ class _Backup:
         self._add_written("state", "state/data.mdb", f"{folder}/data.mdb")
 
     def _add_written(self, role: str, name: str, stored_as: str) -> None:
-        """Add a file that LMDB has written to the manifest."""
+        """Add to the manifest a file that LMDB has written."""
         descriptor = self._target.open(stored_as)
         size = os.fstat(descriptor).st_size
         checksum = sha256_of(read_chunks(descriptor))

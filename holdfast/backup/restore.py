@@ -93,10 +93,11 @@ def restore_backup(
 
 
 def reserve_offsets(data_dir: Path, ends: Mapping[QueueKey, int], count: int) -> None:
-    """Durably reserve the `count` offsets after each queue's end, which messages may have got after
-    the backup, in a directory that no broker has open. Otherwise new messages would get offsets at
-    which consumers have already seen other messages. Reserved offsets are recorded as an accepted
-    loss: readers skip them, and no message gets them.
+    """Durably reserve `count` offsets after each queue's end. No broker may have `data_dir` open.
+
+    Messages that were published after the backup may have had these offsets, and consumers may have
+    seen these messages. So no new message may get such an offset. Reserved offsets are recorded as
+    an accepted loss: readers skip them, and no message gets them.
 
     `ends` has the queues' end offsets; a queue that is not included ends at its first offset.
     StateCorrupt, StateFull, StateUnavailable, lmdb.Error and OSError propagate."""

@@ -81,7 +81,7 @@ def check_data_dir(
     check = _Check(path, deep, progress, report)
     if live:
         return check.check_live()
-    if is_locked or not (path / "lock").exists():  # without the file, no broker runs
+    if is_locked or not (path / "lock").exists():  # no lock file: no broker runs
         return check.check_stopped(disk)
     remedy = "stop that one, or add --live to check the log while it runs"
     with hold_lock(path, os.O_RDONLY, remedy):
@@ -258,7 +258,8 @@ class _Check:
     def _report_damaged(
         self, records: Records, damaged: list[bytes], *, is_new: bool
     ) -> Records | None:
-        """Return the records if they are all of the state, else None."""
+        """Report the damaged records. Return None if any is damaged or the state is new, otherwise
+        `records`."""
         for key in damaged:
             what = f"record {key!r} is damaged"
             self._report.damage("state", what, "state-record", mend=_AUTOMATIC)

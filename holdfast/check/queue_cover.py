@@ -54,7 +54,7 @@ class QueueCover:
                 self.ends[key] = end
 
     def _add_hole(self, key: QueueKey, end: int, high: int) -> bool:
-        """Add the hole between the queue's blocks so far and `end`; return whether there is one."""
+        """Add the hole between the queue's last block and `end`; return whether there is one."""
         begin = self.begins.get(key, 0)
         expected = max(self.ends.get(key, begin), begin)
         if end > expected:

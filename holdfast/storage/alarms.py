@@ -37,7 +37,7 @@ class Alarms:
 
     Call `start`, `stop` and the alarms on the event loop. If `min_free_bytes` is 0, there is no
     limit. If `max_memory_bytes` is 0, the limit is a share of the memory that the process may use.
-    More than `max_uncommitted_entries` entries of `reput` that are not in LMDB raise an alarm. If
+    An alarm is raised if more than `max_uncommitted_entries` entries of `reput` are not in LMDB. If
     `log` has no segment for the next publish, the measuring thread lets it try again.
     """
 
@@ -157,8 +157,8 @@ def memory_use(max_memory_bytes: int) -> tuple[int, int]:
     """Return the bytes that this process uses, and the limit at which publishing stops.
 
     Only the process's own (anonymous) memory counts, not pages of files, which the kernel can
-    reclaim. If the process's address space is limited, the limit returned is at most half of the
-    address space that mapped files leave, because allocators reserve more than they use.
+    reclaim. If the process's address space is limited, the limit is at most half of the address
+    space that mapped files do not use, because allocators reserve more than they use.
     """
     sizes = {}  # the sizes that the kernel reports for this process, in bytes
     for line in Path("/proc/self/status").read_text("ascii", "replace").splitlines():

@@ -358,8 +358,8 @@ def _log_recovered(opened: OpenDataDir, was_clean: bool | None, seconds: float) 
 
 
 def _delete_index(directory: Path) -> None:
-    """Delete an index: first its data file, then the other files. One of these may mark the index
-    as damaged. So if deleting is interrupted, a damaged index never lacks its mark."""
+    """Delete an index: first its data file, then the other files. One of the other files may be the
+    mark of a damaged index, so it must not be deleted before the damaged data."""
     data = directory / "data.mdb"
     if data.is_file():
         data.unlink()

@@ -318,8 +318,9 @@ def _target(to: Start, advice: str) -> "ResetTo":
 def redrive(client: "Client", name: str, count: int | None, dry_run: bool, form: Formatter) -> None:
     """Publish a group's dead letters to their topics again.
 
-    Each message keeps its key, tag and properties, and is done once it is synced. An
-    interrupted redrive continues where it stopped, and publishes no message twice.
+    Each message keeps its key, tag and properties. A dead letter counts as redriven as soon as
+    its new message is synced. An interrupted redrive continues where it stopped, and publishes
+    no message twice.
     """
     if dry_run:
         for letter in islice(_dead_letters(client, name), count):
