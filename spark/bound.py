@@ -29,8 +29,8 @@ _REPLACED = {"topic", "subscribe", "subscribepattern", "assign", "topicids", "co
 @dataclass(frozen=True)
 class Bound:
     """Fixed ranges of fixed topics. Each load returns the same rows. `options` are all options that
-    a load needs, as plain strings. Keep them to read the same rows again later, in another session.
-    They contain the token, if there is one."""
+    a load needs, as plain strings. Keep `options` to read the same rows again later, in another
+    session. They contain the token, if there is one."""
 
     options: Mapping[str, str] = field(repr=False)
     group: str | None
@@ -53,10 +53,10 @@ class Bound:
         """Durably store the end of this read as the group's offsets. Calling it again is safe.
 
         Call it after the rows have been processed; `save` does not check that. Topics are saved one
-        by one, in order. At the first error, that topic and the topics after it are not saved:
-        OffsetsMoved if the group's offsets in a topic have changed since `bind`, TopicRecreated if
-        a topic was deleted and created again. Raises ValueError if there is no group, and
-        InvalidOption if there is no broker: a read with `path` must also give `url` to `bind`.
+        by one, in order. At the first error, that topic and the topics after it are not saved.
+        Raises OffsetsMoved if the group's offsets in a topic have changed since `bind`, and
+        TopicRecreated if a topic was deleted and created again. Raises ValueError if there is no
+        group, and InvalidOption if there is no broker: with `path`, also give `url` to `bind`.
         """
         if self.group is None:
             raise ValueError("save() needs a group: give bind(..., group=...)")

@@ -1,6 +1,7 @@
 """Extract this package's error message from the text of a Spark error.
 
-Spark reports the error of a task as text: a Python traceback and, for a stream, also its plan.
+Spark reports the error of a task as text: a Python traceback and, for a stream, also the query's
+plan.
 """
 
 import re

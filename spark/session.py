@@ -40,7 +40,7 @@ def register(spark: "SparkSession", *, anew: bool = False) -> None:
 
     Spark's Python workers need holdfast, too. Either set PYSPARK_PYTHON to an interpreter that has
     holdfast before the session starts (`local_session` does this), or send the package with `ship`.
-    A registration uses only archives that were sent to Spark before it. After you send another
+    A registration uses only archives that were sent to Spark earlier. After you send another
     archive, register again with `anew=True`.
     """
     from holdfast.spark.source import HoldfastDataSource  # imported here because it needs pyspark

@@ -49,11 +49,11 @@ class BlockGatherer:
 
     @property
     def end_offset(self) -> int:
-        """The queue offset after the last message. Must not be read while empty."""
+        """The queue offset after the last message. Do not read it before a reply is gathered."""
         return self._headers[-1].end_offset
 
     def receive(self, fill: Fill, size: int) -> Buffer | None:
-        """Receive a reply's body of `size` bytes. Return None if its blocks are gathered.
+        """Receive a reply's body of `size` bytes. Return None if its blocks were gathered.
 
         Otherwise return the body unchanged. This happens if the first block is not large, if the
         buffer has no room, or if a block is invalid or truncated (BatchRun will refuse it). After

@@ -68,7 +68,8 @@ class Catalog(Protocol):
         """Return the topic's id and the current range of each queue."""
 
     def offset_at(self, topic: str, queue: int, timestamp_ms: int) -> int:
-        """Return the first offset stored at or after a time, or the queue's end if none is."""
+        """Return the offset of the first message stored at or after a time, or the queue's end if
+        there is no such message."""
 
     def stored_offsets(self, group: str, topic: str) -> StoredOffsets | None:
         """Return a group's offsets, or None if the group does not exist."""
@@ -96,7 +97,7 @@ class LiveCatalog(Catalog, Protocol):
     """A broker's catalog: it can also wait for messages, and release leases."""
 
     def hold(self, topic: str, offsets: Mapping[int, int], wait_ms: int) -> None:
-        """Wait at most `wait_ms` until a queue has a message at its offset. May return early."""
+        """Wait until a queue has a message at its offset, at most `wait_ms`. May return early."""
 
     def release_leases(self, leases: Iterable[tuple[str, str]]) -> None:
         """Release leases, (topic, id) each. Raises nothing: other leases expire."""

@@ -161,7 +161,7 @@ class BrokerClient:
             return None
 
     def hold(self, topic: str, offsets: Mapping[int, int], wait_ms: int) -> None:
-        """Wait as LiveCatalog describes. Return at once if there are too many queues for one
+        """Wait as LiveCatalog describes. Return immediately if there are too many queues for one
         request, or if the request fails."""
         if len(offsets) > _QUEUES_PER_PLAN:
             return
@@ -214,7 +214,7 @@ class BrokerClient:
                         lease_id,
                     )
                     for split in reply["splits"]
-                    if split["queue"] in part_of_plan  # a plan without a lease has all queues
+                    if split["queue"] in part_of_plan  # a plan without a lease covers every queue
                 ]
             on_error.pop_all()
         return sorted(found, key=lambda split: (split.queue, split.start))

@@ -55,7 +55,7 @@ _Request = tuple[bytes, Sequence[bytes]]  # the head, and the body
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A successful reply. Header names are lower case. `body` is None if it was gathered."""
+    """A successful reply. Header names are lower case. `body` is None if a gatherer took it."""
 
     headers: Mapping[str, str]
     body: Buffer | None
@@ -69,9 +69,9 @@ class Reply:
 
 
 class Transport:
-    """Sends requests to the broker at `address`. `close` may be called twice. Each request raises
-    BrokerRefused, BrokerUnavailable, CertificateNotTrusted, and InvalidOption if a TLS file cannot
-    be used."""
+    """Sends requests to the broker at `address`. `close` may be called twice. A request
+    may raise BrokerRefused, BrokerUnavailable or CertificateNotTrusted, or InvalidOption if a TLS
+    file cannot be used."""
 
     def __init__(
         self,

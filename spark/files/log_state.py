@@ -31,7 +31,7 @@ _MAX_OFFSET = 2**62
 
 
 class LogState:
-    """The state records as of the last `refresh`. Callers must refresh the log before."""
+    """The state records as of the last `refresh`. Callers must first refresh `log`."""
 
     def __init__(self, path: str, log: LogFiles) -> None:
         self._path = path

@@ -29,7 +29,7 @@ _CHUNK_BYTES = 4 * 1024 * 1024
 _intact: set[FileChange] = set()
 _MAX_REMEMBERED = 65_536
 #: A file that was changed less than this many nanoseconds ago is not remembered as intact yet,
-#: because another change may not change its change time.
+#: because another change in this period may leave its change time unchanged.
 _UNCHANGED_NS = 1_000_000_000
 
 #: Base offsets that sort before and after all rows of a queue.

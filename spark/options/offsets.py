@@ -112,8 +112,8 @@ class SegmentRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlanLease:
-    """The broker's read leases on all ranges of a plan. Each of `ids` is (topic, lease id). They
-    were granted for `lease_ms` when the driver's wall clock was at `taken_at_s`."""
+    """The broker's read leases on all ranges of a plan. Each of `ids` is (topic, lease id). The
+    leases were granted for `lease_ms` when the driver's wall clock was at `taken_at_s`."""
 
     ids: tuple[tuple[str, str], ...]
     lease_ms: int

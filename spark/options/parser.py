@@ -70,7 +70,7 @@ class OptionParser:
     def number(
         self, name: str, default: _Default, *, minimum: int = 0, maximum: int | None = None
     ) -> int | _Default:
-        """Return an integer in these limits; `default` if the option is not given."""
+        """Return an integer from `minimum` to `maximum`; `default` if the option is not given."""
         value = self.text(name)
         if value is None:
             return default

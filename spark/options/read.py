@@ -1,7 +1,7 @@
 """The options of a batch read, parsed and checked. Pure.
 
-An option that Spark's Kafka connector has, too, has the same name here. stream.py lists which of
-these options a stream refuses, and which further options a stream has.
+An option that also exists in Spark's Kafka connector has the same name here. stream.py lists which
+of these options a stream refuses, and which further options a stream has.
 """
 
 import re

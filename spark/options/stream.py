@@ -44,7 +44,7 @@ class TriggerLimits:
     max_delay_ms: int = DEFAULT_MAX_TRIGGER_DELAY_MS
 
 
-#: A trigger that reads everything at once has no limits.
+#: A trigger that reads everything in one micro-batch has no limits.
 NO_LIMITS = TriggerLimits()
 
 

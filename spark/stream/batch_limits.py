@@ -16,7 +16,7 @@ from holdfast.spark.stream.offsets import QueueKey
 
 #: `find_count` estimates the number from the mean message size this many times. Then it bisects.
 _GUESSES = 3
-#: A piece has the limit in bytes divided by this number, but at least one block.
+#: A piece has about the limit in bytes divided by this number, and at least one block.
 PIECES = 64
 #: Only a part of the backlog is cut into pieces: at most this many times the limit in bytes.
 MAX_OVERSHOOT = 4

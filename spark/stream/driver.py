@@ -108,7 +108,7 @@ class StreamDriver:
         return list(self._leases)
 
     def newest(self) -> StreamOffsets | None:
-        """Return the ends of all queues when last described, or None before `latest` or `pin`."""
+        """Return the ends of all queues as last described; None before any `latest` or `pin`."""
         return _queue_ends(self._seen) if self._seen else None
 
     def latest(self, start: StreamOffsets, limits: TriggerLimits) -> StreamOffsets:

@@ -3,12 +3,13 @@
     driver     initialOffset()   for a stream without a checkpoint, twice
                latestOffset()    before each micro-batch, repeatedly while there is none
                partitions()      for each micro-batch, and again when it is replayed
-               commit()          for a micro-batch when the next one is planned
+               commit()          for a micro-batch, when Spark plans the next one
     executor   read()            for each task, on another copy of the reader, which knows only the
                                  options and its partition
 
 Spark starts a Python process on the driver, which lives as long as the query and uses one reader
-for all calls. When the query stops or fails, Spark ends this process at once, even inside stop().
+for all calls. When the query stops or fails, Spark ends this process immediately, even inside
+stop().
 """
 
 from collections.abc import Iterator
@@ -137,6 +138,6 @@ class HoldfastStreamReader(
 
     def stop(self) -> None:
         self._open.close()
-        # Only now, because Spark may end the process during the release, and
+        # After the release: Spark may end the process during the release, and then
         # `_release_at_termination` needs `_opened`.
         self._opened = None

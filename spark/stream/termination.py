@@ -1,7 +1,7 @@
 """Run an action when Spark ends the process that drives a stream.
 
 As soon as the query stops or fails, Spark sends SIGTERM, which by default ends the process without
-running any `finally` block. A second SIGTERM follows at once (PythonStreamingSourceRunner.stop
+running any `finally` block. A second SIGTERM follows immediately (PythonStreamingSourceRunner.stop
 signals the worker, then all processes).
 """
 

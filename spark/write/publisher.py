@@ -56,8 +56,8 @@ class BatchStore(Protocol):
 
 @dataclass(slots=True)
 class WriteCounts:
-    """The amounts that an attempt has sent. Another attempt had already stored `duplicates` of the
-    batches."""
+    """How much an attempt has sent. `duplicates` is the number of sent batches that another attempt
+    had already stored."""
 
     rows: int = 0
     batches: int = 0
@@ -70,9 +70,9 @@ class QueueProgress:
     """The progress of an attempt in one queue.
 
     `unverified` is the last batch, if the broker reported it as too old, so that it could not be
-    compared. If a later batch equals the stored one, this batch was equal, too. `has_ended` is True
-    if the stored batch has more rows than the last batch: the input of this attempt ended too
-    early.
+    compared. If a later batch equals its stored batch, `unverified` was equal, too. `has_ended` is
+    True if the stored batch has more rows than the last batch: the input of this attempt ended
+    too early.
     """
 
     generation: int = 0

@@ -19,7 +19,7 @@ from holdfast.spark.write.rows import row_weights
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Consecutive rows. `first_row` is the position of the first one in the partition."""
+    """Consecutive rows. `first_row` is the position of the first row in the partition."""
 
     first_row: int
     rows: pa.RecordBatch
