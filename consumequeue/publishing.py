@@ -197,7 +197,7 @@ class Publisher:
 class PublishAdmission:
     """Admits publishes: none while an alarm is raised, and only a limited number of bytes at once.
 
-    The caller subtracts the size of each admitted publish from `in_flight_bytes` at its end.
+    When an admitted publish ends, the caller subtracts its size from `in_flight_bytes`.
     """
 
     max_in_flight_bytes: int

@@ -1,5 +1,5 @@
-"""Calls of functions in threads. Each call is awaited until its thread is done, also if it is
-cancelled, because the caller may hold a semaphore, a lock or counted memory for it."""
+"""Calls of functions in threads. Even a cancelled call is awaited until its thread is done, because
+the caller may hold a semaphore, a lock or counted memory for the call."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,8 +19,8 @@ async def call_in_thread(
     is None. Return the function's result or raise its error.
 
     Cancelling takes effect when the thread is done. If no thread has started the call yet, the
-    function is not called; but the task still waits for its place in the executor's queue, so that
-    the queue stays bounded.
+    function is not called; but the task still waits until the executor reaches the call, so that
+    the executor's queue stays bounded.
     """
     wanted: list[Callable[[], T]] = [partial(function, *args)]
     work = asyncio.get_running_loop().run_in_executor(executor, _call_last, wanted)

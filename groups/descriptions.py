@@ -40,8 +40,8 @@ class QueueLagReply(Struct):
     lag_seconds: float
     floor: int | UnsetType = UNSET
     next: int | UnsetType = UNSET
-    # An upper bound, because filters may not have been applied to all messages yet. So is
-    # `lag_messages` of a group with leases.
+    # An upper bound, because filters may not have been applied to all messages yet. `lag_messages`
+    # of a group with leases is an upper bound, too.
     available: int | UnsetType = UNSET
     in_flight: int | UnsetType = UNSET
     delayed: int | UnsetType = UNSET

@@ -98,7 +98,7 @@ class GroupService:
         shared = SharedParts(store, opened, hold, clock, in_flight)
         self.registry = GroupRegistry(shared)
         self.queue_changes = shared.changes
-        """Callers report to it which queues have new messages, or lost messages."""
+        """Callers report here which queues have new messages or a new first offset."""
         self._by_name = self.registry.by_name
         self.exporter = FloorExporter(store, self._by_name.values, config.mirror_interval_ms / 1000)
         self.changes = GroupChanges(
@@ -246,8 +246,8 @@ class GroupService:
         return await server.receive(request)
 
     def release_undelivered(self, group: str, receipts: Sequence[str]) -> None:
-        """Release the messages of a reply that could not be sent: they are available again at once.
-        This does not count as a failure of the messages."""
+        """Release the messages of a reply that could not be sent, so that they are available again
+        before their leases expire. This does not count as a failure of the messages."""
         server = self._by_name.get(group)
         if server is not None:
             server.give_back(receipts)

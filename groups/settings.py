@@ -87,8 +87,8 @@ class GroupSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def maxima(limits: GroupsConfig) -> dict[str, tuple[int, str | None]]:
-    """Return for each setting that is a number: its maximum, and the setting of the configuration
-    that is the maximum; None if the maximum is fixed."""
+    """Return the maximum of each setting that is a number, and the name of the configuration
+    setting that gives this maximum, or None if the maximum is fixed."""
     in_flight = (limits.max_in_flight, "max_in_flight")
     return {
         "lease_ms": (limits.max_lease_ms, "max_lease_ms"),

@@ -1,7 +1,7 @@
 """All known damage in one place. /readyz and the metrics show it; the state stores it.
 
 Reads, the scrub and the opening of the data directory report damage here. The book belongs to the
-event loop; the opening uses it before the loop does. The state stores the damage, so that a
+event loop; before the loop runs, only the opening uses it. The state stores the damage, so that a
 restarted broker still knows it, and never gives a lost offset to another message.
 """
 

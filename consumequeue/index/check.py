@@ -1,4 +1,4 @@
-"""Check an index in a process of its own, because LMDB may raise an error, return a wrong answer or
+"""Check an index in a separate process, because LMDB may raise an error, return a wrong answer or
 crash the process when it reads a damaged page.
 
 Every entry is read in order, its CRC is compared, and its key is searched from the root, because a

@@ -32,7 +32,7 @@ from holdfast.consumequeue.topics import QueueKey
 
 _logger = logging.getLogger(__name__)
 
-#: When this many blocks wait, the durable ones are committed. They use about 40 MB meanwhile.
+#: When this many blocks wait, the durable ones are committed. The waiting blocks use about 40 MB.
 _GROUP = 100_000
 
 NoteGap = Callable[[QueueKey, int, int], None]

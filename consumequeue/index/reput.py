@@ -1,8 +1,9 @@
 """Reput: follow the log, add every batch to its queue, notify the hold service, write the index.
 
 An entry becomes visible when its block is as durable as its topic requires, and never before an
-earlier entry of its queue. Visible entries can be read from memory at once. Reput also completes
-publishes, so that a client can read from an offset as soon as the client knows the offset.
+earlier entry of its queue. Visible entries can be read from memory immediately. Reput also
+completes publishes, so that a client can read from an offset as soon as the client knows the
+offset.
 
 The appender and the sync thread put reports into an inbox. A pass processes the inbox: it makes the
 new entries visible, then it notifies. Passes run one at a time. The thread that holds `_pass_lock`
@@ -115,7 +116,7 @@ class ReputService:
         self._pending: deque[tuple[QueueKey, ConsumeQueue, CqUnit]] = deque()
         self._position = self.index.position()
         self._next_commit_s = 0.0
-        # Each counter has one writer: the thread that reports blocks, and the one that commits.
+        # Each counter has one writer: the thread that reports blocks, or the thread that commits.
         self._appended_blocks = self._appended_messages = 0
         self._committed_blocks = self._committed_messages = 0
         self._thread = threading.Thread(target=self._run, name="holdfast-reput", daemon=True)
@@ -188,7 +189,7 @@ class ReputService:
 
     @property
     def behind_messages(self) -> int:
-        """The number of messages in these blocks."""
+        """The number of messages in the blocks that `uncommitted_count` counts."""
         return max(self._appended_messages - self._committed_messages, 0)
 
     def _count_appended(self, headers: list[BatchHeader]) -> None:

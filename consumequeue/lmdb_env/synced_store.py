@@ -1,4 +1,4 @@
-"""A store of small records in an LMDB environment of its own, with group commit.
+"""A store of small records in a separate LMDB environment, with group commit.
 
 A thread commits all waiting changes in one synced transaction. While one transaction is synced, new
 changes are collected for the next transaction. So on a slower disk each transaction has more

@@ -97,8 +97,8 @@ def _count_bytes_since(
 def _find_cutoff_us(
     index: Index, topic: Topic, queues: Mapping[int, ConsumeQueue], low: int, limit: int
 ) -> int:
-    """Return the earliest time since which a topic has stored at most `limit` bytes. All its queues
-    then delete their messages from before this one time."""
+    """Return the earliest time since which a topic has stored at most `limit` bytes. Retention then
+    deletes the messages from before this time in all its queues."""
     high = max(cq.newest.store_timestamp_us for cq in queues.values() if cq.newest) + 1
     while low < high:
         middle = (low + high) // 2

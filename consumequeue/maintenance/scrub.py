@@ -1,8 +1,8 @@
 """The scrub: reads the sealed segments repeatedly and slowly, to find bit rot before a reader does.
 
-The scrub has a thread of its own, and runs only if a rate is configured. It changes nothing, except
-that a damaged footer is rebuilt from its segment's blocks. It reports damage to the damage book, on
-the event loop. Its position is only in memory, so after a restart it begins with the first segment.
+The scrub has its own thread, and runs only if a rate is configured. It changes nothing, except that
+a damaged footer is rebuilt from its segment's blocks. It reports damage to the damage book, on the
+event loop. Its position is only in memory, so after a restart it begins with the first segment.
 """
 
 import logging

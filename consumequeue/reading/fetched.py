@@ -1,9 +1,10 @@
 """What a read wants, how the queues of a poll share its limits, and what a read delivers. Pure.
 
 The queues of a poll are read one after another. Each queue may use an equal share of the limits
-that are left, so that a full queue leaves room for the next queues. The next queues also get the
-part of its share that a queue does not use. The offsets of the poll determine which queue is first,
-so for a reader that continues after each reply, the first queue changes from poll to poll.
+that are left, so that a full queue leaves room for the next queues. If a queue does not use its
+whole share, the next queues get the rest. The offsets of the poll determine which queue is read
+first. A reader that continues after each reply sends other offsets, so the first queue changes from
+poll to poll.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -157,8 +158,9 @@ class RunSlice:
 
 
 class Fetched(NamedTuple):
-    """The result of a pull. The pull is done with all messages before `next_offset`, also with
-    those that it does not deliver. `skipped` has the ranges of lost messages that it skipped."""
+    """The result of a pull. The pull has examined all messages before `next_offset`, including
+    those that it does not deliver. `skipped` has the ranges of lost messages that the pull
+    skipped."""
 
     pieces: Sequence[Piece]
     next_offset: int

@@ -61,8 +61,9 @@ def _parts(records: Iterable[tuple[bytes, bytes]]) -> Iterable[dict[bytes, bytes
 
 def state_in_log(log: CommitLog) -> tuple[dict[bytes, bytes], bool]:
     """Return the records in the opened log, and whether they are complete. They are complete if
-    nothing before the log's durable offset is damaged. In any case, the next topic id is above the
-    id of every topic with messages in the log."""
+    nothing before the log's durable offset is damaged. One of the returned records is the next
+    topic id, if any topic has messages. Even if records are missing, it is above the id of every
+    topic with messages in the log."""
     replay = StateReplay()
     durable, damaged, highest_id = 0, None, STATE_TOPIC_ID
     for _, found in scan_log(log.segments, 0):
@@ -80,6 +81,6 @@ def state_in_log(log: CommitLog) -> tuple[dict[bytes, bytes], bool]:
 
 def _reserve_ids(records: dict[bytes, bytes], highest_id: int) -> None:
     """Make sure that the next topic gets an id above `highest_id`."""
-    with suppress(MalformedRecord):  # whoever decodes the records raises it
+    with suppress(MalformedRecord):  # the code that later decodes the records raises this error
         if decode_number(records.get(NEXT_TOPIC_ID, b"\x01")) <= highest_id:
             records[NEXT_TOPIC_ID] = encode_number(highest_id + 1)

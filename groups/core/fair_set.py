@@ -99,7 +99,7 @@ class FairSet:
     def select(self, head_cost: HeadCost) -> int | None:
         """Return the flow to serve next; None if no flow has a message.
 
-        If `head_cost` raises an exception, the caller gets it, and may call again: the order in
+        If `head_cost` raises an exception, it reaches the caller, who may call again: the order in
         which flows are served is the same as without the exception.
         """
         if not self._active:

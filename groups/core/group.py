@@ -80,9 +80,9 @@ class Group:
     # -- settings, topics and queues ---------------------------------------------------------
 
     def configure_group(self, config: GroupConfig) -> None:
-        """Change the settings for future deliveries, but not those of the queues. The caller must
-        then call `configure_lane` for each queue. The mode may change only while nothing is
-        leased."""
+        """Change the group's settings for future deliveries. This does not change the queues: the
+        caller must then call `configure_lane` for each queue. The mode may change only while
+        nothing is leased."""
         before, self.config = self.config, config
         self.in_flight.config = config
         self.members.ttl_ms = config.member_ttl_ms
@@ -147,7 +147,7 @@ class Group:
     def offer_skipped(self, lane: QueueLane) -> None:
         """Make skipped messages available again: those at `next` and beyond that the queue's filter
         does not match. The caller must do this before it stores another filter, so that a crash in
-        between loses no message. The topic must be paused until then."""
+        between loses no message. The topic must be paused until the filter is stored."""
         self.set_filter(lane, lane.view.filter)
 
     def pause(self, topic_id: int, is_paused: bool) -> None:

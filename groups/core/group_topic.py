@@ -224,8 +224,8 @@ class QueueLane:
         topic_id, queue = self.key
         place = f"{self.group_id:08X}{topic_id:08X}{queue:08X}{offset:016X}"
         # The id contains the number of the last lease: after a seek the message may become a dead
-        # letter again, and that is a different letter. Only if no lease is known, the id
-        # contains the epoch instead: a power loss may change the epoch.
+        # letter again, and that is a different letter. Only if no lease is known, the id contains
+        # the epoch instead, although a power loss may change the epoch.
         attempts = self.cursor.attempts.get(offset)
         last_lease = 0 if attempts is None else attempts.last_lease
         death = f"{last_lease:016X}" if last_lease else f"{self.cursor.epoch:08X}"
@@ -346,8 +346,9 @@ class GroupTopic:
         return truncate_run(known, min(most, *turns))
 
     def advance(self, run: Run, *, has_left_out: bool = False) -> None:
-        """Advance the rotation after these messages were taken: the queue after the queue of the
-        last message is served next. Set `has_left_out` if the run may have skipped queues."""
+        """Advance the rotation after these messages were taken. The next queue to serve is the one
+        that follows the last message's queue. Set `has_left_out` if the run may have skipped
+        queues."""
         lanes = self._rotation_of(run[0][0])
         if len(lanes) < 2:
             return

@@ -8,7 +8,7 @@ returned, the later leases of its key are revoked.
 
 Result: if each member settles the messages of a key in order, no message is settled before an
 earlier message of its key. If the group allows one lease per key, this is so even if members do not
-keep the order. A message without a key is treated as having a key of its own.
+keep the order. Each message without a key is treated as if it had a key that no other message has.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from holdfast.groups.core.selection import READ_AHEAD, QueueView
 from holdfast.groups.cursor.cursor import State
 from holdfast.groups.cursor.heads import UNKNOWN_SIZE, Head, NeedsRead
 
-#: The selection reads further ahead while at most this many of the messages that it has read are
-#: neither settled nor leased.
+#: The selection stops reading ahead when this many of the messages that it has read are neither
+#: settled nor leased.
 LOOK_AHEAD = 4096
 
 
@@ -68,8 +68,8 @@ class KeyedSelection:
     def peek(
         self, member: str, filter: object | None, now_ms: int, room: Room | None = None
     ) -> Head | None:
-        """Return the message with the smallest offset that is the first open offset of its key, if
-        the key has no owner or this member owns it.
+        """Of the keys that have no owner or that this member owns, take the key with the smallest
+        first open offset. Return the message at that offset.
 
         `filter` is ignored: keyed groups allow no filters of members, because a message that a
         member skips would block its key. With `room.returned_only`, messages that were read
@@ -106,8 +106,8 @@ class KeyedSelection:
                 self.mark_settled(head.offset)
 
     def mark_returned(self, offset: int) -> list[int]:
-        """Offer a returned offset again, before all later offsets of its key. Return the leased
-        offsets of the key that are later."""
+        """Offer a returned offset again, before all later offsets of its key. Return the later
+        offsets of the key that are leased."""
         self._read_up_to(offset)
         number = self._key_of.get(offset)
         if number is None:

@@ -122,7 +122,7 @@ class InFlight:
 
     def count_returned(self, difference: int) -> bool:
         """Add `difference` to the number of returned messages. Return True if `may_deliver_new`
-        becomes true by that."""
+        becomes true because of this."""
         could_deliver = self.may_deliver_new
         self.returned += difference
         self.everyone.returned += difference
@@ -135,8 +135,8 @@ class InFlight:
         self._by_member[member] = self.count_of(member) + count
 
     def remove(self, member: str) -> bool:
-        """Count a lease that ended. Return True if a limit had been reached, so that members may
-        get leases now that they could not get before."""
+        """Count a lease that ended. Return True if a limit was reached before this: members that
+        could get no lease may get one now."""
         config, everyone = self.config, self.everyone
         before = self._by_member[member]
         was_full = (
@@ -250,8 +250,8 @@ class OneActive:
         return self.active is None
 
     def claim(self, member: str) -> None:
-        """Make the member active if none is. In a single active group do this only if no member has
-        been active since the broker's start."""
+        """Make the member active if no member is active. In a single active group do this only if
+        no member has been active since the broker's start."""
         if self.active is None and (self.is_exclusive or not self.fencing_epoch):
             self._activate(member)
 

@@ -317,7 +317,7 @@ def _repeat_answer(
             continue
         deadline_ms = now_ms + group.allowed_lease_ms(request.lease_ms)
         if deadline_ms <= max(lease.deadline_ms, receipt.deadline_ms):
-            # No two replies have the same deadline, and none is after the longest lease.
+            # A repeated reply needs another deadline; a later one could exceed the longest lease.
             deadline_ms = lease.deadline_ms - 1
         lane.cursor.extend(lease, deadline_ms)
         group.members.mark_seen(request.member, now_ms, deadline_ms)

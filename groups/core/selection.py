@@ -130,7 +130,8 @@ class QueueView:
                 self.cursor.skip_lost(first, end)
 
     def is_too_old(self, head: Head, now_ms: int) -> bool:
-        """Settle an available message if its time to live is over; return whether it was."""
+        """Return whether an available message's time to live is over. If it is, settle the
+        message."""
         if not self.has_expired(head, now_ms):
             return False
         self.cursor.drop_expired(head.offset)
@@ -274,7 +275,7 @@ class OrderedSelection:
 
     def _new_pointer(self, of: object | None) -> _Pointer:
         """Make a pointer that begins after the offsets in grace. When the grace ends, `end_grace`
-        puts it back."""
+        lets all pointers begin at the floor again."""
         cursor = self._view.cursor
         if isinstance(of, _Returned) and of.filter is not None:
             # There may be 100,000 returned offsets. So find the available ones once, not again for

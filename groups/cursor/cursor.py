@@ -49,7 +49,7 @@ class State(Enum):
 
 
 class End(Enum):
-    """How a lease ended. Rows store the number of a member in this order, from 1."""
+    """How a lease ended. Rows store an end as its number in this order, from 1."""
 
     ACKED = "acked"
     NACKED = "nacked"
@@ -72,14 +72,14 @@ class Attempts:
     acquisitions: int = 0
     #: The number of the last lease that ended; 0 if unknown.
     last_lease: int = 0
-    #: How that lease ended; None if unknown.
+    #: How the lease `last_lease` ended; None if unknown.
     last_end: End | None = None
     #: The start of the broker in which this entry was last changed.
     boot: int = 0
 
 
 class Settlement(NamedTuple):
-    """The number of the lease that settled an offset, and how it did so."""
+    """The number of the lease that settled an offset, and how this lease ended."""
 
     lease: int
     end: End
@@ -151,7 +151,7 @@ class Cursor:
         #: restart. The value is kept even when the floor is above it, because a kill of the broker
         #: may lose settlements that are not written yet.
         self.seen_below = 0
-        #: When the broker started, all leases of earlier boots than this one had ended.
+        #: All leases of boots with a lower number than this had ended when the broker started.
         self.oldest_boot = 0
         #: The value that `oldest_boot` gets at the next start, unless a grace is running then. It
         #: may be less than the present boot, because leases survive restarts.
@@ -428,8 +428,8 @@ class Cursor:
 
     def begin_grace(self, bound: int, end_ms: int, boot: int) -> None:
         """Begin a grace until `end_ms`. It holds for the offsets below `bound` that would be
-        available now, except those that were returned since the broker's start number `boot`:
-        their leases from before that start have ended."""
+        available now, except offsets that were returned since the broker's start number `boot`: the
+        leases of these offsets from before that start have ended."""
         if bound <= self.floor:
             return
         self.grace_bound, self.grace_end_ms, self.grace_boot = bound, end_ms, boot

@@ -134,7 +134,7 @@ class Leases:
         return before
 
     def keep_until_commit(self, grant: Grant) -> None:
-        """Keep a record until a commit has made all changes so far durable."""
+        """Keep a record until a commit has made all changes before this call durable."""
         grant.commits_left += 1
         self.ended_grants.append(grant)
 

@@ -10,7 +10,7 @@ begins with group id u32, topic id u32, queue u32.
 
     table   key, after that   value
     cur     -                 floor u64, reserved_next u64, epoch u32, oldest boot u32,
-                              dead u64, expired u64, lost u64: to retention, to damage
+                              dead u64, expired u64, lost u64 (to retention or to damage)
     ack     chunk u64         1,024 bits, the lowest offset in the lowest bit of the first byte;
                               or one byte 1 if all bits are set
     att     offset u64        failures u16 (65535: rejected), acquisitions u32, ready_at_ms u64,
@@ -103,7 +103,7 @@ class AttemptsRow(NamedTuple):
     ready_at_ms: int
     #: The number of the last lease that ended; 0 if unknown.
     last_lease: int = 0
-    #: How that lease ended, as a number; 0 if unknown.
+    #: How the lease `last_lease` ended, as a number; 0 if unknown.
     last_end: int = 0
     #: The start of the broker in which this row was last changed.
     boot: int = 0
@@ -231,11 +231,10 @@ def restore(
 ) -> Cursor:
     """Return the cursor that the rows describe.
 
-    `log_start` and `end` are the range of the queue in the recovered log. If the rows or the page
-    contain offsets at `end` or beyond, these are ignored. In that case, or if the queue has lost
-    its newest messages (`is_log_cut`), the cursor gets a new epoch, because other messages will get
-    the same offsets. The caller must write the cursor's changes before it appends or delivers
-    messages.
+    `log_start` and `end` are the range of the queue in the recovered log. Offsets at `end` or
+    beyond in the rows or the page are ignored. If there are any, or if the queue has lost its
+    newest messages (`is_log_cut`), the cursor gets a new epoch, because other messages will get the
+    same offsets. The caller must write the cursor's changes before it appends or delivers messages.
 
     The leases of `page` continue; `page` must be of the rows' epoch. Without a page, all
     offsets below the reserve that are not done are in grace, until the longest lease must have
@@ -394,7 +393,7 @@ def key_number(key: bytes) -> int:
 
 
 def all_numbers(table: str, prefix: bytes, below: int = _MAX_NUMBER) -> DeleteRange:
-    """Return the deletion of the rows of one cursor in a table whose chunk number or offset is
+    """Return the deletion of rows of one cursor in `table`: those with a chunk number or an offset
     below `below`."""
     return DeleteRange(table, numbered_key(prefix, 0), numbered_key(prefix, below))
 

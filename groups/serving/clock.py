@@ -42,7 +42,7 @@ class GroupClock:
 
 
 class DeadlineTimer:
-    """Calls `fire` at the time that `set` got last. For the event loop only."""
+    """Calls `fire` at the time that the last call of `set` gave. For the event loop only."""
 
     def __init__(self, fire: Callable[[], None], now_ms: Callable[[], int]) -> None:
         self._on_deadline = fire

@@ -55,8 +55,9 @@ class Commits:
         self.begin()
 
     def when_durable(self) -> "asyncio.Future[None]":
-        """Return a future that is completed when all changes so far are durable. It fails with
-        StateUnavailable. Callers share the future, so they must await it with `asyncio.shield`."""
+        """Return a future that is completed when all changes made before this call are durable. It
+        fails with StateUnavailable. Callers share the future, so they must await it with
+        `asyncio.shield`."""
         if self._is_dirty():
             if isinstance(self._scheduled, asyncio.TimerHandle):  # retry now
                 self.stop()
@@ -71,8 +72,8 @@ class Commits:
         return future
 
     async def wait(self) -> None:
-        """Wait until all changes so far are durable. Raises StateUnavailable. If the wait is
-        cancelled, the changes are still committed."""
+        """Wait until all changes made before this call are durable. Raises StateUnavailable. If the
+        wait is cancelled, the changes are still committed."""
         await asyncio.shield(self.when_durable())
 
     def stop(self) -> None:

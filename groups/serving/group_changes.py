@@ -33,8 +33,8 @@ from holdfast.groups.storage.group_table import GroupTable
 
 _logger = logging.getLogger(__name__)
 
-#: Work is counted in items, to end each event loop iteration in time. This many topics of a record
-#: count as one item.
+#: Long loops count their work in items, so that each event loop iteration ends in time. This many
+#: topics of a record count as one item.
 TOPICS_AN_ITEM = 10
 
 #: At most this many topics and queues are added to groups in one event loop iteration. Each takes
@@ -126,8 +126,8 @@ class GroupChanges:
     async def _apply(
         self, group: GroupServer | None, record: GroupRecord, filters: Filters, turn: LoopBudget
     ) -> None:
-        """Store a new or changed record and apply it, while the groups that lose dead letters are
-        paused."""
+        """Store a new or changed record and apply it. Meanwhile the groups that would lose dead
+        letters are paused."""
         with ExitStack() as until_changed:
             losers = await self._groups_losing_dead_letters(group, record, turn)
             for loser, topic_ids in losers:
@@ -204,7 +204,7 @@ class GroupChanges:
         until_changed: ExitStack,
         turn: LoopBudget,
     ) -> None:
-        """Wait until the dead letters of these topics are in the dead-letter topic. Then hold
+        """Wait until the dead letters of these topics are in the dead-letter topic. Then pause
         leasing and settling in the group until `until_changed` is closed, and store its floors.
         Raises StateUnavailable."""
         await group.dead_letters.wait_for_topics(topic_ids)
@@ -251,8 +251,8 @@ class GroupChanges:
     async def find_topics(self) -> None:
         """Find the topics that match the subscriptions of every group now. This is for the broker's
         start: a crash may have come between the creation of a topic and its addition to groups, or
-        a record may be so old that it has no subscriptions. If a group has stored offsets on a
-        topic that is added, it continues there, otherwise it begins at the first message."""
+        a record may be so old that it has no subscriptions. On an added topic, a group continues at
+        its stored offsets; without stored offsets it begins at the first message."""
         async with self._lock:
             changed: list[tuple[GroupServer, GroupRecord]] = []
             turn = LoopBudget()
@@ -398,8 +398,8 @@ class GroupChanges:
 
     def _has_room(self, group: GroupServer, topic_count: int, added: int, topic: Topic) -> bool:
         """Return whether a group with `topic_count` topics may have one more. `added` is the number
-        of queues that this topic adds to all groups together. If the group may not, log it, because
-        there is no caller who could get an error."""
+        of queues that this topic adds to all groups together. If it may not have this topic, log a
+        warning, because there is no caller who could get an error."""
         config, name = self._config, None
         if topic_count >= config.max_topics:
             name = "groups.max_topics"
@@ -436,9 +436,9 @@ class GroupChanges:
         async with self._lock:
             group = self._registry.get(name)
             await group.dead_letters.wait_for_topics(None)
-            # No await may come between here and the beginning of the deletion: offsets may be
-            # stored until then. Offsets that are stored later, on topics that were not checked,
-            # are not deleted.
+            # No await may come between the next line and the beginning of the deletion, because
+            # offsets may be stored until then. If offsets are stored later on topics that were not
+            # checked, these offsets are not deleted.
             topics = {topic.name for topic in group.topics()} | self._topics_with_offsets(name)
             for topic in topics:
                 check_topic(topic)
@@ -456,9 +456,9 @@ class GroupChanges:
             return set()
 
     async def allow_lease(self, group: GroupServer, lease_ms: int) -> None:
-        """Before a lease of `lease_ms` is given, store it as the group's longest lease if it is
-        longer than the stored one. After a power loss the broker waits for this time, until all
-        old leases have expired."""
+        """Store `lease_ms` as the group's longest lease if it is longer than the stored one. Call
+        this before a lease of `lease_ms` is given. After a power loss the broker waits for the
+        longest lease, until all old leases have expired."""
         asked = min(max(lease_ms, SHORTEST_LEASE_MS), self._config.max_lease_ms)
         if asked > group.record.config.longest_lease_ms:
             await self._store.state.run_shielded(self._raise_longest_lease(group, asked))
@@ -518,8 +518,8 @@ class GroupChanges:
 
 
 def _work_items(record: GroupRecord) -> int:
-    """Return how many items a loop over a record's topics, or the encoding of the record, counts
-    as."""
+    """Return the number of items that a loop over a record's topics counts as. Encoding the record
+    counts as the same number."""
     return 1 + (len(record.topics) + len(record.subscriptions)) // TOPICS_AN_ITEM
 
 

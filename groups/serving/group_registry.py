@@ -1,4 +1,4 @@
-"""The table of all served groups, and the topics and queues of each, by name and by topic.
+"""All served groups, found by name and by topic, with the topics and queues of each group.
 
 This module applies the records of groups to the groups, and does not change the records. On the
 event loop.
@@ -35,7 +35,7 @@ class GroupRegistry:
         self.clock = shared.clock
         self.counters = shared.counters
         self.filters = ParsedFilters()
-        #: How many leases expired in groups that have been deleted since.
+        #: How many leases expired in groups that were deleted afterwards.
         self._expired_before = 0
         self.by_name: dict[str, GroupServer] = {}
         #: The number of queues of all groups together. A queue counts once in each group.
@@ -318,8 +318,8 @@ class GroupRegistry:
         )
 
     def _starts_of(self, record: GroupRecord, topic: Topic) -> Callable[[int], int]:
-        """Return a function that maps each queue of a topic to the offset at which the group
-        begins there if the queue is new in the group."""
+        """Return a function that maps each queue of a topic to the offset at which the group begins
+        if the queue is new in the group."""
         try:
             stored = self._store.offsets.stored_offsets(record.name, topic).offsets
         except UnknownGroup:  # nothing was ever stored for the group

@@ -139,7 +139,7 @@ class GroupServer:
         self._settling_allowed = asyncio.Event()
         self._settling_allowed.set()
         self.rates: dict[QueueKey, DeliveryRate] = {}
-        #: Cursors that are stored already, of queues that are not added to the group yet.
+        #: Stored cursors of queues that are not added to the group yet.
         self.prepared_cursors: dict[QueueKey, Cursor] = {}
 
     # -- settings, topics and queues ---------------------------------------------------------
@@ -172,8 +172,8 @@ class GroupServer:
         self.rates[key] = DeliveryRate(self._clock.now_ms())
 
     def remove_topic(self, topic_id: int, writes: Writes) -> list[QueueLane]:
-        """Remove a topic; `writes` delete its rows. Return its lanes. The caller must pass their
-        keys to `forget`."""
+        """Remove a topic; `writes` delete its rows. Return its lanes. The caller must pass the keys
+        of these lanes to `forget`."""
         lanes = self.lanes_of(topic_id)
         self.core.remove_topic(topic_id)
         self.commits.write(writes)
@@ -195,7 +195,7 @@ class GroupServer:
 
     @contextmanager
     def deliveries_paused(self) -> Iterator[None]:
-        """Lease no message until exit. Requests wait until then."""
+        """Return a context in which no message is leased. Requests wait until its end."""
         moving = [each for each, topic in self.core.topics.items() if not topic.is_paused]
         for topic_id in moving:
             self.core.pause(topic_id, True)
@@ -211,7 +211,7 @@ class GroupServer:
 
     @contextmanager
     def settling_paused(self) -> Iterator[None]:
-        """Settle no message until exit. Calls of `settle` wait until then."""
+        """Return a context in which no message is settled. Calls of `settle` wait until its end."""
         self._settling_allowed.clear()
         try:
             yield
@@ -277,8 +277,9 @@ class GroupServer:
         return Received([], available, is_active, held_s=held_s)
 
     def give_back(self, receipts: Sequence[str | Receipt]) -> None:
-        """Release the messages of a reply that was not delivered: the first SETTLED_A_TURN at once,
-        the rest in later event loop iterations, or at once if the group is stopping."""
+        """Release the messages of a reply that was not delivered: SETTLED_A_TURN of them in this
+        event loop iteration, the others in later iterations. If the group is stopping, release all
+        in this iteration."""
         part, rest = receipts[:SETTLED_A_TURN], receipts[SETTLED_A_TURN:]
         if part:
             decoded = [self._decode(each) if isinstance(each, str) else each for each in part]
@@ -353,8 +354,8 @@ class GroupServer:
 
     async def seek(self, targets: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
         """Let the group continue at other offsets of these queues. Return the offset reached in
-        each queue, when all is durable. Raises StateUnavailable; then the seek may have been done
-        in some of the queues.
+        each queue, after all seeks are durable. Raises StateUnavailable; then the group may have
+        moved in some of the queues.
 
         Before a queue is changed, its dying messages are appended to the dead-letter topic,
         because the cursor forgets them in the seek."""
@@ -499,8 +500,8 @@ class GroupServer:
         self.commits.begin()
 
     def _serve(self) -> int:
-        """Answer the requests that can get messages now; return how many. Start the read that
-        others need."""
+        """Answer the requests that can get messages now; return how many. If another request needs
+        a read first, start the read."""
         answered, needs = self._waiting.serve()
         if needs is not None and needs not in self._reads:
             self._reads[needs] = asyncio.create_task(self._read(*needs), name="group-bring")

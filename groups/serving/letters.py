@@ -63,8 +63,8 @@ def read_origin(batch: Batch, row: int) -> Origin:
 
 
 def keyed_producer_id(key: bytes, purpose: str, name: str) -> int:
-    """Return the producer id for `name`; it is always the same. A different `purpose` gives a
-    different id.
+    """Return the producer id for `name`. The same arguments always give the same id; a different
+    `purpose` gives a different id.
 
     The id cannot be computed without the key. If a client could compute it, the client could
     publish a message under this id before the broker does. The log would then drop the broker's

@@ -1,4 +1,4 @@
-"""The parsed filters of groups. Each text is parsed once while its filter is in use.
+"""The parsed filters of groups. While a filter is in use, its text is not parsed again.
 
 Parsing the longest text takes about ten milliseconds. So texts are parsed in another thread, one at
 a time; only short texts are parsed on the event loop. Call everything here on the event loop.
@@ -44,8 +44,8 @@ class ParsedFilters:
         return found
 
     def get(self, text: str | None) -> MessageFilter | None:
-        """Return the filter of a text. It is the object that `parse` returned, if that is still in
-        use. Raises InvalidFilter."""
+        """Return the filter of a text. It is the object that `parse` returned, if that object is
+        still in use. Raises InvalidFilter."""
         found = None if text is None else self._by_text.get(text)
         if found is None:  # the text matches every message, or is only tags
             return filter_of(text)

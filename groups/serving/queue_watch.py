@@ -1,8 +1,8 @@
 """Informs groups about changes of their queues: new messages, or a first offset that increased.
 
-A change is recorded once for its topic. A group with waiting requests processes the change at once,
-every other group at its next request. So a change costs nothing for groups without requests. On the
-event loop.
+A change is recorded once for its topic. A group with waiting requests processes the change
+immediately, every other group at its next request. So a change costs nothing for groups without
+requests. On the event loop.
 """
 
 import asyncio
@@ -167,8 +167,9 @@ class QueueWatch:
 
     @contextmanager
     def waiting(self) -> Iterator[bool]:
-        """Until exit, let the group process changes as soon as they occur, because a request waits.
-        Yield True if changes had already occurred before the entry."""
+        """Return a context in which the group processes changes as soon as they occur, because a
+        request waits. Yield True if the group processed earlier changes at the beginning of the
+        context."""
         self._waiting += 1
         if self._waiting == 1:
             for topic_id in self._processed:

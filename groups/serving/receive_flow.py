@@ -51,7 +51,7 @@ Answer = Reply | GroupError | StoreError | None
 
 class Ticket(asyncio.Future[Answer]):
     """The future that a waiting request awaits. If the future is cancelled, it removes the request
-    from the core at once, so that no message is leased to the request any more."""
+    from the core immediately, so that no message is leased to the request any more."""
 
     __slots__ = ("_core", "waiter")
 
@@ -183,9 +183,9 @@ class ReceiveFlow:
         self._is_stopping = True
 
     async def start_reply(self, request: ReceiveRequest) -> AsyncIterator[Reply]:
-        """Yield replies with the messages that are available now; the last one counts. If a reply
-        is empty because the core needs a read, do the read and try again. Raises GroupError,
-        StoreError."""
+        """Yield replies with the messages that are available now; the caller must use the last
+        reply. If a reply is empty because the core needs a read, do the read and try again. Raises
+        GroupError, StoreError."""
         for _ in range(MAX_FETCHES):
             reply = receive(self._core, request, self._clock.now_ms())
             yield reply

@@ -62,7 +62,8 @@ STUCK_MS = 60_000
 #: After this time a request puts no further letters back.
 LONGEST_S = 10.0
 #: If a request lists the offsets of letters, a redrive ends after this many receives without such a
-#: letter. Each receive reads a limited number of messages, and the next receive continues there.
+#: letter. Each receive reads a limited number of messages; the next receive continues where it
+#: stopped.
 MAX_EMPTY = 100
 #: A dry run reads at most this many letters in one read.
 READ_AT_ONCE = 1_000
@@ -279,9 +280,9 @@ class _Redrive:
     def _reserve(
         self, topic: Topic, letters: Sequence[tuple[Delivery, Rows]]
     ) -> tuple[list[int], TopicFull | None]:
-        """Reserve room for letters, in order, in case the topic has a `max_bytes`. Return the
-        number of bytes reserved for each letter, to be given back with `leave`. If there is no room
-        for a letter, stop and also return the error."""
+        """If the topic has a `max_bytes`, reserve room for letters, in order. Return the number of
+        bytes reserved for each letter, to be given back with `leave`. If there is no room for a
+        letter, stop and also return the error."""
         counted = []
         for _, rows in letters:
             try:

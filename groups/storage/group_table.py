@@ -51,7 +51,7 @@ class GroupTable:
 
     def changes_of(self, group: GroupRecord) -> dict[bytes, bytes]:
         """Return the records to store for a new or changed group. For the first group ever, they
-        include a new receipt key. The caller must call `stored` when they are durable."""
+        include a new receipt key. The caller must call `mark_stored` when they are durable."""
         changes = {group_key(group.name): encode_group(group)}
         if group.group_id >= self.next_group_id:
             changes[NEXT_GROUP_ID] = encode_number(group.group_id + 1)

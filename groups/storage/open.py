@@ -1,8 +1,8 @@
 """Opens the stored state of groups in a data directory, after the log is recovered. It blocks.
 
 A damaged store is renamed, and a new one is created. Lost cursors begin at the group's stored
-offsets, which are copies of their floors. So damage in the cursors never makes a start fail; a disk
-that cannot be written does.
+offsets, which are copies of their floors. So a start never fails because of damaged cursors; it
+fails if the disk cannot be written.
 """
 
 import logging

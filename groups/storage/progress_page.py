@@ -94,11 +94,11 @@ class ProgressPage:
         self._cursors: dict[CursorKey, Cursor] = {}
         #: The newest record of each cursor.
         self._newest: dict[CursorKey, Grant] = {}
-        #: The (position, bytes) that the next `write` writes.
+        #: The bytes that the next `write` writes, each with its position.
         self._images: list[tuple[int, bytes]] = []
         #: The records that the next `write` frees.
         self._ended_grants: list[Grant] = []
-        #: When to make a new page in place of a void one; 0 if the page is not void.
+        #: When to replace a void page by a new page; 0 if the page is not void.
         self._retry_s = 0.0
         try:
             content = read_file(path)
@@ -150,7 +150,7 @@ class ProgressPage:
             self._free_place(grant)
 
     def free(self, grants: Iterable[Grant]) -> None:
-        """Record that a commit is done for which these records were kept, and free those that are
+        """Record the end of a commit for which these records were kept. Free the records that are
         no longer needed. A record is still needed if it waits for another commit, or is the newest
         of its cursor."""
         for grant in grants:
