@@ -31,7 +31,7 @@ from holdfast.http_api.wire.reply import Reply
 from holdfast.http_api.wire.request import single_header
 
 _ANY_VERSION = -1
-"""Stands for "If-Match: *": store only if the group already has stored offsets on the topic."""
+"""The value for "If-Match: *": store only if the group already has stored offsets on the topic."""
 #: At most this many queues of a request are processed in one event loop iteration.
 OFFSETS_A_TURN = 1000
 

@@ -87,7 +87,7 @@ ANONYMOUS_MEMBER = "anonymous"
 #: The media types of a reply, in order of preference. Binary batches are impossible, because each
 #: message has its own lease.
 RECEIVE_TYPES = (JSON, NDJSON, MSGPACK)
-#: Decoding a further batch takes as much time as about this many further messages of one batch.
+#: Decoding one more batch takes about as long as this many more messages of the same batch.
 BATCH_MESSAGES = 4
 
 _STATUS: Mapping[Status, StatusReply] = {each: StatusReply(each.value) for each in Status}
@@ -279,7 +279,7 @@ async def _encode_portions(
 
 
 def _encoding_cost(deliveries: Sequence[Delivery]) -> int:
-    """Return the time for encoding these messages, in messages of a single batch."""
+    """Return the time for encoding these messages. The unit is one message of a single batch."""
     batches = len(list(groupby(deliveries, key=lambda each: id(each.batch))))
     return len(deliveries) + BATCH_MESSAGES * batches
 

@@ -28,7 +28,7 @@ AnyLeased = TypeVar("AnyLeased")
 
 
 class UnitLimit(Request):
-    """The maximum number of messages in the reply of one queue, or of one key in a keyed group.
+    """The maximum number of messages of one queue, or of one key in a keyed group, in the reply.
 
     If `max_messages` is 0, the reply has no messages of the queue or key. Exactly one of `queue`
     and `key` must be given.

@@ -186,7 +186,7 @@ class PollReply(Struct, Generic[AnyMessage]):
 class SearchReply(Struct, Generic[AnyMessage]):
     """The messages that were found, newest first.
 
-    `skipped` is present if damaged messages were skipped that may have the key.
+    `skipped` is present if the search skipped damaged messages that may have the key.
     """
 
     messages: list[AnyMessage]

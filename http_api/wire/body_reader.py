@@ -26,7 +26,7 @@ from holdfast.http_api.wire.transfer_watch import TransferWatch
 LIMIT, SHARE = "max_arriving_bytes", "max_client_arriving_bytes"
 
 GiveWay = Callable[[], None]
-"""Ends a request to free its memory. Called after the request's bytes were released here."""
+"""Ends a request to free its memory. `ArrivingBytes` has already released its bytes then."""
 
 
 class BodyLimit(NamedTuple):

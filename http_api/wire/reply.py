@@ -75,7 +75,7 @@ class Reply:
         """Called at most once, if the reply does not reach the client.
 
         The reply was not sent, or the operating system did not accept all of it, or the client
-        closed the connection before all of it arrived. If the reply is a stream, it is
+        closed the connection before all of it arrived. If the reply is a stream, the function is
         always called at the end of the stream.
         """
 

@@ -25,9 +25,9 @@ class RequestEnds:
 
     def __init__(self, text: bytes) -> None:
         self.text = text
-        """The received bytes after the last request that was found, and after its body.
+        """The received bytes after the body of the last request that was found.
 
-        If they are an incomplete head, only its last bytes are kept.
+        If these bytes are an incomplete head, only the head's last bytes are kept.
         """
         self._skip_bytes = 0
         """How many bytes of a body of known length are missing."""

@@ -125,7 +125,7 @@ class RequestReader:
         """How often `pause_reading` of the parser was called.
 
         The parser pauses only when it reaches the next piece of a body. That piece may come much
-        later and belong to another body. The parser then keeps the bytes after it unparsed.
+        later and belong to another body. The bytes after that piece then stay unparsed.
         """
         self.waiting: list[tuple[Request | HttpProcessingError, int]] = []
         """The requests that wait to be answered, each with the bytes of memory that it uses.
@@ -155,7 +155,7 @@ class RequestReader:
         self._content: Content = EMPTY_PAYLOAD
         """The body of the request that is being answered."""
         self._arriving: ArrivingBody | None = None
-        """The body of the current request while it is received without the parser, else None."""
+        """The body of the current request while it bypasses the parser; otherwise None."""
         self._is_body_counted = False
         """Whether the current request's body is counted by its `BodyReader`, not by this class."""
         self._request_memory = 0

@@ -46,7 +46,7 @@ class ResponseWriter:
         self._sending_bytes = 0
         self._written_bytes = 0
         self._watch: TransferWatch | None = None
-        """Watches the current reply while its client is slow, else None."""
+        """Watches the current reply while its client is slow; otherwise None."""
         self._accepted: asyncio.Future[None] | None = None
         """Completed when the operating system has accepted the whole reply."""
         self.is_paused = False
