@@ -62,7 +62,7 @@ def serve(config_file: Path | None, **options: str | None) -> None:
         file=config_file, environ=os.environ, flags=flags, memory_bytes=memory_bytes
     )
 
-    from holdfast.cli.process.broker_process import run  # only now: a wrong setting fails fast
+    from holdfast.cli.process.broker_process import run  # late, to report a wrong setting fast
 
     code = run(config)
     # The event loop no longer handles signals. A second signal must not kill the process now,

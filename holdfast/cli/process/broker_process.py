@@ -93,7 +93,7 @@ def storage_files(limit: int) -> int:
 async def _serve(config: Config) -> ExitCode:
     loop = asyncio.get_running_loop()
     stop_requested = asyncio.Event()
-    # The deadline is a thread, because a stop that hangs may also block the event loop.
+    # A separate thread enforces the deadline: a stop that hangs may also block the event loop.
     deadline = threading.Timer(STOP_DEADLINE_S, end_by_force)
     deadline.daemon = True
 
