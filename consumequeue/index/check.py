@@ -3,7 +3,7 @@ crash the process when it reads a damaged page.
 
 Every entry is read in order, its CRC is compared, and its key is searched from the root, because a
 damaged key in an inner page may misdirect the search for a single entry. Run as `python -m
-holdfast.consumequeue.index.check DIRECTORY`, it exits with status 0 if the index is sound;
+holdfast.consumequeue.index.check DIRECTORY`, this module exits with status 0 if the index is sound;
 otherwise it prints the damage and exits with status 1.
 """
 

@@ -28,7 +28,7 @@ CORRUPT = (
 )
 
 #: Files up to this size are verified completely before a broker uses them. Such a file has about
-#: half a million records, and this takes at most a few seconds. Larger files would delay every
+#: half a million records; verifying it takes at most a few seconds. Larger files would delay every
 #: start, so they are verified only if they have fewer pages than LMDB counts. (The index has faster
 #: checks: `index.seal` and `index.check`.) `holdfast check` verifies files of any size.
 VERIFIED_BYTES = 64 * 1024 * 1024

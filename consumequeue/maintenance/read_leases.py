@@ -1,9 +1,9 @@
 """Read leases: readers pin messages for a limited time, and retention respects the leases.
 
 A lease pins the messages in the plan of a parallel reader (`GET .../splits`): until the lease ends,
-a topic's own retention limits keep the messages of these queues from the start offsets of the plan
-on. The leases of each client are limited. Leases are only in memory and do not survive a restart.
-Belongs to the event loop.
+the topic's own retention limits delete no message of the plan's queues at or after the plan's start
+offsets. The leases of each client are limited. Leases are only in memory and do not survive a
+restart. Belongs to the event loop.
 """
 
 import asyncio

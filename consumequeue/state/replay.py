@@ -13,7 +13,7 @@ ALL = "all"
 
 
 class StateReplay:
-    """The records after all batches that were applied so far. Apply batches in log order."""
+    """The records that result from all applied batches. Apply batches in log order."""
 
     def __init__(self) -> None:
         self.records: dict[bytes, bytes] = {}

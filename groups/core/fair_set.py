@@ -29,8 +29,8 @@ FIRST_TIME = UNITS_PER_MS
 #: In the average of a flow the newest time has the weight 1/8, as in TCP's estimate of the
 #: round-trip time.
 SMOOTHING = 8
-#: The common multiple of the weights (Sfq) is at most this. If the weights need a larger one, tags
-#: are rounded down.
+#: The common multiple of the weights (Sfq) is at most this. If the weights need a larger multiple,
+#: tags are rounded down.
 LARGEST_UNIT = 1 << 96
 
 HeadCost = Callable[[int], int | None]
@@ -153,7 +153,8 @@ class Sfq:
         #: weight -> the number of flows that have it. Many flows usually have few weights.
         self._counts: Counter[int] = Counter()
         self._tags: dict[int, int] = {}
-        #: flow -> a number in the order of `add`. Of flows with equal tags, the lowest is next.
+        #: flow -> a number in the order of `add`. Of flows with equal tags, the flow with the
+        #: lowest number is next.
         self._places: dict[int, int] = {}
         self._active: set[int] = set()
         #: A heap with (tag, place, flow) of each active flow. Outdated entries are dropped when

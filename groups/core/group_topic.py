@@ -320,9 +320,9 @@ class GroupTopic:
         most: int,
         room: Room | None = None,
     ) -> Run:
-        """Return the message that `peek` offered, and those that successive calls of `peek` would
-        offer if each were taken: at most `most` messages, and only those that need no read of a
-        queue."""
+        """Return the message that `peek` offered, and the messages that successive calls of `peek`
+        would offer if each message were taken. Return at most `most` messages, and only messages
+        that need no read of a queue."""
         rotation = self._rotation_of(offered[0])
         lanes: Iterable[QueueLane] = rotation
         if room is not None:

@@ -85,13 +85,15 @@ class Room:
 
 
 class MayReceive(Hashable, Protocol):
-    """Returns whether a request may get messages of a topic. Equal ones permit the same topics."""
+    """Returns whether a request may get messages of a topic. Equal objects permit the same
+    topics."""
 
     def __call__(self, topic_id: int, /) -> bool: ...
 
 
 class MayConsume(Hashable, Protocol):
-    """Returns whether a request may get messages of a topic. Equal ones permit the same topics."""
+    """Returns whether a request may get messages of a topic. Equal objects permit the same
+    topics."""
 
     def __call__(self, topic: str, /) -> bool: ...
 
@@ -154,8 +156,8 @@ class SelectedMessage(NamedTuple):
 class Reply:
     """The reply to a request for messages, while it is being filled and afterwards.
 
-    If it has no messages, `is_active` is true and `is_notice` is false, nothing is available, and
-    the request may wait.
+    If it has no messages although `is_active` is true and `is_notice` is false, nothing is
+    available, and the request may wait.
     """
 
     messages: list[SelectedMessage] = field(default_factory=list)

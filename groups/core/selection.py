@@ -47,8 +47,9 @@ class Selection(Protocol):
         """Return whether the last `peek` without a filter found no message for any member."""
 
     def known_heads(self, filter: object | None, now_ms: int, most: int) -> list[Head]:
-        """Return the messages that successive calls of `peek` would offer if each were taken: at
-        most `most`, and only those that need no read of the queue. This call changes nothing."""
+        """Return the messages that successive calls of `peek` would offer if each message were
+        taken. Return at most `most` messages, and only messages that need no read of the queue.
+        This call changes nothing."""
 
     def mark_taken(self, heads: Sequence[Head], member: str) -> None:
         """Record that messages were leased, or settled when they were sent. `heads` are in the

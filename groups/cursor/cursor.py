@@ -29,8 +29,8 @@ NOT_KEPT = 0xFFFF_FFFF_FFFF_FFFF
 RESERVE = 1024
 #: A lease number is (boot << BOOT_SHIFT) plus a count.
 BOOT_SHIFT = 40
-#: After this epoch, 1 follows. When an epoch is used again, its old receipts are not valid any
-#: more.
+#: The largest epoch; the epoch after it is 1. When an epoch is used again, receipts from its
+#: earlier use are not valid any more.
 MAX_EPOCH = 0xFFFF_FFFF
 #: At most this many `Settlement` entries are kept, to recognize receipts that are used again. An
 #: offset that was acknowledged on its first delivery has no entry.
@@ -74,7 +74,7 @@ class Attempts:
     last_lease: int = 0
     #: How the lease `last_lease` ended; None if unknown.
     last_end: End | None = None
-    #: The start of the broker in which this entry was last changed.
+    #: The boot (the start of the broker) in which this entry was last changed.
     boot: int = 0
 
 
@@ -161,7 +161,7 @@ class Cursor:
         self.grace_end_ms = 0
         self.grace_count = 0
         self.grace_left: set[int] = set()
-        #: The start of the broker in which the grace began.
+        #: The boot in which the grace began.
         self.grace_boot = 0
         #: Whether the page also stores the head of each leased message.
         self.keeps_heads = False
@@ -366,7 +366,7 @@ class Cursor:
         skipped, and another filter may match them."""
         for offset in [each for each in self.settled if each >= self.next]:
             if self.settled.pop(offset)[1] is End.DROPPED:
-                self.expired_count -= 1  # dropping it again counts it again
+                self.expired_count -= 1  # it is counted again when it is dropped again
         self.done.remove_from(self.next)
 
     def skip_lost(self, start: int, end: int) -> None:

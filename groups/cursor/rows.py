@@ -88,7 +88,7 @@ class CursorRow(NamedTuple):
     floor: int
     reserved_next: int
     epoch: int
-    #: All leases from broker starts with a lower number than this have ended.
+    #: All leases of boots with a lower number than this have ended.
     oldest_boot: int = 0
     dead: int = 0
     expired: int = 0
@@ -105,7 +105,7 @@ class AttemptsRow(NamedTuple):
     last_lease: int = 0
     #: How the lease `last_lease` ended, as a number; 0 if unknown.
     last_end: int = 0
-    #: The start of the broker in which this row was last changed.
+    #: The boot (the start of the broker) in which this row was last changed.
     boot: int = 0
 
 

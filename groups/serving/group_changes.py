@@ -525,7 +525,7 @@ def _work_items(record: GroupRecord) -> int:
 
 def _topics_losing_dead_letters(group: GroupServer, record: GroupRecord) -> frozenset[int] | None:
     """Return the topics whose messages could not be sent to the dead-letter topic after a change to
-    this record. Return None for all topics, if the dead-letter topic changes."""
+    this record. If the dead-letter topic changes, return None, which means all topics."""
     if record.dead_letter_topic != group.record.dead_letter_topic:
         return None
     return frozenset(group.core.topics.keys() - record.topics.keys())

@@ -128,7 +128,7 @@ class GroupRegistry:
         if group is None:
             await commit_rows(self._opened.store, rows, now_ms=self.clock.now_ms())
         elif rows:
-            group.commits.write(rows)  # not with `commit_rows`: earlier deletions come first
+            group.commits.write(rows)  # not with `commit_rows`: earlier deletions must come first
             await group.commits.wait()
         return cursors
 

@@ -361,7 +361,7 @@ class StoreHeads:
             self._on_trimmed(queue, error.min_offset)
             return None
         except (OffsetBeyondEnd, UnknownTopic):
-            return None  # the group learns of the deleted topic in another way
+            return None  # `GroupRegistry.topic_deleted` removes a deleted topic
         self._keep(queue, fetched.slices)
         if fetched.next_offset > offset:
             self._pieces.setdefault(queue, {})[filter] = self._piece(offset, fetched)

@@ -338,7 +338,7 @@ class _Redrive:
     # -- counting ----------------------------------------------------------------------------
 
     async def count(self, progress: GroupServer | None) -> None:
-        """Set the result that a redrive would have, without changing anything."""
+        """Set the result to what a redrive would return, and change nothing else."""
         for queue in range(self._dead.queue_count):
             lane = None
             if progress is not None:
