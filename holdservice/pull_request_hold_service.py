@@ -156,7 +156,7 @@ class PullRequestHoldService:
         offset in `waits`. With a filter, wait for a message that matches.
 
         After ARRIVED the caller must read again; if it finds nothing, it may call `hold` again for
-        the remaining time. Cancelling frees the pull's place at once. Raise HoldLimitExceeded.
+        the remaining time. Cancelling immediately frees the pull's place. Raise HoldLimitExceeded.
         """
         if self._is_draining:
             return HoldResult(Outcome.DRAINING, dict(waits))
@@ -350,7 +350,7 @@ class PullRequestHoldService:
     async def _scan_queues(self, busy_s: float) -> dict[QueueKey, int]:
         """Find the queues with held pulls that have messages for which `message_arriving` was not
         called. Return the ends of these queues. `busy_s` is the time for which this scan has
-        blocked the loop so far."""
+        already blocked the loop."""
         missed = {}
         keys = self._table.queue_keys()
         for first in range(0, len(keys), SCAN_CHUNK):

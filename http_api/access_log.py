@@ -32,7 +32,7 @@ class AccessLog:
     def log_request(self, request: Request, principal: str, reply: Reply, seconds: float) -> None:
         """Log a request. `seconds` is the time from the start of its processing to its reply.
 
-        It includes `reply.held_s`, the time for which the request waited for a message.
+        This time includes `reply.held_s`, for which the request waited for a message.
         """
         client, method, now = request.peer.client, request.method, datetime.now(UTC)
         path = _safe(redact_secrets(request.url.raw_path))[:_MAX_PATH]

@@ -247,7 +247,7 @@ def _asks_for_events(request: Request, route: Route) -> bool:
     """Return whether a client asks for an event stream.
 
     A browser's EventSource never reconnects after a status other than 200. So a broker that is not
-    ready replies with 200 and a stream that ends at once, and the client reconnects later.
+    ready replies with 200 and a stream that ends immediately, and the client reconnects later.
     """
     accept = list_header(request.headers, hdrs.ACCEPT)
     return EVENTS in route.offers and EVENTS in accept and negotiate(accept, route.offers) == EVENTS

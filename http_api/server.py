@@ -14,7 +14,7 @@ from holdfast.http_api.wire.tls import ServerTls, TlsFiles
 from holdfast.http_api.wire.tls_handshake import TlsHandshakeProtocol
 
 #: At most this many connections wait to be accepted. After a restart, thousands of clients may
-#: reconnect at once.
+#: reconnect together.
 BACKLOG = 4096
 #: This many file descriptors accept connections for each listening socket. For each descriptor,
 #: libuv accepts only one connection per event loop iteration. With a single descriptor, the last
@@ -53,7 +53,7 @@ class Server:
         """Stop accepting, answer held requests, finish running requests, then close.
 
         After half of shutdown_timeout_ms, requests that still run are cancelled. After all of it,
-        connections that are still open are closed at once.
+        connections that are still open are closed immediately.
         """
         listeners, self._listeners = self._listeners, ()
         if not listeners:

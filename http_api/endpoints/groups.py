@@ -149,7 +149,7 @@ async def seek_group(call: Call[NoParams]) -> Reply:
 
 
 async def leave_group(call: Call[NoParams]) -> Reply:
-    """Remove a member. Its unsettled messages are available again at once, in queue order.
+    """Remove a member. Its unsettled messages are available again immediately, in queue order.
 
     The token must grant at least one of the group's topics. If the member has leases on topics that
     the token does not grant, these leases remain, and the member remains until they have ended.

@@ -36,7 +36,7 @@ SHORT_FILTER_CHARACTERS = 128
 #: shorter filter is part of the fixed cost of a connection in docs/limits.md.
 FILTER_BYTES_PER_CHARACTER = 110
 #: A text reply that may be larger than this must wait for a slot: encoding it blocks the event
-#: loop for milliseconds, and a hundred such replies at once would block it for a second.
+#: loop for milliseconds, and a hundred such replies would block it for a second.
 LARGE_BYTES = 1024 * 1024
 #: A poll over more queues than this is wide, and needs a slot like a large reply. A poll over 1,024
 #: queues blocks the event loop for some milliseconds. So each loop iteration begins only one wide

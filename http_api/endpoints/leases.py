@@ -1,7 +1,8 @@
 """Receive messages from a group under leases, and settle them by their receipts.
 
 If a client disconnects while its request is held, the request is cancelled. If a reply does not
-reach its client, its leases are given back at once. Neither counts as a failure of the messages.
+reach its client, its leases are given back immediately. Neither counts as a failure of the
+messages.
 
 A receipt identifies its message. For each message, one grant of the token must cover both its topic
 and the group. All changes by settling are durable before the reply is sent.
@@ -297,7 +298,7 @@ def _stored_bytes(delivery: Delivery) -> int:
 
 
 def _split(deliveries: Sequence[Delivery]) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each portion of messages that may be encoded at once.
+    """Yield the start and end of each portion of messages that may be encoded in one step.
 
     The number of messages, the number of batches and the stored bytes of a portion are limited.
     """
@@ -377,7 +378,7 @@ async def nack(call: Call[NoParams]) -> Reply:
 
 
 async def release(call: Call[NoParams]) -> Reply:
-    """Give unprocessed messages back: they are available again at once, in queue order.
+    """Give unprocessed messages back: they are available again immediately, in queue order.
 
     This does not count as a failure.
     """

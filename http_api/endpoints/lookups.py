@@ -63,8 +63,8 @@ class SearchParams:
     limit: int = whole("Most messages to return.", minimum=1, maximum="max_page_size", default=64)
 
 
-#: At most this many results of a search are decoded at once. The number is low because each result
-#: may be in another batch, and decoding many batches takes longer than decoding one batch.
+#: At most this many results of a search are decoded in one step. The number is low because each
+#: result may be in another batch, and decoding many batches takes longer than decoding one batch.
 _SEARCH_PORTION = 100
 _END_PATTERN = f"^(earliest|latest)$|{PAIRS_PATTERN}"
 _ENDS = "`earliest`, `latest`, or queue:offset pairs such as 0:12,1:40"

@@ -27,8 +27,8 @@ from holdfast.http_api.schemas.leases import LeasedMessage, PackedLeasedMessage
 from holdfast.http_api.schemas.messages import Message, PackedMessage
 from holdfast.http_api.wire.reply import Bytes
 
-#: Encoding more messages than this at once would block the event loop for milliseconds. They are
-#: encoded in portions, and other tasks run between the portions.
+#: Encoding more messages than this in one step would block the event loop for milliseconds. More
+#: messages are encoded in portions, and other tasks run between the portions.
 YIELD_EVERY_MESSAGES = 500
 #: The same limit for the length of the encoded text. Encoding this much takes about 5 ms.
 YIELD_EVERY_BYTES = 1024 * 1024
@@ -164,7 +164,7 @@ def _born_timestamps_ms(batch: Batch, rows: Rows) -> Iterable[int]:
 
 
 def fits_one_call(media: str, count: int, stored_bytes: int) -> bool:
-    """Return whether this many messages with this many stored bytes may be encoded at once."""
+    """Return whether this many messages with this many stored bytes may be encoded in one step."""
     growth = 1 if media == MSGPACK else JSON_GROWTH
     return count <= YIELD_EVERY_MESSAGES and stored_bytes * growth <= YIELD_EVERY_BYTES
 

@@ -1,7 +1,7 @@
 """Limits how many expensive requests run at the same time. The others wait for their turn.
 
 A large text reply occupies memory from reading the messages until sending. If 10,000 clients each
-ask for a megabyte of text, their replies must not occupy 10,000 megabytes at once. So such a
+ask for a megabyte of text, their replies must not occupy 10,000 megabytes together. So such a
 request waits for a slot before it reads messages (`LargeReplySlot`). Small and binary replies need
 no slot.
 

@@ -366,7 +366,7 @@ def encode_lines(values: Sequence[object]) -> bytes:
 
 
 # -- long lists, in portions ---------------------------------------------------------------
-# Encoding ten megabytes at once would block the event loop for tens of milliseconds.
+# Encoding ten megabytes in one step would block the event loop for tens of milliseconds.
 
 _EMPTY_ARRAY = b"\x90"
 _ARRAY_16, _ARRAY_32 = 16, 2**16

@@ -25,12 +25,12 @@ from holdfast.http_api.wire.connection_registry import Connections
 
 T = TypeVar("T")
 
-#: At most this many expensive requests run at once. These are requests that collect the state of
-#: each queue of a topic with many queues, and requests that plan a read. Each uses at most about 10
-#: MB of memory, and a reader thread.
+#: At most this many expensive requests run concurrently. These are requests that collect the state
+#: of each queue of a topic with many queues, and requests that plan a read. Each uses at most about
+#: 10 MB of memory, and a reader thread.
 WIDE_AT_WORK = 2
-#: At most this many searches by key run at once. Each uses max_pull_bytes of memory for batches,
-#: and the memory of its reply.
+#: At most this many searches by key run concurrently. Each uses max_pull_bytes of memory for
+#: batches, and the memory of its reply.
 SEARCHES_AT_WORK = 1
 
 

@@ -274,7 +274,7 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         """Send the pieces of a stream, then end the connection.
 
-        If the client receives a piece too slowly, the connection is closed at once.
+        If the client receives a piece too slowly, the connection is closed immediately.
         """
         self._answer_last()
         writer = self.writer

@@ -52,7 +52,7 @@ class Closable(Abortable, Protocol):
         """Close after the reply to the current request."""
 
     def cut_off(self, reason: str) -> None:
-        """Close at once. `reason` is for the log and the metrics."""
+        """Close immediately. `reason` is for the log and the metrics."""
 
     def serve_next(self) -> None:
         """Begin to answer the oldest waiting request."""
@@ -62,7 +62,7 @@ class SlowReader(Protocol):
     """A connection whose reply the operating system has not yet accepted."""
 
     def cut_off(self, reason: str) -> None:
-        """Close at once. `reason` is for the log and the metrics."""
+        """Close immediately. `reason` is for the log and the metrics."""
 
 
 class Connections:
@@ -208,7 +208,7 @@ class ConnectionLimits:
 class _RejectedConnection(asyncio.Protocol):
     """A refused connection that receives the reason before it is closed.
 
-    Its input is discarded. If the broker closed at once while input is unread, the client would get
+    Its input is discarded. If the broker closed while input is unread, the client would get
     a reset instead of the reason.
     """
 

@@ -1,7 +1,7 @@
 """A whole response, and the encoding of its head.
 
 Every response except an event stream is complete before its first byte is sent. One new message may
-cause a thousand responses at once, so the head is formatted quickly and sent together with the
+cause a thousand responses together, so the head is formatted quickly and sent together with the
 body. Blocks of the log (batches as they are stored) are sent without copying.
 """
 

@@ -481,7 +481,7 @@ class RequestReader:
         """Reject the arriving request to free its memory.
 
         If no request waits or is being answered, the client gets an error reply. Otherwise the
-        connection is closed at once.
+        connection is closed immediately.
         """
         self._connections.arriving.release(self)
         self.counted_bytes = 0

@@ -20,7 +20,7 @@ from holdfast.http_api.wire.transfer_watch import TransferWatch
 
 #: At most this many bytes of a reply are written in one loop iteration (about a millisecond).
 _PIECE_BYTES = 1024 * 1024
-#: At most this many bytes are encrypted at once.
+#: At most this many bytes are encrypted in one step.
 _TLS_PIECE_BYTES = 256 * 1024
 #: TLS does not report when the operating system has accepted the bytes. So the broker checks this
 #: again and again, with growing pauses.
@@ -191,7 +191,7 @@ class ResponseWriter:
             self.transport.abort()
 
     def cut_off(self, reason: str) -> None:
-        """Close the connection at once, because its client uses too much of a shared resource."""
+        """Close immediately, because the client uses too much of a shared resource."""
         self._connections.closed_early[reason] += 1
         self._connections.log_seldom(
             reason, f"closed a connection of {self._client or 'a client'}: {reason}"
@@ -243,7 +243,7 @@ def _write(transport: asyncio.Transport, parts: Sequence[Bytes]) -> None:
 def _pieces(parts: Iterable[Bytes]) -> Iterator[list[Bytes]]:
     """Yield the bytes of `parts` in lists of buffers, without copying.
 
-    The buffers of each list together have _PIECE_BYTES, those of the last list maybe fewer.
+    The buffers of each list together have _PIECE_BYTES, except that the last list may have fewer.
     """
     piece: list[Bytes] = []
     room = _PIECE_BYTES
