@@ -1,7 +1,7 @@
 """The client for asyncio: one method per request of the API, plus readers, producers, consumers.
 
-`Client` in sync_client.py has the same methods for callers without an event loop. `Client` derives
-them from the methods of this class.
+`Client` in sync_client.py has the same methods for callers without an event loop. Its methods are
+derived from the methods of AsyncClient.
 """
 
 import weakref
@@ -96,8 +96,9 @@ class AsyncClient:
     """A client of the broker at `url`, for one event loop. Use it in `async with`, or close it.
 
     `token` is sent as a bearer token. The three files are for a broker that serves TLS: `ca_file`
-    holds the authorities to trust (default: those of the system); `cert_file` and `key_file` hold
-    the client's own certificate and its key. They are PEM files; unusable files raise ValueError.
+    holds the authorities to trust (default: the system's authorities); `cert_file` and `key_file`
+    hold the client's own certificate and its key. All are PEM files; an unusable file raises
+    ValueError.
 
     Transient failures (no connection, a broker that is restarting or busy) are retried for
     `timeout_ms`, with growing pauses. Methods raise ApiError when the broker refuses a request,
@@ -133,7 +134,7 @@ class AsyncClient:
 
     @classmethod
     def over(cls, transport: Transport) -> Self:
-        """Return a client that sends its requests over another transport.
+        """Return a client that sends its requests over the given transport.
 
         Each publish is sent in its own request. Producers and consumers need an event loop
         and an AsyncTransport.
@@ -180,10 +181,10 @@ class AsyncClient:
         """Create a topic, or ensure that it exists, and return its description.
 
         In a new topic, settings that are not given get the broker's defaults. An existing topic
-        is not changed: TopicConflict is raised if it has another value for a given setting. With
-        `durability="fsync"` the broker acknowledges a message once it is synced to disk, with
-        "written" once it is written to the operating system. With `priority_levels` (1 to 10) the
-        topic has `queues` times `priority_levels` queues.
+        is not changed: TopicConflict is raised if its value of a given setting is different. With
+        `durability="fsync"` the broker acknowledges a message after it has synced it to disk; with
+        "written", after it has written it to the operating system. With `priority_levels` (1 to
+        10) the topic has `queues` times `priority_levels` queues.
         """
         body = drop_none(
             queues=queues,
@@ -235,10 +236,10 @@ class AsyncClient:
         ttl_ms: int | None = None,
         priority: int | None = None,
     ) -> PublishResult:
-        """Publish one message; return its queue, offset and id once it is stored.
+        """Publish one message. When it is stored, return its queue, offset and id.
 
-        Text is stored as UTF-8. If `queue` is None, the key chooses the queue; if `key` is None,
-        too, the queues take turns. Groups deliver messages of higher `priority` (0 to 9,
+        Text is stored as UTF-8. If `queue` is None, the queue depends on the key; if `key` is also
+        None, the queues take turns. Groups deliver messages of higher `priority` (0 to 9,
         default 4) first if the topic has priority levels. Groups do not deliver a message that is
         older than its `ttl_ms`. A retry never stores the message twice. For many messages use
         `producer`.
@@ -273,10 +274,10 @@ class AsyncClient:
 
         A batch is sent when it reaches `batch_bytes`, after `linger_ms`, or when the caller waits
         for one of its messages. Up to `max_in_flight` requests are in flight, but never two with
-        messages of the same queue, so each queue stores messages in the order of the sends.
-        `buffer_bytes` limits the bytes that wait for an acknowledgement; batches that are still
-        being filled may use half of this in addition. `delivery_timeout_ms` limits how long a
-        batch is retried. A retry never stores a message twice.
+        messages of the same queue, so a queue stores messages in the order of the send() calls.
+        `buffer_bytes` limits the bytes that wait for an acknowledgement. In addition, batches that
+        are still being filled may use half of `buffer_bytes`. `delivery_timeout_ms` limits how
+        long a batch is retried. A retry never stores a message twice.
 
         If `queue` is given, all messages are sent to that queue. `priority` is the default for
         messages that are sent without a priority. A missing topic is created with the broker's
@@ -337,7 +338,7 @@ class AsyncClient:
         first message stored at or after `timestamp_ms` (milliseconds since 1970, or a datetime
         with a time zone). With `follow=True` reading never ends: each request waits up to `wait_ms`
         at the broker for new messages, and requests are retried while the broker is unreachable.
-        With `follow=False` reading ends at the max_offset that the queue had at the start.
+        With `follow=False` reading ends at the max_offset that the queue had when reading began.
 
         The broker sends only messages that match `tag` ("a,b" means a or b) and `filter` (a SQL92
         condition on properties). A message that is damaged on the broker's disk ends the reading
@@ -345,8 +346,8 @@ class AsyncClient:
         `holdfast.client` reports the skipped offsets.
 
         Each request fetches up to `max_bytes` of messages; the next request is sent while the
-        caller processes these messages. Raises OffsetTrimmed, OffsetBeyondEnd, RecordCorrupt,
-        TopicRecreated, UnknownTopic, and CorruptBatch for bytes that fail their checksum.
+        caller processes these messages. The reader raises OffsetTrimmed, OffsetBeyondEnd,
+        RecordCorrupt, TopicRecreated, UnknownTopic, and CorruptBatch if a checksum is wrong.
         """
         options = PullOptions(
             max_bytes=max_bytes,
@@ -409,7 +410,7 @@ class AsyncClient:
         filter: str | None = None,
         skip_corrupt: bool = False,
     ) -> PullResult:
-        """Pull once; return the messages from `offset` on. Wait up to `wait_ms` for the first one.
+        """Pull once; return the messages from `offset` on. Wait up to `wait_ms` for a message.
 
         Return at most `max_messages`, and at most `max_bytes` unless a single message is larger.
         `skip_corrupt` works as in `pull`; `skipped` lists the skipped ranges.
@@ -459,22 +460,24 @@ class AsyncClient:
         the default, or "latest"). Use `create_group` for all other settings.
 
         The consumer prefetches just enough messages to keep the worker busy, and holds at most
-        `max_in_flight`. Up to `concurrency` messages are processed at once, but only one per key
-        (in a keyed group) or per queue; `serial_by` ("key", "queue" or "nothing") overrides that.
+        `max_in_flight`. Up to `concurrency` messages are processed at the same time, but only one
+        per key (in a keyed group) or per queue; `serial_by` ("key", "queue" or "nothing") changes
+        this rule.
         Each receive waits up to `wait_ms` at the broker and returns up to `max_bytes`.
 
-        A lease lasts `lease_ms` (default: the group's setting) and is extended at half its time
-        until the message is settled. Acknowledgements are sent in batches: after `ack_batch` of
-        them, after `ack_interval_ms`, or when the consumer is idle. With `settled`, the broker
-        acknowledges messages as it sends them; then a crash loses messages in process.
+        A lease lasts `lease_ms` (default: the group's setting). Until the message is settled, the
+        consumer extends the lease when half of its time has passed. Acknowledgements are sent in
+        batches: after `ack_batch` of them, after `ack_interval_ms`, or when the consumer is idle.
+        With `settled`, the broker acknowledges messages as it sends them. If the consumer then
+        crashes, the messages that it has not processed are lost.
 
         `filter` is a list of tags separated by commas, or a SQL92 condition; other members get
         the messages that do not match. With `follow=False` the consumer ends when no message is
-        available; with `wait_for_delayed` it also waits for messages that wait for their retry
-        delay. With `follow`, requests are retried for ever while the broker is unreachable.
+        available; with `wait_for_delayed` it also waits for the messages that have a retry delay.
+        With `follow`, requests are retried for ever while the broker is unreachable.
 
-        `member` is this member's name in the group; each member needs its own. Raises
-        UnknownTopic, ExclusiveHeld, Forbidden.
+        `member` is this member's name in the group; each member needs a different name. The
+        consumer raises UnknownTopic, ExclusiveHeld, Forbidden.
         """
         topics = (topic,) if isinstance(topic, str) else tuple(topic)
         return AsyncConsumer(
@@ -576,7 +579,7 @@ class AsyncClient:
         start_timestamp_ms: Time | None = None,
         end_timestamp_ms: Time | None = None,
     ) -> list[Split]:
-        """Return a plan for parallel readers: ranges of queues of about `max_bytes` each.
+        """Return a plan for parallel readers: ranges of offsets, each of about `max_bytes`.
 
         `start` and `end` are offsets by queue, or "earliest" or "latest" for all queues. A queue
         that `start` does not contain is read from its earliest offset; a queue that `end` does not
@@ -617,8 +620,8 @@ class AsyncClient:
         """Create a group with leases, or change it; return its description.
 
         `topics` is one name, several names, or names with weights (`{"orders": 3}`) or with
-        weight and filter (`{"orders": {"weight": 3, "filter": "paid,served"}}`); it replaces all
-        topics of the group. `start` is for queues without a stored offset. An empty
+        weight and filter (`{"orders": {"weight": 3, "filter": "paid,served"}}`). These topics
+        replace all topics of the group. `start` is for queues without a stored offset. An empty
         `dead_letter_topic` removes the dead-letter topic. docs/groups.md describes each setting.
         A setting that is not given gets the broker's default in a new group, and does not change
         in an existing group. Raises GroupBusy when `mode` would change while messages are leased.
@@ -730,8 +733,8 @@ class AsyncClient:
         return await self._group(group).settle("nack", receipts, delay_ms=delay_ms)
 
     async def release(self, group: str, receipts: Sequence[str]) -> list[Status]:
-        """Make messages available again at once, without counting a failure. Return the status of
-        each receipt as `ack` does."""
+        """Make messages available again immediately, without counting a failure. Return the status
+        of each receipt as `ack` does."""
         return await self._group(group).settle("release", receipts)
 
     async def extend(
@@ -742,12 +745,12 @@ class AsyncClient:
         return await self._group(group).settle("extend", receipts, lease_ms=lease_ms)
 
     async def reject(self, group: str, receipts: Sequence[str]) -> list[Status]:
-        """Turn messages into dead letters at once. Return the status of each receipt as `ack`
+        """Turn messages into dead letters immediately. Return the status of each receipt as `ack`
         does."""
         return await self._group(group).settle("reject", receipts)
 
     async def leave_group(self, group: str, member: str) -> None:
-        """Remove a member from a group; its messages are released at once."""
+        """Remove a member from a group; its messages are released immediately."""
         await self._group(group).leave(member)
 
     async def describe_group(self, group: str) -> GroupDescription:
@@ -807,8 +810,8 @@ class AsyncClient:
 
         Messages are published as they were originally, without the dead-letter properties. After a
         crash, a later redrive does not store a message twice (as long as the broker remembers the
-        producer). A dead letter whose original topic the group does not subscribe to stays and is
-        counted in `stuck`. Raises NoDeadLetters.
+        producer). If the group does not subscribe to the original topic of a dead letter, the dead
+        letter stays and is counted in `stuck`. Raises NoDeadLetters.
         """
         return await self._group(group).redrive(max_messages)
 
@@ -845,8 +848,8 @@ class AsyncClient:
     async def ready(self, wait_ms: int = 0) -> bool:
         """Return whether the broker serves requests; wait up to `wait_ms` until it does.
 
-        Return False while the broker is unreachable, recovering or stopping. Raises other
-        ApiErrors, CertificateNotTrusted and BadReply at once.
+        Return False while the broker is unreachable, recovering or stopping. Other ApiErrors,
+        CertificateNotTrusted and BadReply are raised immediately.
         """
         retry = RetryPolicy(give_up_after_s=wait_ms / 1000) if wait_ms else ONCE
         try:

@@ -136,7 +136,7 @@ class Forbidden(ApiError, types=("forbidden",)):
 
     @property
     def verb(self) -> str:
-        """The missing permission: one verb, or several verbs of which any one is enough."""
+        """The missing permission: one verb, or several verbs of which the token needs only one."""
         return str(self.members.get("verb", ""))
 
 
@@ -181,8 +181,8 @@ class TopicRecreated(ApiError, types=("topic-recreated",)):
 
 
 class OffsetTrimmed(ApiError, types=("offset-trimmed",)):
-    """Retention has deleted the offset. `min_offset` is the first offset that exists;
-    `max_offset` is the offset that the next message will get."""
+    """Retention has deleted the message at this offset. `min_offset` is the first offset that
+    exists; `max_offset` is the offset that the next message will get."""
 
     @property
     def min_offset(self) -> int:
@@ -194,8 +194,8 @@ class OffsetTrimmed(ApiError, types=("offset-trimmed",)):
 
 
 class OffsetBeyondEnd(ApiError, types=("offset-beyond-end",)):
-    """The offset is above `max_offset`, which is the offset that the next message will get: the
-    offset was never assigned, or its message was lost with a disk."""
+    """The offset is above `max_offset`, the offset that the next message will get. The offset was
+    never assigned, or its message was lost because a disk was lost."""
 
     @property
     def max_offset(self) -> int:
@@ -318,8 +318,8 @@ class ProducerClosed(ProducerError):
 
 @dataclass(eq=False, repr=False)
 class PublishFailed(ProducerError):
-    """`message_count` messages were not stored, or possibly stored without confirmation. `cause` is
-    the first error."""
+    """The publish of `message_count` messages failed. The broker has not stored them, or has not
+    confirmed that it stored them. `cause` is the first error."""
 
     topic: str
     message_count: int

@@ -1,8 +1,8 @@
 """The client for callers without an event loop: AsyncClient's methods, as blocking calls.
 
 All requests and readers block in the calling thread, on their own sockets. Only producers and the
-consumers of `consume` run on an event loop in a background thread, which starts when the first of
-them does. Each offset consumer has its own thread, which stores its offsets.
+consumers of `consume` run on an event loop in a background thread. This thread starts when the
+first of them starts. Each offset consumer has its own thread, which stores its offsets.
 """
 
 import functools
@@ -31,8 +31,8 @@ def _derive(
     method: Callable[Concatenate[AsyncClient, P], A],
     adapt: Callable[["Client", Callable[[AsyncClient], A]], R],
 ) -> Callable[Concatenate["Client", P], R]:
-    """Return the Client method for an AsyncClient method. The result calls `adapt` with a function
-    that calls the AsyncClient method on a given client, and returns what `adapt` returns."""
+    """Return the Client method for an AsyncClient method. The Client method returns
+    `adapt(self, call)`; `call(client)` calls the AsyncClient method on `client`."""
     # A copy of the function, because error messages for wrong arguments show its qualified name,
     # which must be Client.NAME.
     assert isinstance(method, FunctionType)

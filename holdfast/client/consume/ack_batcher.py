@@ -1,9 +1,8 @@
 """Collects and sends acknowledgements and other settle requests of a consumer.
 
-Acknowledgements are batched; all other verbs are sent at once. Only one request is in flight at a
-time. Messages that are settled meanwhile are sent together in the next request, so that the broker
-needs one durable commit for many messages. Settling is idempotent, so a request without a reply is
-retried.
+Acknowledgements are batched; all other verbs are sent immediately. Only one request is in flight at
+a time. Messages that are settled meanwhile share the next request, so that the broker needs one
+durable commit for many messages. Settling is idempotent, so a request without a reply is retried.
 """
 
 import asyncio
@@ -59,7 +58,7 @@ class AckBatcher:
     _pump: asyncio.Task[None] | None = None
 
     def add(self, kind: AckKind, ack: PendingAck) -> None:
-        """Add a settled delivery and send it, at once or with its batch."""
+        """Add a settled delivery, and send it immediately or with its batch."""
         self._pending.setdefault(kind, []).append(ack)
         pending = sum(map(len, self._pending.values()))
         if kind.verb != "ack" or pending >= self.batch:

@@ -29,7 +29,7 @@ class AsyncConsumer:
     With a concurrency of 1, asking for the next delivery acknowledges the current one, unless it
     was settled before. With a higher concurrency, each delivery must be settled explicitly. Then
     up to `concurrency` deliveries may be unsettled at a time, in one task or in several tasks that
-    share the consumer; next() waits while no more are allowed.
+    share the consumer; at this limit, next() waits.
 
     Leaving the block releases the unsettled messages. If an error has ended the consumer, further
     calls raise the same error. A consumer belongs to one event loop.
@@ -119,7 +119,8 @@ class AsyncConsumer:
         A handler that is a coroutine function is awaited; any other handler is called in a thread.
         When the handler returns, its message is acknowledged. When it raises, its message is
         nacked and the logger `holdfast.client` logs the error. If the handler has settled the
-        message itself, nothing else happens. With `follow=False`, return when no message is left.
+        message itself, the consumer does not settle it again. With `follow=False`, return when no
+        message is left.
 
         Closing waits for running handlers. Cancelling this call cancels handlers that are
         coroutines, and releases their messages. It waits for handlers in threads, whose messages
@@ -185,7 +186,7 @@ class AsyncConsumer:
             self._member.finish_handling(delivery)
 
     def stop(self) -> None:
-        """Begin to close, and return at once. `run` returns when closing is done."""
+        """Begin to close, and return immediately. `run` returns when closing is done."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
             self._member.stop_receiving()
@@ -195,7 +196,7 @@ class AsyncConsumer:
         """Stop receiving, wait for running handlers, send pending acknowledgements, release all
         unsettled messages, and leave the group. May be repeated.
 
-        Raises the error because of which acknowledgements could not be sent; their messages are
+        If acknowledgements cannot be sent, raises the error of their request; the messages are
         delivered again. Inside a handler, this only calls stop().
         """
         self.stop()

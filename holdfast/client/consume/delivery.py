@@ -1,5 +1,5 @@
 """Messages that a group delivers. The receipt of a message is needed to settle it. A consumer
-returns Deliveries, which also have methods for this; it sends these calls later, in batches."""
+returns Deliveries, which have methods to settle them. The consumer sends these calls in batches."""
 
 import asyncio
 from collections.abc import Generator
@@ -28,8 +28,9 @@ class ReceivedMessage(Message, frozen=True, gc=False, eq=False):
 
 
 class ReceiveResult(NamedTuple):
-    """The reply to one receive. At most `available` more messages were available then. `active` is
-    False if this member gets no messages because another member is the group's active member."""
+    """The reply to one receive. When the broker replied, at most `available` more messages were
+    available. `active` is False if this member gets no messages because another member is the
+    group's active member."""
 
     messages: list[ReceivedMessage]
     available: int
@@ -121,8 +122,8 @@ class DeliveryOwner(Protocol):
 
 
 class OrderingKey(NamedTuple):
-    """Messages that must be processed in order, one at a time: those of a queue, those of a key of
-    a topic, or only a single message (then `offset` is set)."""
+    """Names messages that must be processed in order, one at a time: the messages of a queue, the
+    messages of a key of a topic, or only a single message (then `offset` is set)."""
 
     topic: str
     queue: int | None = None
@@ -144,7 +145,7 @@ class Lease:
     #: The pending result; None until the delivery is settled.
     settling: Settling | None = None
     #: Whether a handler processes the delivery. If so, the next delivery of the ordering key waits
-    #: until the handler returns, even if the handler settles this one before.
+    #: until the handler returns, even if the handler settles the message earlier.
     is_handled: bool = False
     #: Whether the broker has reported that this member no longer holds the message.
     is_lost: bool = False
@@ -154,7 +155,7 @@ class Delivery(ReceivedMessage, frozen=True, gc=True, eq=False):
     """A message that a consumer received, with the methods to settle it.
 
     Only the first call of ack, nack, release or reject counts. Any thread may make the call; the
-    consumer sends it soon after. Before this call, the consumer extends the lease automatically.
+    consumer sends it soon after. Until the call, the consumer extends the lease automatically.
     In a block `with delivery:`, the end of the block acknowledges the message and an exception
     nacks it (cancellation or an interrupt releases it), unless the block has settled it.
     """
@@ -182,11 +183,11 @@ class Delivery(ReceivedMessage, frozen=True, gc=True, eq=False):
         return self._lease.consumer.settle(self, "nack", delay_ms)
 
     def release(self) -> Settling:
-        """Give the message back: it is redelivered at once, and no failure is counted."""
+        """Give the message back: it is available again immediately; no failure is counted."""
         return self._lease.consumer.settle(self, "release")
 
     def reject(self) -> Settling:
-        """Report that no member can process the message: it becomes a dead letter at once."""
+        """Report that no member can process the message: it becomes a dead letter now."""
         return self._lease.consumer.settle(self, "reject")
 
     def extend(self, lease_ms: int | None = None) -> Settling:

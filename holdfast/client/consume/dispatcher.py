@@ -1,7 +1,7 @@
 """Which delivery to process next: one per ordering key at a time. Pure.
 
-Messages with the same ordering key must stay in order: the messages of a key or a queue, or only a
-single message. An ordering key is free while none of its deliveries is being processed. The next
+An ordering key is a key, a queue, or a single message. Messages with the same ordering key must
+stay in order. An ordering key is free while none of its deliveries is being processed. The next
 delivery is the one that arrived first of all deliveries of free ordering keys.
 """
 

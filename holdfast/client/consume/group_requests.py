@@ -21,7 +21,7 @@ from holdfast.client.transport.requests import (
 )
 from holdfast.client.transport.retry import RetryPolicy
 
-#: One or several topics, or topics each with its weight or with {"weight": ..., "filter": ...}.
+#: One topic, several topics, or a mapping of topics to weights or {"weight": ..., "filter": ...}.
 Topics = str | Sequence[str] | Mapping[str, int | Mapping[str, Any]]
 ResetTo = End | Time
 SeekTo = ResetTo | Mapping[str, Mapping[int, int]]
@@ -84,8 +84,8 @@ class _RedriveReply(msgspec.Struct):
 
 
 class GroupRequests:
-    """The requests about one group. `retry` replaces the transport's policy. Raises ValueError for
-    an invalid name."""
+    """The requests about one group. `retry` replaces the transport's policy. The constructor raises
+    ValueError for an invalid group name."""
 
     def __init__(self, transport: Transport, group: str, retry: RetryPolicy | None = None) -> None:
         self.path = f"/v1/groups/{check_name('group', group)}"

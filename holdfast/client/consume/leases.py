@@ -1,4 +1,4 @@
-"""The leases of a consumer's messages: extend them, and know which may have been revoked."""
+"""The leases of a consumer's messages: extend them, and find leases that may have been revoked."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -42,7 +42,7 @@ MAX_LIMITS = 256
 
 
 class Membership:
-    """One member of a group. Belongs to one event loop, except `settle` and `extend`."""
+    """One member of a group. Belongs to one event loop; any thread may call `settle`, `extend`."""
 
     def __init__(self, transport: Transport, options: ConsumeOptions) -> None:
         self.options = options
@@ -64,14 +64,14 @@ class Membership:
         self._times: ProcessingTimes[OrderingKey] | None = (
             ProcessingTimes() if options.concurrency > 1 else None
         )
-        #: The slow ordering keys of which the receive in flight requests no messages, each with the
-        #: number of its messages that may wait in this member.
+        #: The slow ordering keys for which the receive in flight requests no messages. The values
+        #: are the numbers of messages of these ordering keys that may wait in this member.
         self._excluded: Mapping[OrderingKey, int] = {}
         #: Completed when one of the excluded ordering keys has no waiting message left.
         self._limits_outdated: asyncio.Future[None] | None = None
         self._leases = LeaseRenewer(self._extend, self._on_lease_lost)
         self._redelivered = RedeliveredKeys()
-        #: The number of settled or extended messages without a reply.
+        #: The number of settled or extended messages for which the broker has not replied yet.
         self._unconfirmed = 0
         self._acks = AckBatcher(
             send=self._send,
@@ -82,7 +82,7 @@ class Membership:
         )
         self._facts = GroupFacts()
         self._leave_by_s: float | None = None
-        #: With `follow`, requests are retried for ever, otherwise by the client's own policy.
+        #: With `follow`, requests are retried for ever, otherwise as the client's policy allows.
         policy = RetryPolicy(None, left_s=self._leaving_time_left_s) if options.follow else None
         self._group = GroupRequests(transport, options.group, policy)
 
@@ -149,8 +149,8 @@ class Membership:
     async def leave(self) -> None:
         """Release unsettled messages, send pending acknowledgements, and leave the group.
 
-        Retries for LEAVING_S at most. Raises the error because of which acknowledgements could not
-        be sent, unless the member had failed before.
+        Retries for LEAVING_S at most. If acknowledgements cannot be sent, raises the error of
+        their request, unless the member had failed before.
         """
         if self._receiving is None:
             return
@@ -227,13 +227,13 @@ class Membership:
         while True:
             asked_at_s = self.loop.time()
             slow = {} if self._times is None else self._times.find_slow(asked_at_s)
-            # Waiting messages of slow ordering keys may be released. If the last receive must be
-            # repeated, its reply could contain later messages of its ordering keys. Then release
-            # only messages of the ordering keys that this receive excluded.
+            # Release waiting messages of slow ordering keys if necessary. If the last receive must
+            # be repeated, its reply may contain later messages of all ordering keys that it did not
+            # exclude. In this case release only messages of the ordering keys that it excluded.
             if slow:
                 may_return = slow.keys() if attempt_id is None else slow.keys() & excluded.keys()
                 if await self._return_messages({each: slow[each] for each in may_return}, slow):
-                    continue  # during the wait handlers may have returned, so `slow` is outdated
+                    continue  # handlers may have returned during the wait, so `slow` is outdated
             credit = self._credit.request_size(self._buffered(slow), self._held)
             if not credit:
                 times = self._times
@@ -271,8 +271,8 @@ class Membership:
                 return
 
     async def _process_reply(self, reply: ReceiveReply) -> bool:
-        """Accept the messages of a reply. Return whether the reply has messages, or this member has
-        become the active one."""
+        """Accept the messages of a reply. Return True if the reply has messages, or if this member
+        has become the active member."""
         became_active = reply.active and not self.is_active
         self.is_active = reply.active
         self.available = reply.available
@@ -292,8 +292,8 @@ class Membership:
         """Receive once and return the reply.
 
         Cancel the request and return None as soon as the limits are outdated: when an excluded
-        ordering key has no waiting message left, or when it becomes stuck (see prefetch.py) and
-        has waiting messages that can be released.
+        ordering key has no waiting message left, or when an excluded ordering key becomes stuck
+        (see prefetch.py) while it has waiting messages that can be released.
         """
         receive = self._group.receive(fields, wait_ms)
         if not excluded:
@@ -327,8 +327,9 @@ class Membership:
     async def _return_messages(
         self, ordering_keys: Mapping[OrderingKey, int], slow: Mapping[OrderingKey, int]
     ) -> bool:
-        """Release the messages of slow ordering keys that exceed the number that may wait, and wait
-        for the broker's reply. Return whether any message was released.
+        """Release waiting messages of slow ordering keys, and wait for the broker's reply. Return
+        whether any message was released. The values of `ordering_keys` are the numbers of messages
+        that may still wait.
 
         This is done for a stuck ordering key, and for every slow ordering key if there is too
         little room for the messages of other ordering keys. The caller ensures that no other
@@ -372,8 +373,8 @@ class Membership:
         return {"limits": limits} if limits else {}, excluded
 
     def _has_limit(self, ordering_key: OrderingKey) -> bool:
-        """Return whether the broker can limit the messages of an ordering key. It cannot if the
-        ordering key is a single message, or a key in a group that is not keyed."""
+        """Return whether the broker can limit the messages of an ordering key. The broker cannot
+        limit a single message, nor a key in a group that is not keyed."""
         return ordering_key.offset is None and (ordering_key.key is None or self._facts.is_keyed)
 
     async def _has_delayed(self) -> bool:
@@ -397,7 +398,7 @@ class Membership:
         )
 
     def _accept(self, messages: Sequence[DeliveredMessage]) -> list[Delivery]:
-        """Accept received messages; return those that the broker may have revoked."""
+        """Accept received messages; return the deliveries that the broker may have revoked."""
         extend_at_s = self.loop.time() + self._leases.lease_s / 2
         uncertain: list[Delivery] = []
         flags = self._redelivered.find_uncertain(messages)

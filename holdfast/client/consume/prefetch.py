@@ -1,8 +1,8 @@
 """How many messages a member of a group prefetches. Pure.
 
 Credit chooses the smallest buffer that keeps the worker busy. ProcessingTimes limits the waiting
-messages of slow ordering keys, so that room is left for others. An ordering key is a queue or a
-key. One of its deliveries at a time is in progress; its other messages wait. An ordering key is
+messages of slow ordering keys, so that other ordering keys have room. An ordering key is a queue or
+a key. One of its deliveries at a time is in progress; its other messages wait. An ordering key is
 slow if its current or its last delivery takes at least `SLOW_S`. Then `FEW` waiting messages are
 enough: they keep the ordering key busy for longer than a request takes. An ordering key is stuck
 after `STUCK_S`. Then no message may wait while a delivery is in progress: the delay of a request no
@@ -26,7 +26,7 @@ class Credit:
 
     A member requests more messages when its buffer has fallen to `low` messages. The reply fills
     the buffer up to twice `low`. `low` is the number of messages that the worker used during the
-    last request, plus a quarter. If the buffer became empty during the request, and the broker sent
+    last request, plus 25 %. If the buffer became empty during the request, and the broker sent
     as many messages as requested, `low` doubles. `low` begins at `least`; the member holds at most
     `most` messages.
     """

@@ -2,7 +2,8 @@
 
 A batch is *open* while messages are added, then *ready*, then *taken* by a request, then *resolved*
 (stored or failed). Messages of a queue are in only one request at a time, and the batches of a
-queue are sent in the order in which they became ready. So a queue keeps the order of its sends.
+queue are sent in the order in which they became ready. So a queue stores its messages in the order
+in which they were added.
 
 The clock is passed in; there is no loop and no lock. Callers that share an Accumulator between
 threads must lock it.
@@ -28,12 +29,12 @@ from holdfast.commitlog.format.batch_check import MessageLimits
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.commitlog.format.priority import DEFAULT_PRIORITY, level_of, level_of_queue
 
-#: The size that is counted for each message in addition to its body and texts. It is about the
-#: memory that Python needs, and it limits the number of empty messages in a batch.
+#: The size that is counted for each message in addition to its body and texts. It is roughly the
+#: memory that Python needs for a message. It also limits how many empty messages a batch can have.
 MESSAGE_OVERHEAD_BYTES = 32
 
-#: One request has at most this many batches of a queue, because the broker remembers the offsets of
-#: this many batches per queue to recognize retries.
+#: One request has at most this many batches of a queue. To recognize retries, the broker remembers
+#: the offsets of this many batches per queue.
 MAX_BATCHES_PER_QUEUE = 5
 
 #: The limits of one request. They are far below the broker's defaults (16 MiB, 100,000 messages).
@@ -81,8 +82,8 @@ class Stored:
 class PendingBatch:
     """Messages of one queue that are being collected or sent.
 
-    There is one column per field of the messages. A column other than `bodies` may be shorter than
-    `bodies`, or None as a whole: the values that it does not contain are None.
+    There is one column per field of the messages. Each column except `bodies` may be None, or
+    shorter than `bodies`. A message without a value in a column does not have this field.
     """
 
     queue: int
@@ -127,7 +128,7 @@ class Accumulator:
 
     `on_opened(batch)` is called for each new batch, so that its linger timer can start;
     `on_ready()` is called when a full batch has become ready. `is_full` is True while at least
-    `buffer_bytes` are waiting; the accumulator still accepts messages then, and the caller decides
+    `buffer_bytes` are waiting. A full accumulator still accepts messages; the caller must decide
     whether to add more. `has_room` is True while at least half of the buffer is free.
     """
 
@@ -192,7 +193,7 @@ class Accumulator:
     ) -> PendingBatch:
         """Append a message to a batch and return the batch.
 
-        Raises TypeError, ValueError, MessageTooLarge or UnknownQueue; then nothing was added.
+        If it raises TypeError, ValueError, MessageTooLarge or UnknownQueue, nothing was added.
         """
         if type(body) is not bytes:
             body = encode_body(body)

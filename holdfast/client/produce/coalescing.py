@@ -1,10 +1,10 @@
 """Shared publish requests: messages of concurrent callers on one event loop are sent together.
 
 The messages for the next request wait in a PublishQueue (publish_queue.py), one queue per topic and
-durability. Each caller gets the result or error of a separate request. If the broker refuses a
-request and one message may be the cause, its messages are sent again in two halves, until that
-message is alone. After a transient failure the same request is repeated until the timeouts of all
-its callers have ended; later messages do not wait for it.
+durability. Each caller gets the result or error that a separate request would have. If the broker
+refuses a request and one message may be the cause, the messages are sent again in two halves, until
+that message is alone. After a transient failure the same request is repeated until the timeouts of
+all its callers have ended; later messages do not wait for it.
 """
 
 import asyncio

@@ -57,8 +57,8 @@ class _Handle(msgspec.Struct, gc=False, frozen=True, eq=False):
 class SendHandle(_Handle, gc=False, frozen=True, eq=False):
     """A message sent by an AsyncProducer: await the handle for its PublishResult.
 
-    Awaiting sends the batch at once, without waiting for its linger time. It raises the error with
-    which the batch failed.
+    Awaiting sends the batch immediately, without waiting for its linger time. It raises the error
+    with which the batch failed.
     """
 
     def __await__(self) -> Generator[Any, None, PublishResult]:
@@ -72,8 +72,8 @@ class BlockingSendHandle(_Handle, gc=False, frozen=True, eq=False):
     """A message sent by a Producer: result() waits for its PublishResult."""
 
     def result(self, timeout_s: float | None = None) -> PublishResult:
-        """Send the batch at once, without waiting for its linger time. Return the result when the
-        message is stored.
+        """Send the batch immediately, without waiting for its linger time. Return the result when
+        the message is stored.
 
         Raises TimeoutError if the message is still in flight after `timeout_s`, or the error with
         which its batch failed.
@@ -192,8 +192,9 @@ class AsyncProducer(_BaseProducer):
     ) -> SendHandle:
         """Add a message to its batch and return its handle, without waiting.
 
-        Without key and queue the queues take turns, one batch each. `priority` (0 to 9) defaults
-        to the producer's; groups do not deliver a message that is older than its `ttl_ms`.
+        Messages without key and queue go to one queue until its batch is full or sent, then to the
+        next queue. The default of `priority` (0 to 9) is the producer's priority. Groups do not
+        deliver a message that is older than its `ttl_ms`.
         Raises ProducerBufferFull when the buffer is full: call `await producer.drain()` between
         sends, at least once for every `buffer_bytes / 2` sent. After TypeError, ValueError,
         MessageTooLarge and UnknownQueue, other messages can still be sent.
@@ -207,7 +208,7 @@ class AsyncProducer(_BaseProducer):
         return SendHandle(batch, len(batch.bodies) - 1)
 
     async def drain(self) -> None:
-        """Wait until half of the buffer is free, and let ready batches be sent."""
+        """Wait until half of the buffer is free. Let the event loop send the ready batches."""
         accumulator = self._accumulator
         if accumulator is None:
             raise ProducerClosed
@@ -219,10 +220,10 @@ class AsyncProducer(_BaseProducer):
             await asyncio.sleep(0)
 
     async def flush(self) -> None:
-        """Send all batches now, and wait until each message sent so far is stored or has failed.
+        """Send all batches now, and wait until every message sent before is stored or has failed.
 
-        Does not raise for failed messages: their handles do, or close() does. If this call is
-        cancelled, the messages are still sent.
+        This call does not raise the errors of failed messages; their handles or close() raise them.
+        If this call is cancelled, the messages are still sent.
         """
         if self._parts is not None:
             accumulator, sender = self._parts
@@ -372,8 +373,8 @@ class Producer(_BaseProducer):
 
 @contextmanager
 def _note_publish_failure(error: BaseException | None) -> Iterator[None]:
-    """If a `with` block of a producer ends with `error`, and the close inside this block raises
-    PublishFailed, add the text of PublishFailed to `error` as a note."""
+    """Handle PublishFailed from closing a producer at the end of its `with` block. If the block has
+    failed with `error`, add the text of PublishFailed to `error` as a note."""
     try:
         yield
     except PublishFailed as failed:

@@ -1,7 +1,7 @@
 """Which publishes share the next request. Pure: no clock, no loop, no locks.
 
 A PublishQueue belongs to one topic and one durability. While no request is in flight, a message is
-sent at once: it never waits only to be sent together with others. Messages that arrive during a
+sent immediately: it never waits only to be sent together with others. Messages that arrive during a
 request are sent together when that request ends, or earlier if they fill a request. A second
 concurrent request that is not full would only make both requests smaller (docs/adr/0015).
 """
@@ -19,7 +19,7 @@ MAX_SHARED_REQUEST_BYTES = 120 * 1024
 @dataclass(eq=False, slots=True)
 class PendingPublish:
     """A message. Its caller awaits `outcome`. `request` is the request that contains the message;
-    it is None while the message waits. The code that uses the PublishQueue sets both."""
+    it is None while the message waits. The user of the PublishQueue sets these two."""
 
     encoded: bytes
     asked_at_s: float

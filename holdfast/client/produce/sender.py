@@ -1,4 +1,4 @@
-"""Publish requests: of the batches of a producer, and of messages without a producer."""
+"""Requests that publish: the batches of a producer, or messages without a producer."""
 
 import asyncio
 import logging
@@ -174,7 +174,7 @@ class Sender:
         self._has_warned = False
 
     def linger(self, batch: PendingBatch) -> None:
-        """Send a batch after the linger time, even if it is not full then."""
+        """Send a batch after the linger time, even if the batch is not full."""
         asyncio.get_running_loop().call_later(self._linger_s, self.close_batch, batch)
 
     def close_batch(self, batch: PendingBatch) -> None:

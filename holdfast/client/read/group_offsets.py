@@ -99,8 +99,8 @@ class OffsetCommitter:
 
 
 class ThreadLock:
-    """A threading.Lock as an asynchronous context manager, for coroutines over a blocking
-    transport: these block their threads."""
+    """A threading.Lock as an asynchronous context manager. It is for coroutines over a blocking
+    transport, which may block their threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -121,8 +121,8 @@ class OffsetProgress:
     def __init__(self) -> None:
         self._next_offsets: dict[int, int] = {}
         self._current: Message | None = None
-        #: The error if another consumer uses the group. Then the consumer must not return messages
-        #: or store offsets any more.
+        #: Set if another consumer uses the group: the error to raise. Then this consumer must not
+        #: return messages or store offsets any more.
         self.failure: Exception | None = None
 
     def track(self, fetched: Range) -> Iterator[Message]:
@@ -171,7 +171,7 @@ class GroupOffsets:
         self._maybe_stored: list[Mapping[int, int]] = []
 
     async def load(self, transport: Transport) -> dict[int, int]:
-        """Return the stored offsets; none for a group or topic without offsets."""
+        """Return the stored offsets; an empty dict for a group or topic without offsets."""
         try:
             self._known = await read_offsets(transport, self._group, self._topic)
         except UnknownGroup:
@@ -181,9 +181,9 @@ class GroupOffsets:
     async def store(self, transport: Transport, offsets: Mapping[int, int]) -> None:
         """Store the offsets that differ from the stored ones.
 
-        Raises OffsetsChanged when another consumer has stored offsets since. After any other
-        error, and when cancelled, it is unknown whether these offsets are stored; the next store
-        finds out.
+        Raises OffsetsChanged when another consumer has stored offsets since this consumer's last
+        load or store. After any other error, and when cancelled, it is unknown whether these
+        offsets are stored; the next store finds out.
         """
         changed = {
             queue: offset
@@ -220,8 +220,8 @@ class GroupOffsets:
 
 
 async def read_offsets(transport: Transport, group: str, topic: str) -> StoredOffsets:
-    """Return a group's stored offsets on a topic. Raises UnknownGroup if the group has stored no
-    offset of any topic."""
+    """Return a group's stored offsets on a topic. Raises UnknownGroup if no offset of the group is
+    stored for any topic."""
     return _decode(await transport.request("GET", _offsets_path(group, topic)))
 
 
@@ -233,7 +233,7 @@ async def write_offsets(
     *,
     if_match: str | None,
 ) -> StoredOffsets:
-    """Store offsets and return all that are then stored; other queues keep their offsets. With
+    """Store offsets; other queues keep their offsets. Return the stored offsets of all queues. With
     `if_match`, raise OffsetsChanged if the stored offsets no longer have this etag."""
     headers = {"Content-Type": JSON}
     if if_match is not None:

@@ -1,4 +1,4 @@
-"""Messages as a reader returns them: the body is decoded at once, other fields on access. Pure.
+"""Messages as a reader returns them. The body is decoded immediately, other fields on access. Pure.
 
 A Message has three fields: its body, a reference to the columns of its batch or run, and its row.
 Nothing else is created before an attribute is read, so a reader can handle millions of messages per
@@ -159,8 +159,8 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 
 class LoneMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A single message in the form in which the API sends it. It has the interface of columns with
-    one row, and ignores the row."""
+    """A single message in the form in which the API sends it. A Message can use it in the same way
+    as the columns of a batch: it has one row, and its methods ignore the argument `row`."""
 
     topic: str
     queue: int
@@ -352,9 +352,9 @@ class RunColumns:
     """The columns of a run's messages, by row. A run is many small batches that are decoded
     together; its blocks are the stored batches, which belong to one queue and are in order.
 
-    To decode a very small batch takes about 20 microseconds alone, and about 2 microseconds in a
-    run of thousands of batches. Rarely used fields (properties, creation time) are decoded for each
-    batch at first access.
+    Decoding a very small batch alone takes about 20 microseconds; decoding it in a run of thousands
+    of batches takes about 2 microseconds. Rarely used fields (properties, creation time) are
+    decoded for each batch at first access.
     """
 
     def __init__(self, topic: str, run: BatchRun) -> None:
@@ -430,7 +430,7 @@ def texts_of(
 ) -> list[bytes]:
     """Return the byte strings between `starts` and `ends` in `data`.
 
-    Contiguous strings of equal sizes are split by numpy, in a quarter of the time.
+    If the strings are contiguous and of one size, numpy splits them in a quarter of the time.
     """
     count = len(starts)
     size = int(ends[0] - starts[0]) if count else 0

@@ -37,12 +37,12 @@ from holdfast.commitlog.format.batch_run import BatchRun
 
 _log = logging.getLogger("holdfast.client")
 
-#: The broker's limit for one request. A reply may have more messages, because batches are sent
-#: whole.
+#: One request asks for at most this many messages; this is the broker's limit. A reply may have
+#: more, because the broker sends whole batches.
 MAX_MESSAGES = 10_000
 
-#: A poll over more queues than this requests msgpack instead of binary batches. A binary reply has
-#: the offsets of the queues in its headers, and the broker limits these to this many queues.
+#: A poll of more queues than this requests msgpack instead of binary batches. A binary reply has
+#: the offsets of the queues in its headers, and the broker allows at most this many queues there.
 MAX_QUEUES_IN_HEADERS = 128
 
 #: Batches up to this size are decoded together, as a run. For larger batches this would save
@@ -169,8 +169,8 @@ class _OffsetAtTime(msgspec.Struct):
 
 
 class TopicRequests:
-    """The requests that read one topic. `retry` replaces the transport's policy. Raises ValueError
-    for an invalid name."""
+    """The requests that read one topic. `retry` replaces the transport's policy. The constructor
+    raises ValueError for an invalid topic name."""
 
     def __init__(self, transport: Transport, topic: str, retry: RetryPolicy | None = None) -> None:
         self._path = f"/v1/topics/{check_name('topic', topic)}"
@@ -204,8 +204,8 @@ class TopicRequests:
         )
 
     async def poll(self, offsets: Mapping[int, int], options: PullOptions, wait_ms: int) -> Fetched:
-        """Pull once from several queues. `offsets` has the offset of each queue; the broker reads
-        the queues in the order of `offsets`.
+        """Pull once from several queues. `offsets` maps each queue to the offset where to start;
+        the broker reads the queues in the order of `offsets`.
 
         Raises the errors of `pull`; a problem with one queue fails the whole poll.
         """
@@ -279,7 +279,7 @@ def _build_fetched(
 def _decode_batches(
     reply: Reply, topic: str, start_offsets: Mapping[int, int]
 ) -> Sequence[MessageBatch | MessageRun]:
-    """Return a binary reply's messages without those before the start offsets."""
+    """Return the messages of a binary reply, except the messages before the start offsets."""
     if len(start_offsets) == 1 and _is_of_small_batches(reply.body):
         run = BatchRun(reply.body)
         ((queue, start_offset),) = start_offsets.items()

@@ -191,7 +191,7 @@ class Reader(Generic[T]):
         return None if self._was_closed() else fetched
 
     def _was_closed(self) -> bool:
-        """Return whether the reader is closed now. Another thread may close it at any time."""
+        """Return whether the reader is closed. Another thread may close it at any time."""
         return self._is_closed
 
     def close(self) -> None:
@@ -259,8 +259,8 @@ class AsyncOffsetConsumer(AsyncReader[Message]):
 class OffsetConsumer(Reader[Message]):
     """The consumer that `Client.consume_by_offsets` returns: iterate over it inside `with`.
 
-    It behaves like AsyncOffsetConsumer. The caller's thread reads. A thread of the consumer stores
-    the offsets at each interval, so that a slow caller does not delay this.
+    It behaves like AsyncOffsetConsumer. The caller's thread reads. A background thread stores the
+    offsets at each interval, so a slow caller does not delay the storing.
     """
 
     def __init__(self, transport: BlockingTransport, options: OffsetConsumeOptions) -> None:
@@ -271,7 +271,8 @@ class OffsetConsumer(Reader[Message]):
         super().__init__(source, self._committer.progress.track, reading)
         self._thread_transport = transport.child()
         self._thread: threading.Thread | None = None
-        # The thread has no reference to the consumer, and ends with it.
+        # The thread has no reference to the consumer, so the consumer can be garbage-collected.
+        # When that happens, the thread ends.
         weakref.finalize(self, self._thread_transport.abort)
 
     def _next_range(self) -> Range | None:

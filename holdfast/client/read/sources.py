@@ -25,16 +25,16 @@ from holdfast.client.read.pull import (
 from holdfast.client.transport.requests import Transport
 from holdfast.client.transport.retry import FOREVER
 
-#: A pull without messages takes at least this long. It limits the rate of requests if the broker
-#: does not hold them.
+#: A pull without messages takes at least this long. This limits the rate of requests if the broker
+#: does not hold the requests.
 EMPTY_PULL_S = 0.2
 
 #: One poll asks for at most this many queues; this is the broker's limit.
 MAX_QUEUES_PER_POLL = 1024
-#: A poll that asks for queues with unread messages asks for at most this many other queues.
+#: A poll that asks for queues with unread messages asks for at most this many queues without them.
 AT_END_PER_POLL = 16
-#: A poll asks for at most this many queues with unread messages, so that all its queues together
-#: are as many as a binary reply may have.
+#: A poll asks for at most this many queues with unread messages, so that the poll in total asks for
+#: no more queues than a binary reply may have.
 UNREAD_PER_POLL = MAX_QUEUES_IN_HEADERS - AT_END_PER_POLL
 #: If not all queues fit into one poll, each poll waits at most this long.
 SHORT_WAIT_MS = 500
@@ -80,8 +80,8 @@ class _PollingSource:
         self, request: Awaitable[Fetched], asked: Mapping[int, int], *, may_pause: bool
     ) -> Fetched:
         """Return the reply to a request for the messages from the offsets `asked` on. With
-        `may_pause`, return a reply without messages EMPTY_PULL_S after the request at the
-        earliest."""
+        `may_pause`, return a reply without messages no earlier than EMPTY_PULL_S after the
+        request."""
         asked_at_s = self.transport.now_s()
         fetched = await request
         self._check_topic_id(fetched.topic_id)
@@ -127,9 +127,9 @@ class QueueSource(_PollingSource):
         queue, offset = self.queue, self._next_offset
         if offset is not None and offset == self._end_offsets.get(queue):
             return None
-        # The first pull does not wait, so that its reply gives the offset for "latest" or for a
-        # time at once. Otherwise, if the connection were lost during the wait, the messages that
-        # arrive before the next pull would be missed.
+        # The first pull does not wait, so its reply immediately gives the offset for "latest" or
+        # for a time. If the pull waited and the connection were lost, the reader would miss the
+        # messages that arrive before the next pull.
         wait_ms = 0 if offset is None or not self.follow else self.options.wait_ms
         start = self.start if offset is None else Start(offset=offset)
         request = self._requests.pull(queue, start, self.options, wait_ms)
@@ -146,13 +146,14 @@ class QueueSource(_PollingSource):
 class TopicSource(_PollingSource):
     """Fetches ranges of all queues of a topic, including queues that are added later.
 
-    While queues have unread messages, each poll asks for as many of these queues as are needed to
-    fill the reply, in turn. It asks for only a few of the other queues, because each further queue
-    costs time in client and broker. When no queue has unread messages, a poll waits for all queues.
+    While queues have unread messages, these queues take turns: each poll asks for as many of them
+    as are needed to fill the reply. It also asks for a few queues without unread messages; only a
+    few, because each queue costs time in client and broker. When no queue has unread messages, a
+    poll waits for all queues.
 
     Reading starts at the offsets that `load_offsets` returns. All other queues begin at `start`,
-    which must not be an offset. Without `follow`, each queue is read up to the max_offset that it
-    had at the start.
+    which must not be an offset. Without `follow`, each queue is read up to the max_offset that the
+    queue had when reading began.
     """
 
     load_offsets: Callable[[], Awaitable[Mapping[int, int]]] | None = field(

@@ -111,7 +111,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     """A connection to the broker: one request and its reply at a time.
 
     Heads and short bodies are received into `receive_buffer`. All connections of a loop may share
-    one buffer, because its data is copied at once.
+    one buffer, because each connection copies its data immediately.
     """
 
     def __init__(self, receive_buffer: bytearray) -> None:
@@ -133,7 +133,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     ) -> ReplyParser:
         """Send a request and return its reply once it is complete.
 
-        Raises TimeoutError if for `quiet_timeout_s` no byte is sent or received; also raises
+        Raises TimeoutError if no byte is sent or received for `quiet_timeout_s`. Also raises
         ConnectionLost or MalformedReply. After an error, and when cancelled, the connection is
         closed.
         """
@@ -164,7 +164,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return reply
 
     def abort(self) -> None:
-        """Close at once. May be repeated."""
+        """Close immediately. May be repeated."""
         if self._transport is not None:
             self._transport.abort()
             self._transport = None

@@ -78,7 +78,7 @@ class Reply:
 class Transport(ABC):
     """Sends requests to the broker at `url`, and retries them. A subclass sends a single attempt.
 
-    `retry` is the policy for requests that have no policy of their own.
+    `retry` is the policy for requests without a policy argument.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class Transport(ABC):
     ) -> ReplyParser:
         """Send a request once and return its complete reply.
 
-        Raises MalformedReply, ConnectionLost and OSError; the last one also if the connection makes
-        no progress for `quiet_timeout_s`.
+        Raises MalformedReply, ConnectionLost and OSError. It is also an OSError if the connection
+        makes no progress for `quiet_timeout_s`.
         """
 
     @abstractmethod
@@ -145,8 +145,8 @@ class Transport(ABC):
 
     @abstractmethod
     async def pause(self, seconds: float) -> None:
-        """Wait. If the client is closed meanwhile, ClientClosed may be raised, at once or at the
-        end of the time."""
+        """Wait. If the client is closed meanwhile, ClientClosed may be raised, immediately or at
+        the end of the time."""
 
     @abstractmethod
     async def close(self) -> None:

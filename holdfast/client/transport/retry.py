@@ -26,9 +26,10 @@ T = TypeVar("T")
 
 _log = logging.getLogger("holdfast.client")
 
-#: While the broker is unreachable, one retry in this time is logged, of all requests together.
+#: While the broker is unreachable, one retry is logged per this time, for all requests together.
 REPEAT_S = 30.0
-#: If a broker fails again soon after it has answered, this is logged at most once in this time.
+#: If a broker fails again soon after it has answered, the new failure is logged only if the last
+#: warning about retries is at least this old.
 AGAIN_S = 5.0
 
 

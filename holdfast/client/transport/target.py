@@ -26,17 +26,17 @@ class TlsFilesUnusable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files. `ca_file` holds the authorities to trust instead of the system's. `cert_file`
-    holds the client's certificate, for a broker that requests one; if `key_file` is None,
-    `cert_file` must also contain the private key."""
+    """PEM files. `ca_file` holds the authorities to trust instead of the system's authorities.
+    `cert_file` holds the client's certificate, for a broker that requests one; if `key_file` is
+    None, `cert_file` must also contain the private key."""
 
     ca_file: File | None = None
     cert_file: File | None = None
     key_file: File | None = None
 
     def context(self) -> ssl.SSLContext | None:
-        """Return a TLS context for the files. Return None if no file is given: then use Python's
-        default context.
+        """Return a TLS context for the files. Return None if no file is given; in this case the
+        caller must use Python's default context.
 
         Reads files. Raises TlsFilesUnusable.
         """
