@@ -232,8 +232,8 @@ class UnwritableRow(SparkError, ValueError):
 
 @dataclass(eq=False, repr=False)
 class WriteRefused(SparkError):
-    """The broker refused rows with a problem that no retry fixes. They are among the rows
-    `first_row` to `last_row` of the partition: those that go to `queues`."""
+    """The broker refused rows with a problem that no retry fixes. Of the rows `first_row`
+    to `last_row` of the partition, it refused all rows for `queues`."""
 
     topic: str
     queues: tuple[int, ...]

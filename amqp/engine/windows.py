@@ -1,15 +1,16 @@
 """The transfer windows of a session, in both directions (part 2.5.6). Pure.
 
 A window counts transfer frames, not deliveries. Each end announces how many frames it accepts.
-A frame is a violation only beyond the highest edge that was ever announced: an end may reduce its
-window while frames are on their way.
+An end may reduce its window while frames are in flight. So a frame is a violation only if it is
+beyond every edge (the end of a window) that was ever announced.
 """
 
 from holdfast.amqp.wire import serials
 from holdfast.amqp.wire.conditions import WINDOW_VIOLATION, SessionFailed
 from holdfast.amqp.wire.performatives import Begin, Flow
 
-#: What this end announces as its outgoing window: it is always ready to send.
+#: The outgoing window that this end announces. It never changes, because this end can always
+#: send.
 OUTGOING_WINDOW = 2**31 - 1
 
 
@@ -26,18 +27,19 @@ class Windows:
         """The window that is announced at the next flow."""
         self.next_incoming_id: int | None = None
         self.incoming_left = 0
-        """How many frames of the announced window are left; below 0 after it was reduced."""
+        """How many frames of the announced window are left. Negative if frames that were in flight
+        exceeded a reduced window."""
         self._allowed = 0
         """How many frames are left up to the highest edge that was announced."""
 
     def begin(self, channel: int | None, handle_max: int) -> Begin:
-        """Return the begin of this end."""
+        """Return the begin performative of this end."""
         return Begin(
             channel, self.next_outgoing_id, self.incoming_size, OUTGOING_WINDOW, handle_max
         )
 
     def remote_begin(self, begin: Begin) -> None:
-        """Apply the begin of the peer."""
+        """Apply the begin performative of the peer."""
         self.next_incoming_id = begin.next_outgoing_id
         self._remote_edge = serials.add(self._initial_outgoing_id, begin.incoming_window)
         self.incoming_left = self._allowed = self.incoming_size
@@ -71,7 +73,7 @@ class Windows:
     # ---- Flows
 
     def flow(self) -> Flow:
-        """Return a flow of the session, which announces the incoming window anew."""
+        """Return a flow performative that announces the full incoming window again."""
         self.incoming_left = self.incoming_size
         self._allowed = max(self._allowed, self.incoming_size)
         return Flow(
@@ -79,7 +81,7 @@ class Windows:
         )
 
     def remote_flow(self, flow: Flow) -> None:
-        """Apply the windows in a flow of the peer."""
+        """Apply the windows in a flow performative of the peer."""
         expected = flow.next_incoming_id
         if expected is None:  # the peer had not received our begin
             expected = self._initial_outgoing_id

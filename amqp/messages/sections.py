@@ -4,7 +4,7 @@
                                    body, footer
     may change on the way        | the rest is stored and delivered byte for byte
 
-Each section is optional but the body, and they have this order. The body is one or more `data`
+Only the body is mandatory. The sections have this order. The body is one or more `data`
 sections, one or more `amqp-sequence` sections, or one `amqp-value`.
 """
 
@@ -17,7 +17,7 @@ from holdfast.amqp.wire.types import Buffer, Described, Symbol, ULong, decode, s
 
 
 class Kind(IntEnum):
-    """The sections by their descriptors, in their order."""
+    """The kinds of sections, in the order of a message. The numbers are their descriptors."""
 
     HEADER = 0x70
     DELIVERY_ANNOTATIONS = 0x71
@@ -55,10 +55,10 @@ class Span(NamedTuple):
 
 
 class Sections:
-    """The sections of one message, found by their sizes and decoded when they are asked for.
+    """The sections of one message. The constructor finds them by their sizes.
 
-    Raises DecodeError if the bytes are not the sections of a message. The content of a section is
-    checked when it is decoded.
+    It raises DecodeError if the bytes are not the sections of a message. A method that
+    decodes a section raises DecodeError if the content of the section is not valid.
     """
 
     __slots__ = ("_spans", "body", "buffer")
@@ -87,15 +87,15 @@ class Sections:
             raise DecodeError("a message has no body")
 
     def header(self) -> Header:
-        """Return the header; one with defaults if there is none."""
+        """Return the header. Without a header section, return the default header."""
         return self._composite(Kind.HEADER, 0x70, Header) or Header()
 
     def properties(self) -> Properties:
-        """Return the properties; empty ones if there are none."""
+        """Return the properties. Without a properties section, all of them are None."""
         return self._composite(Kind.PROPERTIES, 0x73, Properties) or Properties()
 
     def annotations(self) -> dict[Any, Any]:
-        """Return the message-annotations."""
+        """Return the message-annotations, or an empty dict if there are none."""
         return self._map(Kind.MESSAGE_ANNOTATIONS)
 
     def application_properties(self) -> dict[str, Any]:

@@ -1,13 +1,13 @@
-"""What the other protocols, filters and Spark see of an AMQP message. Pure.
+"""How other protocols, filters and Spark see an AMQP message. Pure.
 
-| of the message                                  | seen as                                        |
+| part of the AMQP message                        | seen as                                        |
 |-------------------------------------------------|------------------------------------------------|
-| one data section, a value of string or binary   | the body                                       |
+| one data section, or one string or binary value | the body                                       |
 | any other body                                  | the encoded body sections, as the body         |
 | group-id, else x-opt-partition-key              | the key                                        |
 | subject                                         | the tag                                        |
 | application-properties                          | properties, as text                            |
-| ttl, absolute-expiry-time                       | the time at which it expires: the earlier      |
+| ttl, absolute-expiry-time                       | the expiry time: the earlier of the two times  |
 """
 
 from base64 import b64encode
@@ -35,8 +35,8 @@ class TextView(NamedTuple):
 def text_view(sections: Sections, now_ms: int, max_tag_bytes: int) -> TextView:
     """Return the view of a message that arrived at `now_ms`.
 
-    A subject that is empty or longer than `max_tag_bytes` is no tag. Raises DecodeError if a
-    section is not valid.
+    A subject that is empty or longer than `max_tag_bytes` is ignored. Raises DecodeError if
+    a section is not valid.
     """
     header, properties = sections.header(), sections.properties()
     key = properties.group_id
@@ -77,7 +77,7 @@ def _text_properties(sections: Sections) -> dict[str, str]:
 
 
 def as_text(value: Any) -> str | None:
-    """Return a simple value as text; None for null and for values that contain others.
+    """Return a simple value as text; None for null and for values that contain other values.
 
     Numbers are decimal, booleans `true` and `false`, timestamps milliseconds, binary base64.
     """

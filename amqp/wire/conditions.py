@@ -1,8 +1,8 @@
-"""AMQP error conditions, and the errors of a peer that carry them. Pure.
+"""AMQP error conditions, and the exceptions that have them, for errors of a peer. Pure.
 
 AmqpError
   ConnectionFailed   the connection must be closed with the error
-    DecodeError      bytes that are no AMQP values, or values that are no performative
+    DecodeError      the bytes are not AMQP values, or the values are not a performative
   SessionFailed      the session must be ended with the error
   LinkFailed         the link must be detached with the error
 
@@ -63,8 +63,8 @@ class DecodeError(ConnectionFailed):
 
 
 class SessionFailed(AmqpError):
-    """The session must be ended; the connection stays."""
+    """The session must be ended; the connection stays open."""
 
 
 class LinkFailed(AmqpError):
-    """The link must be detached; its session stays."""
+    """The link must be detached; its session stays open."""

@@ -1,7 +1,8 @@
-"""Dispositions, decoded and encoded by position. Pure.
+"""A fast codec for the disposition performative. It knows the order of the fields. Pure.
 
-An acknowledgement is a disposition, so its common forms do not take the way of the generic codec:
-any range of deliveries with an outcome without fields (accepted, released) or without a state.
+Every acknowledgement is a disposition. This module itself decodes the common forms: any range of
+deliveries, with a state that has no fields (accepted, released) or without a state. It encodes
+only accepted ranges itself. The generic codec does the rest.
 """
 
 import struct
@@ -28,7 +29,7 @@ _BOOLEANS = {0x41: True, 0x42: False, 0x40: False}
 
 
 def decode_disposition(buffer: Buffer, start: int, end: int) -> Disposition:
-    """Decode the disposition at `start`. Raises DecodeError if the bytes are not one."""
+    """Decode the disposition at `start`. Raises DecodeError if the bytes are not a disposition."""
     if buffer[start : start + 4] == _PREFIX and end - start > 6:
         found = _decode(bytes(buffer[start + 5 : end]), buffer[start + 4])
         if found is not None:
@@ -40,7 +41,8 @@ def decode_disposition(buffer: Buffer, start: int, end: int) -> Disposition:
 
 
 def _decode(octets: bytes, size: int) -> Disposition | None:
-    """Decode the fields that follow their count; None if the generic decoder must do it."""
+    """Decode the fields. `octets` begin with the number of fields. Return None if the generic
+    decoder must decode them."""
     if len(octets) != size or not 4 <= octets[0] <= 6:
         return None
     try:

@@ -16,9 +16,9 @@ _U32 = struct.Struct(">I").unpack_from
 
 
 def decode_transfer(buffer: Buffer, start: int, end: int) -> tuple[Transfer, int]:
-    """Decode the transfer at `start`; return it with the offset where its message part begins.
+    """Decode the transfer at `start`. Return it, and the offset at which its message part begins.
 
-    Raises DecodeError if the bytes are no transfer.
+    Raises DecodeError if the bytes are not a transfer.
     """
     if buffer[start : start + 3] == _PREFIX and end - start > 6:
         code = buffer[start + 3]
@@ -42,9 +42,9 @@ def decode_transfer(buffer: Buffer, start: int, end: int) -> tuple[Transfer, int
 def _decode(
     buffer: Buffer, at: int, stop: int, count: int, end: int
 ) -> tuple[Transfer, int] | None:
-    """Decode `count` fields from `at` to `stop`; None if the generic decoder must do it.
+    """Decode `count` fields from `at` to `stop`. Return None if the generic decoder must do it.
 
-    The first five fields have code of their own; only booleans and null may follow them.
+    All fields after the first five must be booleans or null.
     """
     if stop > end or not 5 <= count <= 11:
         return None
@@ -105,7 +105,7 @@ def _decode(
 
 
 def _last_fields(buffer: Buffer, at: int, count: int) -> Any:
-    """Return the six fields that begin with the field `more`. The bytes have the first `count`.
+    """Return the last six fields, from `more` on. Only the first `count` of them are in the bytes.
 
     Raises KeyError if one of these `count` fields is missing, or is neither a boolean nor null, or
     if rcv-settle-mode or state is not null.
@@ -125,7 +125,7 @@ _FRAME = struct.Struct(">IBBH")
 class TransferEncoder:
     """Makes the transfer frames of one outgoing link.
 
-    `channel` and `handle` are those of this end. `max_frame_bytes` is the peer's limit.
+    This end chose the numbers `channel` and `handle`. `max_frame_bytes` is the peer's limit.
     """
 
     def __init__(self, channel: int, handle: int, max_frame_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Frames (part 2.3 of the specification): cuts received bytes into frames, and makes frames. Pure.
+"""Frames (part 2.3 of the specification): cut received bytes into frames, and make frames. Pure.
 
     0        4      5      6          8               4 * doff        size
     | size   | doff | type | channel  | extended header | body          |
@@ -22,7 +22,7 @@ HEADER_BYTES = 8
 
 AMQP_FRAME = 0
 SASL_FRAME = 1
-#: The largest frame before `open` and during SASL, and the least that a peer may insist on.
+#: The largest frame before `open` and during SASL. No peer may set a lower maximum frame size.
 MIN_MAX_FRAME_BYTES = 512
 
 _HEAD = struct.Struct(">IBBH")
@@ -38,8 +38,8 @@ class Frame(NamedTuple):
 
 
 def cut(buffer: Buffer, offset: int, end: int, max_frame_bytes: int) -> Iterator[Frame]:
-    """Yield the whole frames of `buffer` from `offset`. An unfinished frame ends the iteration; it
-    begins where the last frame ends.
+    """Yield the complete frames of `buffer` from `offset` on. Stop at an incomplete frame, which
+    begins where the last complete frame ends.
 
     Raises DecodeError (framing-error) for a frame larger than `max_frame_bytes` as soon as its size
     is known, and for a header that is not valid.

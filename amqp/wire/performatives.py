@@ -1,12 +1,12 @@
 """The composite types of AMQP 1.0: one NamedTuple and one table row for each. Pure.
 
 A row lists the wire type of each field in order. A field marked "!" is mandatory; a field marked
-"*" holds several symbols, as a tuple of str. "any" is a value of any type; a composite type among
-its values is decoded as such. The default of a field is that of its NamedTuple.
+"*" holds several symbols, as a tuple of str. "any" is a value of any type; if it
+is a composite value, its NamedTuple is decoded. The NamedTuple has the default of each field.
 
-Decoding accepts the descriptor as a number and as a symbol, in a list of either width, and checks
-the type of every field. Encoding writes the exact type of every field (a ubyte is not a uint:
-some clients close the connection on that) and leaves out the empty fields at the end.
+Decoding accepts a number or a symbol as the descriptor, and a list with short or long sizes. It
+checks the type of every field. Encoding writes the exact type of every field, because some clients
+close the connection if a ubyte is encoded as a uint. Encoding omits empty fields at the end.
 """
 
 from collections.abc import Callable
@@ -168,7 +168,7 @@ class DeleteOnNoMessages(NamedTuple):
 
 @_composite(0x2E, "amqp:delete-on-no-links-or-messages:list")
 class DeleteOnNoLinksOrMessages(NamedTuple):
-    """Part 3.5.13: until the node has neither a link nor a message."""
+    """Part 3.5.13: the lifetime of a dynamic node, until it has no link and no message."""
 
 
 # ---- Transactions ----------------------------------------------------------------------------
@@ -301,7 +301,7 @@ class Flow(NamedTuple):
     "any", "boolean", "boolean", "boolean",
 )  # fmt: skip
 class Transfer(NamedTuple):
-    """Part 2.7.5: one frame of a delivery; the part of the message follows it."""
+    """Part 2.7.5: one frame of a delivery; a part of the message follows the transfer."""
 
     handle: int
     delivery_id: int | None = None
@@ -320,7 +320,7 @@ class Transfer(NamedTuple):
     0x15, "amqp:disposition:list", "boolean!", "uint!", "uint", "boolean", "any", "boolean"
 )  # fmt: skip
 class Disposition(NamedTuple):
-    """Part 2.7.6: the state of deliveries. `role` is True if their receiver sends it."""
+    """Part 2.7.6: the state of deliveries. `role` is True if their receiver sends this frame."""
 
     role: bool
     first: int
@@ -388,7 +388,7 @@ class SaslResponse(NamedTuple):
 
 @_composite(0x44, "amqp:sasl-outcome:list", "ubyte!", "binary")
 class SaslOutcome(NamedTuple):
-    """Part 5.3.3.5: codes 0 ok, 1 wrong credentials, 2 to 4 system errors (4: may pass)."""
+    """Part 5.3.3.5: codes 0 ok, 1 wrong credentials, 2 to 4 system errors (4: transient)."""
 
     code: int
     additional_data: bytes | None = None
@@ -465,7 +465,7 @@ def encode_any(value: Any) -> bytes:
     return encode(value)
 
 
-#: How a field's value is encoded, and which decoded type it must have, by its kind.
+#: Kind of a field -> its encoder. `_DECODED` has the type that a decoded value must have.
 _ENCODE: dict[str, Callable[[Any], bytes]] = {
     "boolean": encode,
     "ubyte": lambda value: encode(UByte(value)),
@@ -495,9 +495,9 @@ _DECODED: dict[str, type] = {
 
 
 def decode_composite(buffer: Buffer, offset: int = 0, end: int | None = None) -> tuple[Any, int]:
-    """Decode the composite value at `offset`; return it with the offset that follows it.
+    """Decode the composite value at `offset`. Return it, and the offset after it.
 
-    Raises DecodeError for bytes that are no composite value of this module.
+    Raises DecodeError if the bytes are not a composite value of this module.
     """
     value, offset = decode(buffer, offset, end)
     found = from_described(value)
@@ -507,7 +507,7 @@ def decode_composite(buffer: Buffer, offset: int = 0, end: int | None = None) ->
 
 
 def from_described(value: Any) -> Any:
-    """Return the composite value that a decoded value describes, and any other value unchanged.
+    """Return the composite value that `value` describes. Return any other value unchanged.
 
     Raises DecodeError if the fields do not have the types of the composite value.
     """

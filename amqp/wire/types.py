@@ -1,6 +1,6 @@
 """The AMQP 1.0 type system (part 1 of the specification): values to bytes and back. Pure.
 
-Every AMQP type has one Python type, so a decoded value is encoded with its own AMQP type again:
+Every AMQP type has one Python type, so a decoded value is encoded again as the same AMQP type:
 
     null, boolean            None, bool
     ubyte ushort uint ulong  UByte UShort UInt ULong, subclasses of int
@@ -14,8 +14,8 @@ Every AMQP type has one Python type, so a decoded value is encoded with its own 
     array                    Array
     described types          Described
 
-Treat values as immutable. This module is generic, and used where speed does not matter; the
-frames that carry messages have codecs of their own.
+Treat values as immutable. This generic codec is for values for which speed does not matter.
+Transfers and dispositions have faster codecs (fast_transfer.py, fast_disposition.py).
 """
 
 import struct
@@ -92,7 +92,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A value with a descriptor: a ULong or a Symbol, by the specification any value."""
+    """A value with a descriptor: a ULong or a Symbol; the specification allows any value."""
 
     descriptor: Any
     value: Any
@@ -104,18 +104,18 @@ _Reader = Callable[[Buffer, int, int, int], tuple[Any, int]]
 
 
 def decode(buffer: Buffer, offset: int = 0, end: int | None = None) -> tuple[Any, int]:
-    """Decode the value at `offset`; return it with the offset that follows it.
+    """Decode the value at `offset`. Return it, and the offset after it.
 
-    Raises DecodeError for bytes that are not one whole value before `end` (the buffer's end).
+    Raises DecodeError if no complete value ends at or before `end`, by default the buffer's end.
     """
     return _decode(buffer, offset, len(buffer) if end is None else end, 0)
 
 
 def skip(buffer: Buffer, offset: int, depth: int = 0) -> int:
-    """Return the offset that follows the value at `offset`, by its constructor and size alone.
+    """Return the offset after the value at `offset`. Read only the value's constructor and size.
 
-    What a list, map or array contains is not examined. Raises DecodeError if the buffer ends before
-    the value does. `depth` counts the values around this one.
+    The contents of a list, map or array are not examined. Raises DecodeError if the buffer ends
+    before the value does. `depth` is the number of values that contain this value.
     """
     size = len(buffer)
     if offset >= size:
@@ -133,13 +133,13 @@ def skip(buffer: Buffer, offset: int, depth: int = 0) -> int:
     return end
 
 
-#: By the first half of a constructor: the bytes of the value or, from 0xA0 on, of its size.
+#: First four bits of a constructor -> the bytes of the value; from 0xA on, the bytes of its size.
 _WIDTHS = {4: 0, 5: 1, 6: 2, 7: 4, 8: 8, 9: 16, 10: 1, 11: 4, 12: 1, 13: 4, 14: 1, 15: 4}
 
 
 def encode(value: Any) -> bytes:
     """Encode a value in its shortest form. Raises TypeError for a value of no AMQP type, and
-    ValueError for one that is out of its type's range."""
+    ValueError for a value out of its type's range."""
     encoder = _ENCODERS.get(type(value))
     if encoder is None:
         raise TypeError(f"{type(value).__name__} is not an AMQP type")
@@ -196,7 +196,7 @@ def _variable(width: int, convert: Callable[[bytes], Any]) -> _Reader:
 
 
 def _extent(buffer: Buffer, offset: int, end: int, width: int) -> tuple[int, int]:
-    """Return where the content with a size of `width` bytes at `offset` begins and ends."""
+    """Read the size, in `width` bytes at `offset`. Return where the content begins and ends."""
     start = offset + width
     stop = start + int.from_bytes(buffer[offset:start], "big")
     if start > end or stop > end:
@@ -341,7 +341,7 @@ _READERS: dict[int, _Reader] = {
 def _integer(
     wide: int, layout: str, narrow: int = 0, narrow_layout: str = "", zero: int = 0
 ) -> Callable[[Any], bytes]:
-    """Return the encoder of an integer type, which chooses the shortest of its constructors."""
+    """Return the encoder of an integer type. It uses the shortest constructor for each value."""
     pack = struct.Struct(f">B{layout}").pack
     pack_narrow = struct.Struct(f">B{narrow_layout}").pack
     low, high = (-128, 127) if narrow_layout == "b" else (0, 255)
@@ -357,14 +357,14 @@ def _integer(
 
 
 def sized(short: int, wide: int, octets: bytes) -> bytes:
-    """Return `octets` behind a constructor and their size, in one byte if that is enough."""
+    """Return a constructor, the size of `octets` (in one byte if possible), and `octets`."""
     if len(octets) < 256:
         return bytes((short, len(octets))) + octets
     return struct.pack(">BI", wide, len(octets)) + octets
 
 
 def compound(short: int, wide: int, count: int, octets: bytes) -> bytes:
-    """Return encoded elements behind the constructor of a list or map, their size and count."""
+    """Return the constructor of a list or map, the size, the count, and the encoded elements."""
     if len(octets) < 255 and count < 256:
         return bytes((short, len(octets) + 1, count)) + octets
     return struct.pack(">BII", wide, len(octets) + 4, count) + octets
@@ -391,8 +391,8 @@ def _encode_array(array: Array) -> bytes:
 
 
 def _element(code: int) -> Callable[[Any], bytes]:
-    """Return a function that encodes an element of an array with constructor `code`, without the
-    constructor."""
+    """Return a function that encodes one element of an array. All elements share the constructor
+    `code`, so the function does not write it."""
     if code in _WITHOUT_BYTES:
         return lambda value: b""
     if code in _LAYOUTS:
@@ -469,5 +469,5 @@ _ENCODERS: dict[type, Callable[[Any], bytes]] = {
 
 
 def symbols(*names: str) -> Array | None:
-    """Return an array of symbols, the form of a field with several symbols; None if empty."""
+    """Return the array for a field with several symbols, or None if there are no symbols."""
     return Array(0xA3, [Symbol(name) for name in names]) if names else None

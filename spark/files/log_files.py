@@ -114,8 +114,8 @@ class LogFiles:
         return tuple(segments)
 
     def _raise_proven_offset(self, segments: list[LogSegment]) -> None:
-        """Read one block header of each sealed segment. It records up to which offset the log was
-        durable: raise the proven durable offset to the highest of these offsets."""
+        """Read one block header of each sealed segment. The header records up to which offset the
+        log was durable. Raise the proven durable offset to the highest of these offsets."""
         for segment in segments:
             if isinstance(segment.blocks, SealedBlocks):
                 place = segment.blocks.any_block_offset()
