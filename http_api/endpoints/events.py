@@ -65,7 +65,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def reconnect_later() -> Reply:
-    """Return a stream that ends immediately. The client then reconnects with its last id."""
+    """Return a stream that ends immediately. The client reconnects with its last event's id."""
     return Reply(200, EVENTS, (b"retry: %d\n\n" % RETRY_MS,), _HEADERS, closes=True)
 
 

@@ -386,8 +386,8 @@ def encode_listing(
 ) -> list[Buffer]:
     """Return the parts of a reply: the encoded `envelope`, with elements in its list `name`.
 
-    In `envelope` this list must be empty, and no text before the list may look like its encoded
-    name and "[]". `portions` are results of `encode_elements`, with `count` elements in total.
+    In `envelope` this list must be empty, and no text before the list may look like the list's name
+    with an empty list. `portions` are results of `encode_elements`, with `count` elements in total.
     """
     parts: list[Buffer] = []
     for portion in portions:

@@ -351,8 +351,8 @@ class RequestReader:
         whether `data` was exactly one complete request; and the error in the bytes after these
         requests, or None. Bytes after a request that ends the connection are not parsed.
         """
-        # The parser pauses after each request. It may also pause once for an earlier call of its
-        # `pause_reading`, and once for each such call during this loop.
+        # The parser pauses after each request. It may also pause one time for an earlier call of
+        # its `pause_reading`, and one time for each such call during this loop.
         self._parser_pauses = min(self._parser_pauses, 1)
         fed_again = 0
         content = EMPTY_PAYLOAD if is_new else self._newest_content()
