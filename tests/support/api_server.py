@@ -1,8 +1,9 @@
-"""The HTTP API on a free port, over a real storage in memory, the hold service and FakeGroups."""
+"""The HTTP API on a free port, over a real storage in memory, the hold service and groups."""
 
 import asyncio
 import os
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -14,13 +15,14 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from yarl import URL
 
+from holdfast.commitlog.ageing_clock import wall_clock_us
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import Rows, as_batch, encode_batch
 from holdfast.config import Config
 from holdfast.consumequeue.config import TopicsConfig
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.publishing import StoredBatch
-from holdfast.consumequeue.topics import Topic
+from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.config import GroupsConfig
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
@@ -31,8 +33,8 @@ from holdfast.http_api.server import Server, start_server
 from holdfast.http_api.wire.connection import Connection
 from holdfast.storage.storage import Storage
 from tests.support.aiohttp_connection import start_aiohttp_server
-from tests.support.fake_groups import FakeGroups
 from tests.support.memory_folder import MemoryDisk, folder_in_memory
+from tests.support.recorded_groups import RecordedGroups
 from tests.support.stored import MIB, open_storage, small_config
 
 
@@ -66,7 +68,7 @@ class Api:
 
     storage: Storage
     hold: PullRequestHoldService
-    groups: FakeGroups
+    groups: RecordedGroups
     context: ApiContext
     server: Server
     session: aiohttp.ClientSession
@@ -180,7 +182,7 @@ async def running_api(
     with tempfile.TemporaryDirectory(dir=folder_in_memory(64 * MIB)) as folder:
         async with open_storage(
             _storage_config(Path(folder), topics),
-            arrived=lambda advanced: holder.message_arriving(advanced),
+            arrived=lambda advanced: arrived(advanced),
             disk=MemoryDisk(),
         ) as storage:
             store = storage.store
@@ -190,7 +192,24 @@ async def running_api(
                 scan=store.reading.scan_hot,
             )
             store.topics.deleted_listeners.append(holder.topic_deleted)
-            groups = FakeGroups(store)
+            groups = RecordedGroups(
+                store,
+                storage.groups,
+                limits or GroupsConfig(),
+                hold=holder,
+                ageing_us=storage.ageing.now_us,
+                wall_us=wall_clock_us,
+                passed_s=time.monotonic,
+            )
+            store.topics.check_new_queues = groups.registry.check_new_queues
+            store.topics.created = groups.changes.topic_created
+            store.topics.deleted_listeners.append(groups.registry.topic_deleted)
+            await groups.start()
+
+            def arrived(advanced: dict[QueueKey, int]) -> None:
+                holder.message_arriving(advanced)
+                groups.queue_changes.note(advanced)
+
             http = HttpContext(
                 config=config,
                 status=lambda: api.status,
@@ -203,7 +222,7 @@ async def running_api(
                 http=http,
                 store=store,
                 hold=holder,
-                groups=groups.as_service(),
+                groups=groups,
                 topics_config=topics or TopicsConfig(),
                 groups_config=limits or GroupsConfig(),
             )
@@ -220,12 +239,13 @@ async def running_api(
                 _record_publishes(api)
                 if orders:
                     await store.topics.create("orders", queues=orders)
-                await holder.start()
+                await holder.start(groups.scan)
                 try:
                     yield api
                 finally:
                     await server.stop()
                     await holder.stop()
+                    await groups.stop()
 
 
 def raising(error: Exception) -> Callable[..., Awaitable[NoReturn]]:

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from holdfast.groups.config import GroupsConfig
+from holdfast.groups.service_types import Received
 from holdfast.groups.settings import GroupSettings, Subscription
 from tests.http_api.test_bad_input import JSON, Bad
 from tests.support.api_server import Api, running_api
@@ -246,9 +247,10 @@ async def test_values_above_a_limit_are_refused(
         max_redrive_letters=60,
     )
     async with running_api(max_wait_ms=200, limits=limits) as api:
-        for topic in ("orders", *(f"t{number}" for number in range(6))):
+        for topic in ("orders", "d", *(f"t{number}" for number in range(6))):
             await api.store.topics.create(topic, queues=1)
         await api.groups.put_group("g", GroupSettings({"orders": Subscription()}))
+        api.groups.answers.append(Received([]))
         answer = await api.send_json(method, path, body(limit + more))
         if more <= 0:
             assert answer.status == 200, answer.body

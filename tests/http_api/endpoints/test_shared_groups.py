@@ -1,7 +1,7 @@
 """Groups with leases over HTTP: the calls to the groups, and the rendering of their answers.
 
-The groups are scripted (tests/support/fake_groups.py). Their behaviour is tested in tests/groups,
-and the combination in tests/http_api/endpoints/test_groups_over_a_broker.py.
+Some answers of the groups are scripted (tests/support/recorded_groups.py). The behaviour of groups
+is tested in tests/groups, and over HTTP in tests/http_api/endpoints/test_groups_over_a_broker.py.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ from holdfast.http_api.endpoints.rendering import (
 )
 from tests.support.api_server import Answer, Api
 from tests.support.calls_a_turn import calls_a_turn
-from tests.support.fake_groups import deliveries_of
 from tests.support.loop_clock import LoopClock
 from tests.support.raw_http import raw_connection
+from tests.support.recorded_groups import deliveries_of
 from tests.support.stored import until
 from tests.support.tokens import access_of, bearer, make_token
 
@@ -271,6 +271,7 @@ async def test_an_inactive_member_and_the_next_active_one_are_informed(group: Ap
 
 
 async def test_all_fields_of_a_receive_reach_the_group(group: Api) -> None:
+    group.groups.answers.append(Received([]))
     body = {
         "member": "host:42/a",
         "max_messages": 5,
@@ -354,10 +355,14 @@ async def test_a_reply_that_cannot_be_encoded_gives_its_leases_back(
 
 @pytest.mark.parametrize("verb", [each.value for each in Verb])
 async def test_the_statuses_have_the_order_of_the_receipts(group: Api, verb: str) -> None:
-    answer = await post(group, verb, {"receipts": ["r1", "stale", "no?", "r2"]})
+    await stored(group, "orders", 0, "a", "b", "c")
+    messages = (await post(group, "receive", {})).json()["messages"]
+    first, stale, last = [each["receipt"] for each in messages]
+    await post(group, "reject" if verb == "ack" else "ack", {"receipts": [stale]})
+    answer = await post(group, verb, {"receipts": [first, stale, "no?", last]})
     statuses = [each["status"] for each in answer.json()["results"]]
     assert statuses == ["done", "stale", "invalid", "done"]
-    assert group.groups.settled[0][:2] == (Verb(verb), ["r1", "stale", "no?", "r2"])
+    assert group.groups.settled[1] == (Verb(verb), [first, stale, "no?", last])
 
 
 async def test_the_receipts_may_be_empty(group: Api) -> None:
@@ -365,14 +370,13 @@ async def test_the_receipts_may_be_empty(group: Api) -> None:
 
 
 async def test_receipts_are_settled_in_msgpack(group: Api) -> None:
+    await stored(group, "orders", 0, "a")
+    (message,) = (await post(group, "receive", {})).json()["messages"]
     answer = await group.ask(
-        "POST", f"{G}/ack", msgpack.packb({"receipts": ["r"]}),
+        "POST", f"{G}/ack", msgpack.packb({"receipts": [message["receipt"]]}),
         Content_Type="application/msgpack", Accept="application/msgpack",
     )  # fmt: skip
     assert msgpack.unpackb(answer.body) == {"results": [{"status": "done"}]}
-
-
-# -- moving --------------------------------------------------------------------------------
 
 
 # -- stored offsets of a group with leases -------------------------------------------------
@@ -552,6 +556,7 @@ async def test_the_audit_log_has_the_changes_of_a_group(group: Api, tmp_path: Pa
     file = AuditFile(tmp_path / "audit.log", 1 << 20, 2)
     audit = group.context.http.audit = AuditLog(file, max_denied_per_second=100)
     audit.start()
+    await stored(group, "orders", 0, "a")
     await group.send_json("PUT", "/v1/groups/new", {"topics": {"orders": {}}})
     await group.send_json("PUT", "/v1/groups/new", {"mode": "keyed"})
     await group.send_json("PUT", "/v1/groups/new", {"mode": "no"})
