@@ -65,7 +65,15 @@ async def nobody_left(api: Api) -> None:
     """Wait until every connection and the tasks that served it have ended."""
     await until(lambda: api.context.http.connections.is_empty)
     stay = {asyncio.current_task()}
-    names = {"hold-scan", "event-loop-lag", "tls-files", "alarms", "lmdb-readers", "retention"}
+    names = {
+        "group-floors",
+        "hold-scan",
+        "event-loop-lag",
+        "tls-files",
+        "alarms",
+        "lmdb-readers",
+        "retention",
+    }
     await until(lambda: all(each.get_name() in names for each in asyncio.all_tasks() - stay))
     for _ in range(3):
         await asyncio.sleep(0)
