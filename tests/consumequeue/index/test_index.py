@@ -22,6 +22,7 @@ from holdfast.consumequeue.index.consume_queue import CqUnit
 from holdfast.consumequeue.index.index import Index, IndexCorrupt, ReputPosition
 from holdfast.consumequeue.lmdb_env.live_env import LiveEnv
 from holdfast.consumequeue.topics import QueueKey
+from tests.support.three_segments import change_lmdb
 
 MAP = 1 << 26
 KEY: QueueKey = (1, 2)
@@ -152,10 +153,7 @@ def test_readonly_creates_nothing(tmp_path: Path) -> None:
 def test_another_format_is_refused(tmp_path: Path) -> None:
     Index(tmp_path, MAP).close()
     (tmp_path / "seal").unlink()
-    env = lmdb.open(str(tmp_path), max_dbs=3)
-    with env.begin(write=True, db=env.open_db(b"meta")) as txn:
-        txn.put(b"format", b"holdfast-index-2")
-    env.close()
+    change_lmdb(tmp_path, lambda txn: txn.put(b"format", b"holdfast-index-2"), b"meta")
     with pytest.raises(IndexCorrupt, match="holdfast-index-2"):
         Index(tmp_path, MAP)
 
@@ -448,10 +446,7 @@ def test_one_deletion_deletes_a_limited_number(index: Index) -> None:
 
 def _overwrite(directory: Path, db: bytes, key: bytes, value: bytes) -> None:
     (directory / "seal").unlink(missing_ok=True)
-    env = lmdb.open(str(directory), max_dbs=3)
-    with env.begin(write=True, db=env.open_db(db)) as txn:
-        txn.put(key, value)
-    env.close()
+    change_lmdb(directory, lambda txn: txn.put(key, value), db)
 
 
 def _value(directory: Path, db: bytes, key: bytes) -> bytes:

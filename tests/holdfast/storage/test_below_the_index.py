@@ -21,6 +21,7 @@ from holdfast.consumequeue.errors import QueueCorrupt
 from holdfast.consumequeue.maintenance import damage_at_start
 from holdfast.repair import repair_data_dir
 from holdfast.storage.storage import Storage
+from tests.support.small_log import overwrite
 from tests.support.stored import batch, bodies, open_storage, read_queue, settled, small_config
 
 _VERSION_AT, _CRC_AT = 4, 12
@@ -48,19 +49,13 @@ def _segment(data_dir: Path) -> Path:
     return data_dir / "commitlog" / ("0" * 20)
 
 
-def _overwrite(path: Path, at: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        file.write(data)
-
-
 # D7: a loss there was found only when a reader came to it
 
 
 async def test_zeroed_last_blocks_are_reported_at_the_start(tmp_path: Path) -> None:
     places = await _filled(tmp_path)
     start, end = places[7][0], places[9][1]
-    _overwrite(_segment(tmp_path), start, bytes(end - start))
+    overwrite(_segment(tmp_path), start, bytes(end - start))
     for _ in range(2):
         async with open_storage(small_config(tmp_path)) as storage:
             (fault,) = storage.degraded
@@ -91,7 +86,7 @@ async def test_an_older_log_is_reported_at_the_start(tmp_path: Path) -> None:
 
 async def test_a_flipped_bit_in_the_last_block_is_reported(tmp_path: Path) -> None:
     places = await _filled(tmp_path)
-    _overwrite(_segment(tmp_path), places[9][0] + HEADER_SIZE, b"\xff\xff")
+    overwrite(_segment(tmp_path), places[9][0] + HEADER_SIZE, b"\xff\xff")
     async with open_storage(small_config(tmp_path)) as storage:
         assert [fault.reason for fault in storage.degraded] == ["payload-crc"]
 
@@ -101,7 +96,7 @@ async def test_a_start_checks_a_limited_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beyond: int, is_found: bool
 ) -> None:
     places = await _filled(tmp_path)
-    _overwrite(_segment(tmp_path), places[5][0] + HEADER_SIZE, b"\xff\xff")
+    overwrite(_segment(tmp_path), places[5][0] + HEADER_SIZE, b"\xff\xff")
     looked_at = places[9][1] - places[5][0] + beyond
     monkeypatch.setattr(damage_at_start, "CHECKED_BYTES", looked_at)
     async with open_storage(small_config(tmp_path)) as storage:
@@ -125,7 +120,7 @@ def _raise_version(data_dir: Path, physical_offset: int) -> None:
     struct.pack_into("<H", raw, _VERSION_AT, 99)
     struct.pack_into("<I", raw, _CRC_AT, 0)
     struct.pack_into("<I", raw, _CRC_AT, crc32c(bytes(raw)))
-    _overwrite(path, physical_offset, bytes(raw))
+    overwrite(path, physical_offset, bytes(raw))
 
 
 async def test_a_newer_block_can_be_skipped(
@@ -171,7 +166,7 @@ async def _with_a_damaged_only_block(data_dir: Path) -> None:
         start = storage.log.written_offset
         await storage.store.publishing.publish(lone, [batch("the only one")])
         await _publish(storage, *range(5))
-    _overwrite(_segment(data_dir), start, bytes(8))
+    overwrite(_segment(data_dir), start, bytes(8))
 
 
 async def test_a_repair_without_an_index_knows_no_count(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import lmdb
 import pytest
 
 from holdfast.check import check_data_dir
@@ -32,6 +32,7 @@ from tests.support.stored import (
     small_config,
     until,
 )
+from tests.support.three_segments import change_lmdb
 
 EVENTS = StorageEvents(on_failure=lambda error: None)
 WANTED = [(n, str(n).encode()) for n in range(10)]
@@ -142,14 +143,8 @@ async def test_closing_twice_or_unopened_is_harmless(tmp_path: Path) -> None:
 # -- the state -----------------------------------------------------------------------------
 
 
-def _overwrite(directory: Path, key: bytes, value: bytes | None) -> None:
-    env = lmdb.open(str(directory))
-    with env.begin(write=True) as txn:
-        if value is None:
-            txn.delete(key)
-        else:
-            txn.put(key, value)
-    env.close()
+def _overwrite(directory: Path, key: bytes, value: bytes) -> None:
+    change_lmdb(directory, lambda txn: txn.put(key, value))
 
 
 async def test_a_crash_while_the_state_is_restored_loses_nothing(
@@ -190,13 +185,7 @@ async def test_a_damaged_record_is_restored_from_the_log(
     await fill(tmp_path)
     if value is None:
         # A flipped bit in a key: one record is damaged, and another one is missing.
-        env = lmdb.open(str(tmp_path / "state"))
-        with env.begin(write=True) as txn:
-            moved = txn.get(b"topic/t")
-            assert moved is not None
-            txn.put(b"topic/u", bytes(moved))
-            txn.delete(b"topic/t")
-        env.close()
+        change_lmdb(tmp_path / "state", lambda txn: txn.put(b"topic/u", txn.pop(b"topic/t")))
         await check_filled(tmp_path, degraded=1)
     else:
         _overwrite(tmp_path / "state", b"topic/t", value)
@@ -416,21 +405,17 @@ def _cut(data_dir: Path) -> None:
 
 
 def _other_format(data_dir: Path) -> None:
-    env = lmdb.open(str(data_dir / "consumequeue"), max_dbs=3)
-    with env.begin(write=True, db=env.open_db(b"meta")) as txn:
-        txn.put(b"format", b"holdfast-index-9")
-    env.close()
+    change_lmdb(
+        data_dir / "consumequeue", lambda txn: txn.put(b"format", b"holdfast-index-9"), b"meta"
+    )
 
 
 def _spoil(db: bytes, which: int) -> Callable[[Path], None]:
-    def spoil(data_dir: Path) -> None:
-        env = lmdb.open(str(data_dir / "consumequeue"), max_dbs=3)
-        with env.begin(write=True, db=env.open_db(db)) as txn:
-            key = [bytes(raw) for raw, _ in txn.cursor() if raw != b"format"][which]
-            txn.put(key, b"?" * 44)
-        env.close()
+    def spoil(txn: Any) -> None:
+        key = [bytes(raw) for raw, _ in txn.cursor() if raw != b"format"][which]
+        txn.put(key, b"?" * 44)
 
-    return spoil
+    return lambda data_dir: change_lmdb(data_dir / "consumequeue", spoil, db)
 
 
 def _of_a_longer_log(data_dir: Path) -> None:
@@ -469,10 +454,8 @@ async def test_a_damaged_index_is_rebuilt(tmp_path: Path, damage: Callable[[Path
 async def test_an_index_found_damaged_in_use_is_rebuilt(tmp_path: Path) -> None:
     await fill(tmp_path)
     (tmp_path / "consumequeue" / "seal").unlink()
-    env = lmdb.open(str(tmp_path / "consumequeue"), max_dbs=3)
-    with env.begin(write=True, db=env.open_db(b"entries")) as txn:
-        txn.put(bytes.fromhex("00000001000000000000000000000005"), b"?" * 44)
-    env.close()
+    key = bytes.fromhex("00000001000000000000000000000005")
+    change_lmdb(tmp_path / "consumequeue", lambda txn: txn.put(key, b"?" * 44), b"entries")
     async with open_storage(small_config(tmp_path)) as storage:
         assert not storage.degraded
         topic = storage.store.table.get("t")
@@ -492,10 +475,10 @@ async def test_a_half_deleted_index_is_rebuilt(
     await fill(tmp_path)
     directory = tmp_path / "consumequeue"
     (directory / "seal").unlink()
-    env = lmdb.open(str(directory), max_dbs=3)
-    with env.begin(write=True, db=env.open_db(b"entries")) as txn:
-        assert txn.delete(bytes.fromhex("00000001000000000000000000000005"))
-    env.close()
+    deleted: list[bool] = []
+    key = bytes.fromhex("00000001000000000000000000000005")
+    change_lmdb(directory, lambda txn: deleted.append(txn.delete(key)), b"entries")
+    assert deleted == [True]
     (directory / "condemned").touch()
 
     def cut_short(directory: Path) -> None:
