@@ -182,8 +182,8 @@ class AsyncClient:
 
         In a new topic, settings that are not given get the broker's defaults. An existing topic
         is not changed: TopicConflict is raised if its value of a given setting is different. With
-        `durability="fsync"` the broker acknowledges a message after it has synced it to disk; with
-        "written", after it has written it to the operating system. With `priority_levels` (1 to
+        `durability="fsync"` the broker acknowledges a message when the message is synced to disk;
+        with "written", when it is written to the operating system. With `priority_levels` (1 to
         10) the topic has `queues` times `priority_levels` queues.
         """
         body = drop_none(
@@ -238,8 +238,8 @@ class AsyncClient:
     ) -> PublishResult:
         """Publish one message. When it is stored, return its queue, offset and id.
 
-        Text is stored as UTF-8. If `queue` is None, the queue depends on the key; if `key` is also
-        None, the queues take turns. Groups deliver messages of higher `priority` (0 to 9,
+        Text is stored as UTF-8. If `queue` is None, the key determines the queue; if `key` is
+        also None, the queues take turns. Groups deliver messages of higher `priority` (0 to 9,
         default 4) first if the topic has priority levels. Groups do not deliver a message that is
         older than its `ttl_ms`. A retry never stores the message twice. For many messages use
         `producer`.
@@ -456,7 +456,7 @@ class AsyncClient:
 
         The group distributes the messages of its topics among its members, each under a lease.
         A missing group is created. A group that only stores offsets becomes a group with leases
-        that continues from those offsets; queues without an offset begin at `start` ("earliest",
+        that continues from these offsets; queues without an offset begin at `start` ("earliest",
         the default, or "latest"). Use `create_group` for all other settings.
 
         The consumer prefetches just enough messages to keep the worker busy, and holds at most
@@ -469,7 +469,7 @@ class AsyncClient:
         consumer extends the lease when half of its time has passed. Acknowledgements are sent in
         batches: after `ack_batch` of them, after `ack_interval_ms`, or when the consumer is idle.
         With `settled`, the broker acknowledges messages as it sends them. If the consumer then
-        crashes, the messages that it has not processed are lost.
+        crashes, the messages that it has received but not processed are lost.
 
         `filter` is a list of tags separated by commas, or a SQL92 condition; other members get
         the messages that do not match. With `follow=False` the consumer ends when no message is
@@ -579,7 +579,7 @@ class AsyncClient:
         start_timestamp_ms: Time | None = None,
         end_timestamp_ms: Time | None = None,
     ) -> list[Split]:
-        """Return a plan for parallel readers: ranges of offsets, each of about `max_bytes`.
+        """Return a plan for parallel readers: ranges of offsets in queues, about `max_bytes` each.
 
         `start` and `end` are offsets by queue, or "earliest" or "latest" for all queues. A queue
         that `start` does not contain is read from its earliest offset; a queue that `end` does not

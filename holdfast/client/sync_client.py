@@ -87,7 +87,7 @@ def _produce(client: "Client", call: Callable[[AsyncClient], AsyncProducer]) -> 
 class Client:
     """A client of the broker at `url`, for any number of threads. Use it in `with`, or close it.
 
-    Parameters, retries and errors are those of AsyncClient. A client does not survive a fork:
+    Parameters, retries and errors are as in AsyncClient. A client does not survive a fork:
     create one in each process.
     """
 

@@ -222,7 +222,7 @@ class AsyncConsumer:
 class Consumer:
     """The consumer that `Client.consume` returns: iterate over it in `with`, or `run` a handler.
 
-    Its methods are those of AsyncConsumer, as blocking calls. Any number of threads may share it;
+    Its methods are AsyncConsumer's methods as blocking calls. Any number of threads may share it;
     any thread may settle a delivery.
     """
 

@@ -114,8 +114,8 @@ class GroupRequests:
         return reply.json(dict[str, Any])
 
     async def receive(self, fields: Mapping[str, Any], wait_ms: int) -> ReceiveReply:
-        """Receive once. `fields` holds the JSON fields of the request. With an `attempt_id` it can
-        be retried safely: if a reply was lost, the retry returns the same reply."""
+        """Receive once. `fields` holds the JSON fields of the request. With an `attempt_id` the
+        request can be retried safely: if a reply was lost, the retry returns the same reply."""
         reply = await self._transport.request(
             "POST",
             f"{self.path}/receive",

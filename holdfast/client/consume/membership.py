@@ -42,7 +42,7 @@ MAX_LIMITS = 256
 
 
 class Membership:
-    """One member of a group. Belongs to one event loop; any thread may call `settle`, `extend`."""
+    """One member of a group. Belongs to one event loop, but any thread may settle and extend."""
 
     def __init__(self, transport: Transport, options: ConsumeOptions) -> None:
         self.options = options
@@ -171,7 +171,7 @@ class Membership:
             raise self.failure
 
     async def flush(self) -> None:
-        """Return once all acknowledgements are durable. Raises the error of the membership."""
+        """Wait until all acknowledgements are durable. Raises the error of a failed member."""
         await self._acks.flush()
         if self.failure is not None:
             raise self.failure
@@ -328,11 +328,11 @@ class Membership:
         self, ordering_keys: Mapping[OrderingKey, int], slow: Mapping[OrderingKey, int]
     ) -> bool:
         """Release waiting messages of slow ordering keys, and wait for the broker's reply. Return
-        whether any message was released. The values of `ordering_keys` are the numbers of messages
-        that may still wait.
+        whether any message was released. `ordering_keys` maps each ordering key to the number of
+        its messages that may still wait.
 
-        This is done for a stuck ordering key, and for every slow ordering key if there is too
-        little room for the messages of other ordering keys. The caller ensures that no other
+        Only messages of stuck ordering keys are released, or of all slow ordering keys if there is
+        too little room for messages of other ordering keys. The caller ensures that no other
         message of `ordering_keys` is in flight, so the broker redelivers the messages in order.
         """
         if self.options.settled:
@@ -347,7 +347,7 @@ class Membership:
         return bool(returned)
 
     def _release(self, deliveries: Sequence[Delivery]) -> list[Settling]:
-        """Release deliveries, except those that are settled or lost. Begin with the last one,
+        """Release the deliveries that are neither settled nor lost. Begin with the last one,
         because in a keyed group the release of a message also revokes the later messages of its
         key."""
         return [
@@ -416,7 +416,7 @@ class Membership:
         return uncertain
 
     async def _resolve_uncertain(self, uncertain: Sequence[Delivery]) -> None:
-        """Make the uncertain deliveries with valid leases ready; forget the others.
+        """Make the uncertain deliveries with valid leases ready; forget all without a valid lease.
 
         Wait until the broker has handled the nacks and releases that may have revoked leases. Then
         a request to extend the leases shows which of them are valid.

@@ -19,7 +19,7 @@ MAX_SHARED_REQUEST_BYTES = 120 * 1024
 @dataclass(eq=False, slots=True)
 class PendingPublish:
     """A message. Its caller awaits `outcome`. `request` is the request that contains the message;
-    it is None while the message waits. The user of the PublishQueue sets these two."""
+    it is None while the message waits. The PublishQueue's owner sets `outcome` and `request`."""
 
     encoded: bytes
     asked_at_s: float

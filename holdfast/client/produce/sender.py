@@ -236,7 +236,7 @@ class Sender:
         for batch in batches:
             self._identities.pop(batch.queue, None)
         message_count = sum(batch.message_count for batch in batches)
-        # Warn once: a broker that refuses one batch usually refuses all later ones.
+        # Warn only the first time: a broker that refuses one batch usually refuses all later ones.
         level = logging.DEBUG if self._has_warned else logging.WARNING
         self._has_warned = True
         _log.log(level, "%d messages to %s failed: %s", message_count, self._path, error)

@@ -159,8 +159,8 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 
 class LoneMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A single message in the form in which the API sends it. A Message can use it in the same way
-    as the columns of a batch: it has one row, and its methods ignore the argument `row`."""
+    """A single message in the form in which the API sends it. A Message uses a LoneMessage like the
+    columns of a batch: a LoneMessage has one row, and its methods ignore the argument `row`."""
 
     topic: str
     queue: int
@@ -206,7 +206,7 @@ class LoneMessage(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True)
 class MessageList:
     """Messages of one queue, in order, that a filter has selected. The broker sends such messages
-    one by one, not in batches."""
+    as single messages, not in batches."""
 
     queue: int
     messages: Sequence[Message]

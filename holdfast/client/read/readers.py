@@ -5,8 +5,8 @@ without waiting. For the next range, the reader waits for the source.
 
 An offset consumer is a reader that starts at a group's stored offsets, and stores its progress
 there. A message counts as processed when the caller asks for the next one. Its offset is stored a
-little later. So after a crash some messages are delivered again, and none is skipped (at least
-once).
+little later. So after a crash some messages are delivered again, and no message is skipped
+(at-least-once delivery).
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Continuous reading from one queue, or from all queues of a topic.
 
-A source fetches one range of messages after the other, and keeps the next offset of each queue. At
+A source fetches one range of messages after another, and keeps the next offset of each queue. At
 the end of the queues it long-polls: the broker holds the request until messages arrive. With
 `follow`, requests are retried for ever while the broker is unreachable.
 """
@@ -31,7 +31,8 @@ EMPTY_PULL_S = 0.2
 
 #: One poll asks for at most this many queues; this is the broker's limit.
 MAX_QUEUES_PER_POLL = 1024
-#: A poll that asks for queues with unread messages asks for at most this many queues without them.
+#: A poll that asks for queues with unread messages asks for at most this many queues without unread
+#: messages.
 AT_END_PER_POLL = 16
 #: A poll asks for at most this many queues with unread messages, so that the poll in total asks for
 #: no more queues than a binary reply may have.

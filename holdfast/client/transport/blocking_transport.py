@@ -101,7 +101,7 @@ class _ConnectionPool:
         connection.close()
 
     def close(self) -> None:
-        """Close all idle connections. Connections that are released later are closed at once."""
+        """Close all idle connections. Connections are closed immediately if released later."""
         with self.lock:
             self.is_closed = True
             idle, self.idle = self.idle, []

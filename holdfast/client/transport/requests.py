@@ -78,7 +78,7 @@ class Reply:
 class Transport(ABC):
     """Sends requests to the broker at `url`, and retries them. A subclass sends a single attempt.
 
-    `retry` is the policy for requests without a policy argument.
+    `retry` is the policy for the requests that are sent without the parameter `retry`.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Transport(ABC):
     ) -> ReplyParser:
         """Send a request once and return its complete reply.
 
-        Raises MalformedReply, ConnectionLost and OSError. It is also an OSError if the connection
+        Raises MalformedReply, ConnectionLost or OSError. OSError is also raised if the connection
         makes no progress for `quiet_timeout_s`.
         """
 

@@ -3,7 +3,7 @@
 Transient failures are retried: an unreachable broker (it may be restarting), a broker that reports
 that it is busy, recovering or draining, and a gateway that replies 502 or 504. A request that must
 not be executed twice is retried only if it certainly was not executed. All other errors are raised
-at once.
+immediately.
 """
 
 import logging
