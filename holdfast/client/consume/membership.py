@@ -59,8 +59,8 @@ class Membership:
         self._renewing: asyncio.Task[None] | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._credit = Credit(options.concurrency, options.max_in_flight)
-        #: The processing times of each ordering key (key or queue). None if `concurrency` is 1:
-        #: then no other ordering key could be processed while one ordering key is slow.
+        #: The processing times of each ordering key (key or queue). None if `concurrency` is 1,
+        #: because such a member cannot process other ordering keys while one ordering key is slow.
         self._times: ProcessingTimes[OrderingKey] | None = (
             ProcessingTimes() if options.concurrency > 1 else None
         )

@@ -282,7 +282,7 @@ class Producer(_BaseProducer):
         self, target: ProducerTarget, options: ProducerOptions, loop_thread: LoopThread
     ) -> None:
         lock = threading.Lock()
-        #: Notified when batches are resolved: then their results are known, and there is room in
+        #: Notified when batches are resolved, because their results are known, and there is room in
         #: the buffer.
         self._resolved = threading.Condition(lock)
         super().__init__(target, options, lock)

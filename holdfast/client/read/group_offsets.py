@@ -3,8 +3,8 @@
 Only one consumer may use a group that stores offsets. So every store is a compare-and-swap: it
 fails if another consumer has changed the offsets. (If the other consumer has stored equal values by
 chance, the conflict is only detected after its next store.) A store whose reply was lost must not
-look like a change by another consumer. So the offsets of such a store are remembered, and
-recognized later.
+look like a change by another consumer. So this consumer remembers the offsets of such a store, and
+recognizes them later.
 """
 
 import logging

@@ -72,7 +72,7 @@ class BlockingConnection:
         """Return the reply once it is complete.
 
         `receive_body` is called for the body of a successful reply, if the head gives its length.
-        It must receive the whole body; then ignore the `body` of the result.
+        If it is called, it must receive the whole body; ignore the `body` of the result.
         Raises ConnectionLost, TimeoutError or MalformedReply.
         """
         reply = ReplyParser(leaves_body=receive_body is not None)
