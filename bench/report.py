@@ -28,7 +28,7 @@ _PROFILED = ("W1", "W2", "W3", "W3-1k", "W4-1", "W4-16", "W4-64", "W5", "W8")
 _LEAST_SHARE = 0.04
 _PEERS_COLUMNS = ("", "", "system", "median", "least to most", "MB/s")
 _MISSED_COLUMNS = ("", "what", "figure", "bar")
-_PEERS_MORE = ("server us/message", "client us/message", "ours beside", "bar")
+_PEERS_MORE = ("server us/message", "client us/message", "ours / theirs", "bar")
 
 
 def main() -> None:

@@ -99,7 +99,10 @@ class Session:
     # ---- Commands of the owner
 
     def begin(self, remote_channel: int | None = None) -> None:
-        """Send the begin of this end. `remote_channel` is the peer's if it began the session."""
+        """Send the begin of this end.
+
+        `remote_channel` is the channel of the peer if the peer began the session, otherwise None.
+        """
         self._writer.write(self.channel, self.windows.begin(remote_channel, self.handle_max))
         self.state = SessionState.BEGIN_SENT if remote_channel is None else SessionState.MAPPED
 
@@ -112,7 +115,7 @@ class Session:
         self.state = SessionState.UNMAPPED if is_last else SessionState.END_SENT
 
     def sender(self, name: str, attach: Callable[[int], Attach]) -> OutgoingLink:
-        """Attach a link on which this end sends. `attach` makes its attach from its handle."""
+        """Attach a link on which this end sends. `attach(handle)` returns the frame to send."""
         handle = self._free_handle()
         link = OutgoingLink(name, handle, self._wiring, None, self.outgoing_unsettled, self._ids)
         return self._attach(link, attach(handle))
@@ -120,7 +123,7 @@ class Session:
     def receiver(
         self, name: str, attach: Callable[[int], Attach], max_message_bytes: int = 0
     ) -> IncomingLink:
-        """Attach a link on which this end receives. `attach` makes its attach from its handle."""
+        """Attach a link on which this end receives. `attach(handle)` returns the frame to send."""
         handle = self._free_handle()
         link = IncomingLink(name, handle, self._wiring, None, max_message_bytes)
         return self._attach(link, attach(handle))

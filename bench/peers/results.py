@@ -142,7 +142,7 @@ def _print_workload(rows: Sequence[Mapping[str, Any]], console: Console) -> None
         table.add_column(name)
     for name in (first["unit"], "least to most", "MB/s", "server us/message"):
         table.add_column(name, justify="right")
-    for name in ("client us/message", "ours beside", "bar"):
+    for name in ("client us/message", "ours / theirs", "bar"):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(*told_cells(row))

@@ -91,7 +91,8 @@ class IndexRebuild:
     def _commit(self) -> None:
         durable, left = _split(self._waiting, self._durable_offset)
         self._waiting, self._waiting_count = [left], len(left.headers)
-        # Keep the blocks that are not durable yet until twice as many wait: each try copies them.
+        # The blocks that are not durable yet are kept. The next call comes when twice as many
+        # blocks are kept, because every call copies those that remain.
         self._commit_at = max(_GROUP, 2 * len(left.headers))
         group = durable.headers
         if not len(group):
@@ -150,9 +151,11 @@ def _split(runs: Sequence[Run], offset: int) -> tuple[Run, Run]:
 def place(
     headers: Headers, queues: dict[QueueKey, ConsumeQueue]
 ) -> tuple[Units, list[tuple[QueueKey, int, int]]]:
-    """Return the index entries of blocks, and the gaps before these blocks as arguments of NoteGap.
-    The entries are sorted by queue, then in log order, and follow those in `queues`. Change
-    nothing."""
+    """Return the index entries of blocks, and the gaps before these blocks.
+
+    A gap has the form of the arguments of NoteGap. The entries are sorted by queue, and within a
+    queue in log order. They continue at the ends of `queues`, which this function does not change.
+    """
     order = np.lexsort((headers["queue_id"], headers["topic_id"]))
     headers = headers[order]
     units = np.zeros(len(headers), UNIT_DTYPE)

@@ -265,7 +265,7 @@ class Accumulator:
 
     def _open_keyless(self, level: int) -> PendingBatch:
         """Return a new batch for messages of a level that have no key and no queue. Its queue is
-        the producer's fixed queue if there is one, otherwise the level's queue of the next index.
+        the producer's fixed queue if there is one, otherwise the queues of the level take turns.
         """
         if self._fixed_queue is not None:
             queue = self._fixed_queue

@@ -282,8 +282,8 @@ class Producer(_BaseProducer):
         self, target: ProducerTarget, options: ProducerOptions, loop_thread: LoopThread
     ) -> None:
         lock = threading.Lock()
-        #: Notified when batches are resolved, because their results are known, and there is room in
-        #: the buffer.
+        #: Notified when batches are resolved. Then their results are known, and the buffer has
+        #: room.
         self._resolved = threading.Condition(lock)
         super().__init__(target, options, lock)
         self._loop_thread = loop_thread
