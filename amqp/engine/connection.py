@@ -141,7 +141,7 @@ class Connection:
         self._by_remote_channel: dict[int, Session] = {}
         if not is_server:
             self._phase = Phase.SASL_HEADER if settings.requires_sasl else Phase.AMQP_HEADER
-            self._send_header(SASL_HEADER if settings.requires_sasl else AMQP_HEADER)
+            self._writer.write_bytes(SASL_HEADER if settings.requires_sasl else AMQP_HEADER)
 
     # ---- Commands of the owner
 
@@ -304,7 +304,7 @@ class Connection:
             expected.append(AMQP_HEADER)
         if not any(each.startswith(header) for each in expected):
             # The specification: answer with the header that is supported, and close.
-            self._send_header(expected[0])
+            self._writer.write_bytes(expected[0])
             self._phase = Phase.CLOSED
             events.append(
                 Closed(
@@ -315,7 +315,7 @@ class Connection:
         if len(header) < HEADER_BYTES:
             return False
         if self.is_server:
-            self._send_header(header)
+            self._writer.write_bytes(header)
         if header == AMQP_HEADER:
             self._phase = Phase.FRAMES
             if not self.is_server:
@@ -325,9 +325,6 @@ class Connection:
         if self.is_server:
             self._writer.write(0, SaslMechanisms(self._mechanisms), SASL_FRAME)
         return True
-
-    def _send_header(self, header: bytes) -> None:
-        self._writer.write_bytes(header)
 
     def _frame_arrived(self, buffer: Buffer, found: Frame, events: list[Event]) -> None:
         if self._phase is Phase.SASL:
@@ -481,6 +478,6 @@ class Connection:
                 self._phase = Phase.CLOSED
             else:
                 self._phase = Phase.AMQP_HEADER
-                self._send_header(AMQP_HEADER)
+                self._writer.write_bytes(AMQP_HEADER)
         else:
             raise DecodeError(f"{type(value).__name__} is not allowed here", FRAMING_ERROR)

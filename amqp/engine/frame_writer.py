@@ -30,8 +30,3 @@ class FrameWriter:
         """Return all bytes that were added since the last call."""
         parts, self._parts = self._parts, []
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to send."""
-        return not self._parts
