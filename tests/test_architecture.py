@@ -29,8 +29,14 @@ FORMAT = ("commitlog.format", "commitlog.errors")
 #: "holdfast", which covers only the package's `__init__`. The longest name that covers a module is
 #: its rule.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    "amqp": (),
-    "amqp.nodes": ("amqp", "consumequeue"),
+    "amqp": (
+        *("commitlog", "consumequeue", "groups", "holdservice"),
+        *("http_api.access", "http_api.config", "http_api.wire"),
+    ),
+    # The bytes and the rules of AMQP know nothing of the broker.
+    "amqp.engine": ("amqp.wire",),
+    "amqp.messages": (*FORMAT, "amqp.wire"),
+    "amqp.wire": (),
     "commitlog": (),
     "consumequeue": ("commitlog",),
     "holdservice": ("commitlog", "consumequeue"),

@@ -1,0 +1,109 @@
+"""Settings of AMQP."""
+
+from dataclasses import dataclass
+
+from holdfast.commitlog.setting import KIB, MIB, setting
+
+
+@dataclass(frozen=True, slots=True)
+class AmqpConfig:
+    """Section [amqp] of the configuration."""
+
+    host: str = setting("127.0.0.1", "Address to listen on for AMQP.")
+    port: int = setting(
+        0,
+        "Port to listen on for AMQP 1.0 over TCP; the standard port is 5672. 0: do not listen.",
+        minimum=0,
+        maximum=65_535,
+    )
+    tls_port: int = setting(
+        0,
+        "Port to listen on for AMQP 1.0 over TLS; the standard port is 5671. The certificate is "
+        "http_api.tls_certificate. 0: do not listen.",
+        minimum=0,
+        maximum=65_535,
+    )
+    websocket: bool = setting(
+        True, "Whether the HTTP port accepts AMQP over WebSocket, at the path /amqp."
+    )
+    max_connections: int = setting(
+        10_000,
+        "AMQP connections in total. A connection above this limit is closed.",
+        minimum=1,
+        memory_divisor=8,
+        bytes_each=32 * KIB,
+    )
+    max_connections_per_client: int = setting(
+        5_000,
+        "AMQP connections of one client address (one /64 network in IPv6).",
+        minimum=1,
+        memory_divisor=16,
+        bytes_each=32 * KIB,
+    )
+    max_sessions: int = setting(65_535, "Sessions of one connection.", minimum=1, maximum=65_535)
+    max_links: int = setting(1_000, "Links of one session.", minimum=1)
+    max_frame_bytes: int = setting(
+        64 * KIB, "Largest frame that the broker accepts.", minimum=512, maximum=16 * MIB
+    )
+    max_incoming_bytes: int = setting(
+        16 * MIB,
+        "Memory of one connection for messages that have not arrived completely. A connection "
+        "above this limit is closed.",
+        minimum=64 * KIB,
+    )
+    handshake_timeout_ms: int = setting(
+        5_000,
+        "A connection that has not authenticated and opened within this time is closed.",
+        minimum=1,
+    )
+    idle_timeout_ms: int = setting(
+        60_000,
+        "A connection on which nothing arrives for this time is closed. Clients are told half of "
+        "it. 0: no limit.",
+        minimum=0,
+    )
+    publish_credit: int = setting(
+        170, "Messages that a client may send on one link ahead of the broker.", minimum=1
+    )
+    incoming_window: int = setting(
+        400, "Frames that a client may send in one session ahead of the broker.", minimum=1
+    )
+    queue_credit: int = setting(
+        256, "Messages that the broker leases for one link at a time.", minimum=1, maximum=2_000
+    )
+    delivery_timeout_ms: int = setting(
+        1_800_000,
+        "A link whose oldest unsettled message is older than this is detached, and its messages "
+        "return to the group.",
+        minimum=1_000,
+    )
+    non_durable: str = setting(
+        "topic",
+        "Durability of messages that do not ask to be durable: that of the topic, or written.",
+        choices=("topic", "written"),
+    )
+    modified_backoff: str = setting(
+        "none",
+        "Whether a message that a client gave back as failed is delivered again at once, or after "
+        "the delays of its group.",
+        choices=("none", "group"),
+    )
+    auto_queues: int = setting(
+        1,
+        "Queues of a topic that is made because an AMQP client named it. With 1, the topic keeps "
+        "one order.",
+        minimum=1,
+    )
+    temporary_retention_ms: int = setting(
+        3_600_000, "How long messages of temporary queues are kept.", minimum=1_000
+    )
+    sasl_required: bool = setting(
+        True,
+        "Whether clients must begin with SASL. Without authentication, false admits clients that "
+        "begin with AMQP.",
+    )
+    announce_product: str = setting(
+        "Holdfast",
+        "The product that the broker announces. The RabbitMQ client for Java refuses other "
+        "products than RabbitMQ; to announce another product is not supported.",
+    )

@@ -1,0 +1,90 @@
+"""What a link is attached to (a node), and what a node may use of its connection.
+
+    Attach of a client -> `nodes/attaching.py` finds or makes the node -> events of the link
+
+The connection (`amqp/protocol.py`) calls the methods of a node on the event loop, in the order of
+the link's events. A node does not wait in these methods; what takes longer it does in tasks that
+end with `stop`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from holdfast.amqp.config import AmqpConfig
+from holdfast.amqp.engine.incoming_link import Delivery
+from holdfast.amqp.engine.link import Link
+from holdfast.amqp.engine.outgoing_link import Sent
+from holdfast.amqp.wire.conditions import AmqpError
+from holdfast.consumequeue.config import TopicsConfig
+from holdfast.consumequeue.message_store import MessageStore
+from holdfast.groups.config import GroupsConfig
+from holdfast.groups.service import GroupService
+from holdfast.http_api.access.authorization import Access
+from holdfast.http_api.access.grants import Principal
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerParts:
+    """The parts of the broker that AMQP uses."""
+
+    config: AmqpConfig
+    store: MessageStore
+    groups: GroupService
+    access: Access
+    topics_config: TopicsConfig
+    groups_config: GroupsConfig
+    wall_us: Callable[[], int]
+
+
+class Peer(Protocol):
+    """The client at the other end of a connection."""
+
+    parts: BrokerParts
+    principal: Principal
+    client: str
+    """The client's address, as the limits per client use it."""
+    container_id: str
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the socket accepts more output now. If not, `room_changed` follows."""
+
+    def flush(self) -> None:
+        """Send the output of the engine at the end of this event loop iteration. A node calls this
+        after it has used its link or session in a task or callback of its own."""
+
+    def detach(self, link: Link, error: AmqpError) -> None:
+        """Detach a link for an error that its node found, and stop the node."""
+
+
+class Target(Protocol):
+    """A node to which a client sends messages."""
+
+    def deliveries_arrived(self, deliveries: Sequence[Delivery]) -> None:
+        """Take deliveries of the link, in order."""
+
+    def sender_settled(self, deliveries: Sequence[tuple[int, Delivery]], state: Any) -> None:
+        """The sender has settled deliveries (rcv-settle-mode second)."""
+
+    def stop(self, *, is_closed: bool) -> None:
+        """The link has ended. `is_closed` is False if the client may attach it again."""
+
+
+class Source(Protocol):
+    """A node from which a client receives messages."""
+
+    def credit_changed(self) -> None:
+        """The client changed the credit of the link, or asks for a drain."""
+
+    def room_changed(self) -> None:
+        """The window of the session or the socket has room again."""
+
+    def disposed(
+        self, deliveries: Sequence[tuple[int, Sent]], state: Any, *, is_settled: bool
+    ) -> None:
+        """The client gave the outcome of deliveries; with `is_settled` the engine has forgotten
+        them, otherwise the node settles them with `Session.dispose`."""
+
+    def stop(self, *, is_closed: bool) -> None:
+        """The link has ended. `is_closed` is False if the client may attach it again."""
