@@ -204,7 +204,7 @@ def row_values(
         return
     first, last = rows[0], rows[-1]
     wanted: dict[bytes, Name] = {name.encode(): name for name in names if isinstance(name, str)}
-    has_tag, has_key = Column.TAG in names, Column.KEY in names
+    has_tag, has_key, has_born = Column.TAG in names, Column.KEY in names, Column.BORN in names
     starts, entry_names, value_at, texts = _entries(batch, first, last) if wanted else _NO_ENTRIES
     for row in rows:
         values: dict[Name, str] = {}
@@ -217,6 +217,8 @@ def row_values(
             values[Column.TAG] = tag
         if has_key and (key := batch.key(row)) is not None:
             values[Column.KEY] = key
+        if has_born:
+            values[Column.BORN] = str(batch.born_timestamp_us(row) // 1000)
         yield row, values
 
 

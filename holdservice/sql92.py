@@ -24,18 +24,20 @@ from holdfast.holdservice.three_valued import (
     Name,
     Row,
     Value,
+    calculate,
     combine,
     compare,
     constant,
     invert,
     is_in,
+    negate_number,
     to_number,
     to_truth,
 )
 
 #: Longest filter, in bytes of UTF-8.
 MAX_FILTER_BYTES = 4096
-#: Largest nesting depth of parentheses and NOT.
+#: Largest nesting depth of parentheses, NOT and signs.
 MAX_FILTER_DEPTH = 64
 #: The most names and values in one filter.
 MAX_FILTER_TERMS = 256
@@ -177,7 +179,34 @@ class _Builder(Transformer[Token, _Node]):
         evaluate: Evaluate = (lambda row: name in row) if negate else (lambda row: name not in row)
         return _join((value,), evaluate)
 
+    def arithmetic(self, *parts: _Node | Token) -> _Node:
+        """Make a sum or a product of numbers; between two numbers is an operator."""
+        nodes = tuple(part for part in parts if isinstance(part, _Node))
+        signs = [str(part) for part in parts if isinstance(part, Token)]
+        for node in nodes:
+            _check_number(node)
+        evaluate = calculate([node.evaluate for node in nodes], signs)
+        return _fold(replace(_join(nodes, evaluate), is_condition=False))
+
+    def sign(self, sign: Token, node: _Node) -> _Node:
+        _check_number(node)
+        depth = node.depth + 1
+        if depth > MAX_FILTER_DEPTH:
+            raise _too_deep(sign)
+        evaluate = negate_number(node.evaluate, is_negative=sign == "-")
+        return _fold(replace(node, evaluate=evaluate, depth=depth, name=None))
+
+    def signed_number(self, sign: Token, word: Token) -> _Node:
+        return _constant(to_number(f"{sign}{word}"), word)
+
     def name(self, word: Token) -> _Node:
+        if word in _UNKNOWN_COLUMNS:
+            raise InvalidFilter(
+                "syntax",
+                f"messages cannot be selected by {word}; write it as `{word}` if a property has "
+                "this name",
+                word.start_pos,
+            )
         return _make_name(_COLUMNS.get(word, str(word)), word)
 
     def quoted_name(self, word: Token) -> _Node:
@@ -201,6 +230,18 @@ def _make_name(name: Name, word: Token) -> _Node:
 
 def _constant(value: Value, word: Token) -> _Node:
     return _Node(constant(value), _position(word), is_condition=False)
+
+
+def _fold(node: _Node) -> _Node:
+    """Evaluate a part without names once, not for each row."""
+    return node if node.names else replace(node, evaluate=constant(node.evaluate({})))
+
+
+def _check_number(node: _Node) -> None:
+    if node.is_condition:
+        raise InvalidFilter(
+            "syntax", "a condition is not a number; calculate with numbers", node.position
+        )
 
 
 def _join(nodes: tuple[_Node, ...], evaluate: Evaluate) -> _Node:
@@ -254,7 +295,8 @@ def _name_of(node: _Node, word: Token) -> Name:
 def _too_deep(token: Token) -> InvalidFilter:
     return InvalidFilter(
         "too-deep",
-        f"parentheses and NOT are nested more than {MAX_FILTER_DEPTH} deep; use fewer levels",
+        f"parentheses, NOT and signs are nested more than {MAX_FILTER_DEPTH} deep; use fewer "
+        "levels",
         token.start_pos,
     )
 
@@ -282,19 +324,28 @@ _SIGNS: Final = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-_COLUMNS: Final = {column.value: column for column in Column}
+_COLUMNS: Final = {
+    **{column.value: column for column in Column},
+    "JMSType": Column.TAG,
+    "JMSXGroupID": Column.KEY,
+}
+#: Names of JMS that no message of this broker has as fields, so a filter cannot use them.
+_UNKNOWN_COLUMNS: Final = frozenset({
+    "JMSMessageID", "JMSCorrelationID", "JMSPriority", "JMSDeliveryMode", "JMSRedelivered",
+})  # fmt: skip
 _TERMS: Final = frozenset({"NAME", "QUOTED_NAME", "TEXT", "NUMBER", "TRUE", "FALSE"})
 _DEPTH_CHANGES: Final = {"LPAR": 1, "RPAR": -1}
 _FIXES: Final = {
     "'": "close the text with another ' (and write a ' inside it as '')",
     '"': "write a text as '...' and an unusual property name as `...`",
     "`": "close the name with another `",
-    "-": "write a property name that contains it as `...`",
 }
 _PHRASES: Final = {
     "NAME": "a property name",
     "TEXT": "a text in '...'",
     "NUMBER": "a number",
+    "SIGN": "+ or -",
+    "FACTOR": "* or /",
     "TRUE": "TRUE",
     "FALSE": "FALSE",
     "LPAR": "(",

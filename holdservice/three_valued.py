@@ -5,9 +5,11 @@ compared. A property is a text. If it is compared with a number or a truth value
 converted to that type if possible.
 """
 
+import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from math import isfinite
 from typing import Any, Final
 
 
@@ -16,6 +18,8 @@ class Column(Enum):
 
     TAG = "TAGS"
     KEY = "KEYS"
+    BORN = "JMSTimestamp"
+    """When the message was created, in milliseconds."""
 
 
 Name = str | Column
@@ -115,6 +119,73 @@ def is_in(name: Name, literals: list[Value]) -> Evaluate:
         return outcome
 
     return evaluate
+
+
+def calculate(operands: Sequence[Evaluate], operators: Sequence[str]) -> Evaluate:
+    """Return a calculation with numbers, from the left to the right. The operators between the
+    operands are either + and -, or * and /. The result is None if an operand is not a number, or if
+    a number is divided by 0."""
+    first, *others = operands
+    steps = [(_OPERATORS[sign], each) for sign, each in zip(operators, others, strict=True)]
+
+    def evaluate(row: Row) -> int | float | None:
+        result = _operand(first(row))
+        for operate, other in steps:
+            number = _operand(other(row))
+            if result is None or number is None:
+                return None
+            try:
+                result = _operand(operate(result, number))
+            except (OverflowError, ZeroDivisionError):
+                return None
+        return result
+
+    return evaluate
+
+
+def negate_number(value: Evaluate, *, is_negative: bool) -> Evaluate:
+    """Return a number with a sign before it; None if the value is not a number."""
+
+    def evaluate(row: Row) -> int | float | None:
+        number = _operand(value(row))
+        return None if number is None else -number if is_negative else number
+
+    return evaluate
+
+
+def _operand(value: Value) -> int | float | None:
+    """Return a value as a number to calculate with. An integer of more than 64 bits becomes a
+    float, so that the time for a calculation is limited."""
+    if isinstance(value, str):
+        value = to_number(value)
+    if value is None or isinstance(value, bool | str):
+        return None
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if not -_LIMIT <= value < _LIMIT:
+        try:
+            return float(value)
+        except OverflowError:
+            return None
+    return value
+
+
+def _divide(dividend: int | float, divisor: int | float) -> int | float:
+    """Divide as JMS does: the quotient of two integers is an integer, rounded towards 0."""
+    if isinstance(dividend, int) and isinstance(divisor, int):
+        quotient = abs(dividend) // abs(divisor)
+        return quotient if (dividend < 0) == (divisor < 0) else -quotient
+    return dividend / divisor
+
+
+#: One more than the largest integer of 64 bits.
+_LIMIT: Final = 2**63
+_OPERATORS: Final[Mapping[str, Callable[[Any, Any], int | float]]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": _divide,
+}
 
 
 def constant(value: Value) -> Evaluate:

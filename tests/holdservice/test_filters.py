@@ -102,6 +102,7 @@ PEOPLE = batch_of(
     keys=["k0", None, "k2", "k3"],
     tags=["x", "y", None, "x"],
     properties=[{"age": "30", "city": "Köln"}, None, {"age": "old"}, {"city": "Ulm", "age": "9"}],
+    born_timestamps_us=[0, 1_000, 2_999, 3_000],
 )
 
 
@@ -115,6 +116,8 @@ PEOPLE = batch_of(
         ("TAGS = 'x' and age < 10", [3]),
         ("TAGS is null", [2]),
         ("KEYS in ('k0', 'k2')", [0, 2]),
+        ("JMSType = 'x' and JMSXGroupID <> 'k0'", [3]),
+        ("JMSTimestamp between 1 and 2", [1, 2]),
         ("true", [0, 1, 2, 3]),
         ("nothing = 1", []),
     ],
