@@ -5,6 +5,12 @@
 The connection (`amqp/protocol.py`) calls the methods of a node on the event loop, in the order of
 the link's events. A node does not wait in these methods; what takes longer it does in tasks that
 end with `stop`.
+
+| node          | constructor                          | made by `nodes/attaching.py` for          |
+|---------------|--------------------------------------|-------------------------------------------|
+| PublishTarget | `(peer, session, link, destination)` | a Destination, or None: the null target   |
+| LeasedSource  | `(peer, link, wanted)`               | a FromGroup that is not browsed           |
+| CopiedSource  | `(peer, link, wanted)`               | a FromTopic, or a FromGroup to browse     |
 """
 
 from collections.abc import Callable, Sequence
@@ -61,6 +67,13 @@ class Peer(Protocol):
 class Target(Protocol):
     """A node to which a client sends messages."""
 
+    def start(self) -> None:
+        """The attach was answered: grant the first credit."""
+
+    async def finish(self) -> None:
+        """Return once every delivery that arrived has its outcome. Called before the broker
+        stops, and after `stop`."""
+
     def deliveries_arrived(self, deliveries: Sequence[Delivery]) -> None:
         """Take deliveries of the link, in order."""
 
@@ -73,6 +86,14 @@ class Target(Protocol):
 
 class Source(Protocol):
     """A node from which a client receives messages."""
+
+    async def start(self) -> None:
+        """Prepare the node, before the attach is answered. Raises LinkFailed; then the attach is
+        refused with this error, and only `stop` is called. `credit_changed` is called after the
+        answer: the client may have given credit before."""
+
+    async def finish(self) -> None:
+        """Return once the tasks that `stop` began have ended. Called after `stop`."""
 
     def credit_changed(self) -> None:
         """The client changed the credit of the link, or asks for a drain."""

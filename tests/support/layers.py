@@ -22,7 +22,7 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
         "wire": (),
         "engine": ("wire",),
         "messages": ("wire",),
-        "nodes": ("engine", "messages", "wire", "config"),
+        "nodes": ("engine", "messages", "wire", "conditions_of", "config"),
     },
     "commitlog": {
         "format": ("errors",),
