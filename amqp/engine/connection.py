@@ -29,7 +29,8 @@ from holdfast.amqp.engine.events import (
     SaslStarted,
 )
 from holdfast.amqp.engine.frame_writer import FrameWriter
-from holdfast.amqp.engine.link import error_of
+from holdfast.amqp.engine.free_numbers import FreeNumbers
+from holdfast.amqp.engine.link import HeldBytes, error_of
 from holdfast.amqp.engine.session import Session, SessionState
 from holdfast.amqp.wire.conditions import (
     FRAMING_ERROR,
@@ -130,7 +131,9 @@ class Connection:
         self.context: Any = None
         """Whatever the owner keeps with the connection."""
         self.remote: Open | None = None
-        """The open of the peer; None until it has arrived."""
+        """The open of the peer, without its lists and maps; None until it has arrived."""
+        self.has_backlog = False
+        """Whether `receive_data` stopped at `max_frames`. Call it again, with b""."""
         self._writer = FrameWriter()
         self._buffer = b""
         self._phase = Phase.SASL_HEADER
@@ -139,6 +142,8 @@ class Connection:
         self._sessions: dict[int, Session] = {}
         """By the channels of this end."""
         self._by_remote_channel: dict[int, Session] = {}
+        self._channels = FreeNumbers()
+        self._held = HeldBytes()
         if not is_server:
             self._phase = Phase.SASL_HEADER if settings.requires_sasl else Phase.AMQP_HEADER
             self._writer.write_bytes(SASL_HEADER if settings.requires_sasl else AMQP_HEADER)
@@ -148,6 +153,11 @@ class Connection:
     def take_output(self) -> bytes:
         """Return the bytes to send; b"" if there are none."""
         return self._writer.take()
+
+    @property
+    def has_output(self) -> bool:
+        """Whether `take_output` would return bytes."""
+        return self._writer.has_output
 
     @property
     def is_closed(self) -> bool:
@@ -239,21 +249,24 @@ class Connection:
 
     def answer_begin(self, session: Session) -> None:
         """Answer the begin of the peer: see the event Begun."""
-        (channel,) = (at for at, each in self._by_remote_channel.items() if each is session)
-        session.begin(channel)
+        session.begin(session.remote_channel)
 
     @property
     def unfinished_bytes(self) -> int:
         """The bytes held for unfinished frames and deliveries."""
-        return len(self._buffer) + sum(each.unfinished_bytes for each in self.sessions)
+        return len(self._buffer) + self._held.count
 
     # ---- Bytes of the peer
 
-    def receive_data(self, data: Buffer) -> Iterator[Event]:
-        """Process bytes of the peer. Iterate to the end; act on an event before the next."""
+    def receive_data(self, data: Buffer, max_frames: int = 0) -> Iterator[Event]:
+        """Process bytes of the peer. Iterate to the end; act on an event before the next.
+
+        If `max_frames` is not 0, process at most this many frames: see `has_backlog`.
+        """
         buffer = self._buffer + data if self._buffer else data
         self._buffer = b""
-        at, end = 0, len(buffer)
+        self.has_backlog = False
+        at, end, left = 0, len(buffer), max_frames or -1
         events: list[Event] = []
         try:
             while self._phase not in (Phase.CLOSED, Phase.SASL_WAIT):
@@ -275,7 +288,13 @@ class Connection:
                         events.clear()
                     if self._phase is not phase:
                         break
+                    left -= 1
+                    if not left:
+                        self.has_backlog = at < end
+                        break
                 else:
+                    break
+                if not left:
                     break
         except AmqpError as error:
             self._fail(error, events)
@@ -381,6 +400,7 @@ class Connection:
             is_reported = session.state is not SessionState.END_SENT
             event = session.remote_end(performative)
             del self._sessions[session.channel]
+            self._channels.give_back(session.channel)
             if is_reported:
                 events.append(event)
             return
@@ -426,7 +446,13 @@ class Connection:
             raise ConnectionFailed(
                 NOT_ALLOWED, f"a max-frame-size below {MIN_MAX_FRAME_BYTES} is not allowed"
             )
-        self.remote = performative
+        self.remote = Open(
+            performative.container_id,
+            performative.hostname,
+            performative.max_frame_size,
+            performative.channel_max,
+            performative.idle_time_out,
+        )
         self._writer.max_frame_bytes = performative.max_frame_size
         events.append(Opened(performative))
 
@@ -444,17 +470,18 @@ class Connection:
         else:
             session = self._new_session()
         self._by_remote_channel[channel] = session
+        session.remote_channel = channel
         return session.remote_begin(begin)
 
     def _new_session(self) -> Session:
-        channel = 0
-        while channel in self._sessions:
-            channel += 1
+        channel = self._channels.lowest
         if self.remote is not None and channel > self.remote.channel_max:
             raise SessionFailed(RESOURCE_LIMIT_EXCEEDED, "the peer accepts no further session")
+        self._channels.take()
         session = Session(
-            channel, self._writer, self.settings.incoming_window, self.settings.handle_max
-        )
+            channel, self._writer, self.settings.incoming_window, self.settings.handle_max,
+            self._held,
+        )  # fmt: skip
         self._sessions[channel] = session
         return session
 

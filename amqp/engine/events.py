@@ -28,6 +28,7 @@ class Attached(NamedTuple):
 
     link: Link
     is_answer: bool
+    session: Any
 
 
 class Received(NamedTuple):

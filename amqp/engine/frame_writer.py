@@ -26,6 +26,11 @@ class FrameWriter:
         """Add several whole frames."""
         self._parts += frames
 
+    @property
+    def has_output(self) -> bool:
+        """Whether `take` would return bytes."""
+        return bool(self._parts)
+
     def take(self) -> bytes:
         """Return all bytes that were added since the last call."""
         parts, self._parts = self._parts, []

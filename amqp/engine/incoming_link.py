@@ -138,6 +138,7 @@ class IncomingLink(Link):
             )
         if transfer.more:
             self._parts.append(part)
+            self._wiring.held.count += len(part)
             self.unfinished_bytes = size
             return None
         message = b"".join([*self._parts, part]) if self._parts else part
@@ -164,7 +165,13 @@ class IncomingLink(Link):
         if transfer.delivery_tag not in (None, first.delivery_tag):
             raise SessionFailed(INVALID_FIELD, "a delivery changes its delivery-tag")
 
+    def discard(self) -> None:
+        """Free the parts of a delivery that will not be completed."""
+        self._end_delivery()
+
     def _end_delivery(self) -> None:
         self._first = None
-        self._parts = []
-        self.unfinished_bytes = 0
+        if self._parts:
+            self._parts = []
+            self._wiring.held.count -= self.unfinished_bytes
+            self.unfinished_bytes = 0

@@ -31,12 +31,22 @@ class LinkState(Enum):
     DETACHED = "detached"
 
 
+class HeldBytes:
+    """Counts the bytes of one connection's deliveries whose last frames have not arrived."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class Wiring(NamedTuple):
-    """What a link uses of its session: the channel, the windows and the output."""
+    """What a link uses of its session: the channel, the windows, the output and the counter."""
 
     channel: int
     windows: Windows
     writer: FrameWriter
+    held: HeldBytes
 
 
 def error_of(error: AmqpError) -> Error:
@@ -86,11 +96,16 @@ class Link:
         elif self.is_attached:
             self.send_flow()
 
-    def refuse(self, error: AmqpError) -> None:
+    def refuse(self, error: AmqpError | None = None) -> None:
         """Answer the peer's attach with a null source or target, and detach with the error.
 
         This is how the specification refuses a link (part 2.6.3).
         """
+        self.send_null_attach()
+        self.detach(error)
+
+    def send_null_attach(self) -> None:
+        """Answer the peer's attach with a null source or target."""
         remote = self.remote
         assert remote is not None
         source, target = (None, remote.target) if self.role is False else (remote.source, None)
@@ -103,7 +118,6 @@ class Link:
                 initial_delivery_count=initial,
             )
         )  # fmt: skip
-        self.detach(error)
 
     def detach(self, error: AmqpError | None = None, *, closed: bool = True) -> None:
         """Detach the link, with an error if there is one. Does nothing if that was done before."""
@@ -113,6 +127,10 @@ class Link:
         self._wiring.writer.write(self._wiring.channel, detach)
         is_last = self.state is LinkState.DETACH_RECEIVED
         self.state = LinkState.DETACHED if is_last else LinkState.DETACH_SENT
+        self.discard()
+
+    def discard(self) -> None:
+        """Free the parts of a delivery that will not be completed."""
 
     def remote_attached(self, attach: Attach) -> None:
         """Apply the attach of the peer that answers ours."""

@@ -27,11 +27,14 @@ class DeliveryIds:
 
     def __init__(self, next_id: int = 0) -> None:
         self._next = next_id
+        self.count = 0
+        """How many ids were given."""
 
     def take(self) -> int:
         """Return the next id."""
         taken = self._next
         self._next = serials.add(taken, 1)
+        self.count += 1
         return taken
 
 
@@ -118,6 +121,10 @@ class OutgoingLink(Link):
         self._wiring.writer.write_all([waiting.popleft() for _ in range(room)])
         windows.sent(room)
         return not waiting
+
+    def discard(self) -> None:
+        """Free the frames of a delivery that will not be sent."""
+        self._waiting.clear()
 
     def drained(self) -> None:
         """Give the unused credit back, as the receiver asked with drain."""

@@ -18,8 +18,9 @@ from holdfast.amqp.engine.events import (
     WindowOpened,
 )
 from holdfast.amqp.engine.frame_writer import FrameWriter
+from holdfast.amqp.engine.free_numbers import FreeNumbers
 from holdfast.amqp.engine.incoming_link import Delivery, IncomingLink
-from holdfast.amqp.engine.link import Link, LinkState, Wiring, error_of
+from holdfast.amqp.engine.link import HeldBytes, Link, LinkState, Wiring, error_of
 from holdfast.amqp.engine.outgoing_link import DeliveryIds, OutgoingLink, Sent
 from holdfast.amqp.engine.unsettled import Unsettled
 from holdfast.amqp.engine.windows import Windows
@@ -78,9 +79,16 @@ class Session:
     """
 
     def __init__(
-        self, channel: int, writer: FrameWriter, incoming_window: int, handle_max: int
+        self,
+        channel: int,
+        writer: FrameWriter,
+        incoming_window: int,
+        handle_max: int,
+        held: HeldBytes,
     ) -> None:
         self.channel = channel
+        self.remote_channel: int | None = None
+        """The channel of the peer; None until its begin has arrived."""
         self.state = SessionState.BEGIN_SENT
         self.context: Any = None
         """Whatever the owner keeps with the session."""
@@ -88,10 +96,13 @@ class Session:
         self._remote_handle_max = 0xFFFFFFFF
         self._writer = writer
         self.windows = Windows(incoming_window)
-        self._wiring = Wiring(channel, self.windows, writer)
+        self._wiring = Wiring(channel, self.windows, writer, held)
         self._links: dict[int, Link] = {}
         """All links, by the handles of this end."""
         self._by_remote_handle: dict[int, Link] = {}
+        self._handles = FreeNumbers()
+        self._unanswered: dict[tuple[str, bool], Link] = {}
+        """The links whose attach the peer has not answered, by name and role."""
         self._ids = DeliveryIds()
         self.outgoing_unsettled: Unsettled[Sent] = Unsettled()
         self.incoming_unsettled: Unsettled[Delivery] = Unsettled()
@@ -113,6 +124,8 @@ class Session:
         self._writer.write(self.channel, End(error_of(error) if error else None))
         is_last = self.state is SessionState.END_RECEIVED
         self.state = SessionState.UNMAPPED if is_last else SessionState.END_SENT
+        for link in self._links.values():
+            link.discard()
 
     def sender(self, name: str, attach: Callable[[int], Attach]) -> OutgoingLink:
         """Attach a link on which this end sends. `attach(handle)` returns the frame to send."""
@@ -129,17 +142,14 @@ class Session:
         return self._attach(link, attach(handle))
 
     def _attach(self, link: _Kind, attach: Attach) -> _Kind:
-        self._links[link.handle] = link
+        self._links[link.handle] = self._unanswered[link.name, link.role] = link
         link.send_attach(attach)
         return link
 
     def _free_handle(self) -> int:
-        handle = 0
-        while handle in self._links:
-            handle += 1
-        if handle > self._remote_handle_max:
+        if self._handles.lowest > self._remote_handle_max:
             raise SessionFailed(ILLEGAL_STATE, "the peer accepts no further link")
-        return handle
+        return self._handles.take()
 
     def set_incoming_window(self, size: int) -> None:
         """Announce another window immediately; 0 stops the peer."""
@@ -167,11 +177,9 @@ class Session:
         return list(self._links.values())
 
     @property
-    def unfinished_bytes(self) -> int:
-        """The bytes of deliveries whose last frames have not arrived."""
-        return sum(
-            link.unfinished_bytes for link in self._links.values() if isinstance(link, IncomingLink)
-        )
+    def sent_count(self) -> int:
+        """How many deliveries this end has sent, since the session began."""
+        return self._ids.count
 
     # ---- Frames of the peer
 
@@ -280,11 +288,11 @@ class Session:
             raise ConnectionFailed(FRAMING_ERROR, f"handle {attach.handle} is above handle-max")
         if attach.handle in self._by_remote_handle:
             raise SessionFailed(HANDLE_IN_USE, f"handle {attach.handle} is in use")
-        link = self._waiting_link(attach)
+        link = self._unanswered.pop((attach.name, not attach.role), None)
         if link is not None:
             self._by_remote_handle[attach.handle] = link
             link.remote_attached(attach)
-            return Attached(link, is_answer=True)
+            return Attached(link, True, self)
         handle = self._free_handle()
         if attach.role:  # the peer receives
             link = OutgoingLink(
@@ -293,14 +301,7 @@ class Session:
         else:
             link = IncomingLink(attach.name, handle, self._wiring, attach)
         self._links[handle] = self._by_remote_handle[attach.handle] = link
-        return Attached(link, is_answer=False)
-
-    def _waiting_link(self, attach: Attach) -> Link | None:
-        """Return the link of this end that waits for the peer's attach."""
-        for link in self._links.values():
-            if link.remote is None and link.name == attach.name and link.role != attach.role:
-                return link
-        return None
+        return Attached(link, False, self)
 
     def detach_arrived(self, detach: Detach) -> Event:
         """Process a detach, and answer it. Raises SessionFailed for an unknown handle."""
@@ -308,8 +309,13 @@ class Session:
         if link is None:
             raise SessionFailed(UNATTACHED_HANDLE, f"handle {detach.handle} is not attached")
         if link.state is LinkState.ATTACH_RECEIVED:
-            raise SessionFailed(ERRANT_LINK, "a link was detached before it was attached")
+            link.send_null_attach()  # the peer does not wait for the answer to its attach
         link.remote_detached()
         link.detach(closed=detach.closed)
         del self._links[link.handle]
+        self._handles.give_back(link.handle)
+        if len(self.outgoing_unsettled) and isinstance(link, OutgoingLink):
+            self.outgoing_unsettled.remove_where(lambda sent: sent.link is link)
+        elif len(self.incoming_unsettled) and isinstance(link, IncomingLink):
+            self.incoming_unsettled.remove_where(lambda delivery: delivery.link is link)
         return Detached(link, detach.closed, detach.error)

@@ -4,7 +4,7 @@ Dispositions name ranges of ids. To look up a range costs at most one pass over 
 deliveries, however wide the range is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from holdfast.amqp.wire import serials
@@ -44,6 +44,12 @@ class Unsettled(Generic[_Item]):
     def remove(self, delivery_id: int) -> _Item | None:
         """Remove a delivery; return None if it is not there."""
         return self._items.pop(delivery_id, None)
+
+    def remove_where(self, matches: Callable[[_Item], bool]) -> None:
+        """Remove the deliveries that match."""
+        items = self._items
+        for each in [each for each, item in items.items() if matches(item)]:
+            del items[each]
 
     def __iter__(self) -> Iterator[tuple[int, _Item]]:
         return iter(list(self._items.items()))

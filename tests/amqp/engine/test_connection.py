@@ -281,3 +281,16 @@ def test_a_session_ends_alone() -> None:
     assert pair.server.connection.sessions == [remote_second]
     third, _ = pair.begun()
     assert third.channel == first.channel
+
+
+def test_at_most_the_given_number_of_frames_is_processed_together() -> None:
+    # A44
+    connection = opened()
+    data = b"".join(frame(at, encode_composite(Begin(None, 0, 9, 9))) for at in range(5))
+    events = list(connection.receive_data(data + data[:4], 2))
+    assert (len(events), connection.has_backlog) == (2, True)
+    events = list(connection.receive_data(b"", 2))
+    assert (len(events), connection.has_backlog) == (2, True)
+    events = list(connection.receive_data(b"", 2))
+    assert (len(events), connection.has_backlog) == (1, False)
+    assert connection.unfinished_bytes == 4

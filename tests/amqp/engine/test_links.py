@@ -268,12 +268,57 @@ def test_an_aborted_delivery_is_forgotten() -> None:
     ready = Ready()
     ready.out_remote.grant(2)
     ready.send_raw(Transfer(0, 0, b"t", more=True), b"abc")
-    assert ready.server_session.unfinished_bytes == 3
+    assert ready.pair.server.connection.unfinished_bytes == 3
     ready.send_raw(Transfer(0, aborted=True))
-    assert ready.server_session.unfinished_bytes == 0
+    assert ready.pair.server.connection.unfinished_bytes == 0
     ready.send_raw(Transfer(0, 1, b"u"), b"whole")
     assert ready.pair.server.messages() == [b"whole"]
     assert len(ready.server_session.incoming_unsettled) == 1
+
+
+@pytest.mark.parametrize("end", ["detach", "end"])
+def test_a_link_that_ends_frees_its_unfinished_and_unsettled_deliveries(end: str) -> None:
+    ready = Ready()
+    ready.out_remote.grant(2)
+    ready.into.grant(2)
+    ready.pump()
+    ready.into_remote.send(b"unsettled")
+    ready.send_raw(Transfer(0, 0, b"t"), b"unsettled")
+    ready.send_raw(Transfer(0, 1, b"u", more=True), b"abc")
+    ready.pump()
+    for link in (ready.out, ready.into):
+        link.detach()
+    if end == "end":
+        ready.client_session.end()
+    ready.pump()
+    assert ready.pair.server.connection.unfinished_bytes == 0
+    if end == "detach":
+        for each in (ready.client_session, ready.server_session):
+            assert (len(each.incoming_unsettled), len(each.outgoing_unsettled)) == (0, 0)
+
+
+def test_a_link_that_is_detached_before_the_answer_to_its_attach_is_answered_with_null() -> None:
+    ready = Ready()
+    ready.pair.server.on_event = lambda event: type(event) is Attached
+    _, link = ready.pair.sender(ready.client_session, "short")
+    ready.send_raw(Detach(link.remote.handle, closed=True))
+    ready.pump()
+    (attached,) = ready.client_events(Attached)[-1:]
+    assert (attached.link.name, attached.link.remote.target) == ("short", None)
+    assert [each.link.name for each in ready.client_events(Detached)] == ["short"]
+    assert link.state is LinkState.DETACHED
+
+
+def test_handles_and_channels_are_used_again() -> None:
+    ready = Ready()
+    ready.out.detach()
+    ready.pump()
+    again, _ = ready.pair.sender(ready.client_session, "again")
+    further, _ = ready.pair.sender(ready.client_session, "further")
+    assert (again.handle, further.handle) == (0, 2)
+    ready.client_session.end()
+    ready.pump()
+    assert [each.channel for each in ready.pair.begun()] == [0, 0]
 
 
 def test_a_later_frame_may_settle_its_delivery() -> None:
