@@ -4,20 +4,18 @@ All code that serves one listening socket shares one `Connections`. It belongs t
 """
 
 import asyncio
-import logging
 import socket
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
 from operator import methodcaller
 from typing import Generic, Protocol, TypeVar
 
 from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.wire.admission import Abortable, Admission
 from holdfast.http_api.wire.body_reader import ArrivingBytes
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.reply import problem_reply
-from holdfast.http_api.wire.request import UNKNOWN, client_of
 
-_logger = logging.getLogger(__name__)
 K = TypeVar("K")
 
 #: The size of the shared receive buffer. A head with a small body fits in it. The first bytes of a
@@ -28,15 +26,6 @@ REJECT_TIMEOUT_S = 1.0
 #: At most this many refused connections receive the reason at the same time. Further refused
 #: connections are closed without a reply.
 MAX_REJECTED = 64
-#: The shortest interval between log lines about an event that may affect many connections.
-LOG_INTERVAL_S = 60.0
-
-
-class Abortable(Protocol):
-    """A connection during its TLS handshake, as the registry sees it."""
-
-    def abort(self) -> None:
-        """Close without sending the remaining bytes."""
 
 
 class Closable(Abortable, Protocol):
@@ -65,18 +54,14 @@ class SlowReader(Protocol):
         """Close immediately. `reason` is for the log and the metrics."""
 
 
-class Connections:
+class Connections(Admission):
     """The open connections, and the memory and the deadlines that they share."""
 
     def __init__(self, config: HttpConfig) -> None:
+        super().__init__(config.max_connections, config.max_connections_per_client)
         self._config = config
-        self._log_from: dict[str, float] = {}
         self._rejected: set[_RejectedConnection] = set()
-        self.limits = ConnectionLimits(config.max_connections, config.max_connections_per_client)
-        """Counts the admitted connections that have not ended."""
         self.open: set[Closable] = set()
-        self.handshakes: set[Abortable] = set()
-        """Connections during their TLS handshake."""
         self.arriving = ArrivingBytes(config.max_arriving_bytes, config.max_client_arriving_bytes)
         self.unsent: ClientByteBudget[SlowReader] = ClientByteBudget(config.max_unsent_bytes)
         self.header_timeouts: TimeoutQueue[Closable] = TimeoutQueue(
@@ -92,10 +77,6 @@ class Connections:
 
         The bytes in it are used before another connection receives.
         """
-        self.closed_early: Counter[str] = Counter()
-        """How many connections were closed early, by reason: slow clients, memory limits, TLS."""
-        self.refused: Counter[str] = Counter()
-        """How many connections were not admitted, by the kind of the problem."""
 
     def enter(self, transport: asyncio.Transport, *, is_plain: bool) -> str | None:
         """Admit a new connection and return the name of its client (`client_of`).
@@ -103,36 +84,29 @@ class Connections:
         Return None if a limit refuses the connection; the connection is then being closed. With
         `is_plain`, the connection has no TLS, so the reason is sent as plain HTTP.
         """
-        peer = transport.get_extra_info("peername")  # None if the client has already gone
-        client = client_of(peer[0]) if isinstance(peer, tuple) else UNKNOWN
-        slug = self.limits.enter(client)
-        if slug is None:
-            if self._config.send_buffer_bytes:
-                transport.get_extra_info("socket").setsockopt(
-                    socket.SOL_SOCKET, socket.SO_SNDBUF, self._config.send_buffer_bytes
-                )
-            return client
-        self.refused[slug] += 1
-        problem = self._too_many(slug, client)
-        self.log_seldom(slug, problem.detail)
+        client = super().enter(transport, is_plain=is_plain)
+        if client is not None and self._config.send_buffer_bytes:
+            transport.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_SNDBUF, self._config.send_buffer_bytes
+            )
+        return client
+
+    def refuse(
+        self, transport: asyncio.Transport, slug: str, client: str, *, is_plain: bool
+    ) -> None:
+        """Close a connection that was not admitted, and send the reason if possible."""
         # Refused connections also use file descriptors. If only few connections are allowed, file
         # descriptors are scarce.
-        most = min(MAX_REJECTED, max(self._config.max_connections // 4, 1))
+        most = min(MAX_REJECTED, max(self.max_connections // 4, 1))
         if not is_plain or len(self._rejected) >= most:
             transport.abort()
-            return None
+            return
+        limit, name, _ = self.limit_of(slug, client)
+        problem = Problem(slug, self.too_many(slug, client), limit=limit, limit_name=name)
         rejected = _RejectedConnection(transport, self._rejected)
         transport.set_protocol(rejected)
         parts, _ = problem_reply(problem).encode(keeps_alive=False)
         rejected.send(b"".join(parts))
-        return None
-
-    def log_seldom(self, what: str, sentence: str) -> None:
-        """Log `sentence` as a warning, at most once a minute for each `what`."""
-        now = asyncio.get_running_loop().time()
-        if now >= self._log_from.get(what, 0.0):
-            self._log_from[what] = now + LOG_INTERVAL_S
-            _logger.warning("%s", sentence)
 
     async def finish(self, timeout_s: float) -> None:
         """Wait for the running requests. After half of the time, cancel the remaining requests."""
@@ -158,51 +132,6 @@ class Connections:
     def _close_slow_head(self, connection: Closable) -> None:
         self.closed_early["slow-head"] += 1
         connection.close()
-
-    def _too_many(self, slug: str, client: str) -> Problem:
-        config = self._config
-        if slug == "too-many-connections":
-            limit, name, whose = config.max_connections, "max_connections", "in all"
-        else:
-            limit, name = config.max_connections_per_client, "max_connections_per_client"
-            whose = f"from {client}"
-        return Problem(
-            slug,
-            f"{name} ({limit}) connections {whose} are open; close some, or raise the limit",
-            limit=limit,
-            limit_name=name,
-        )
-
-
-class ConnectionLimits:
-    """Limits the number of open connections, in total and per client. Pure.
-
-    For each admitted connection, `leave` must be called once.
-    """
-
-    def __init__(self, max_connections: int, max_per_client: int) -> None:
-        self._max_connections = max_connections
-        self._max_per_client = max_per_client
-        self.by_client: dict[str, int] = {}
-        """The number of connections of each client that has a connection."""
-        self.count = 0
-
-    def enter(self, client: str) -> str | None:
-        """Admit a connection and return None, or refuse it and return the kind of the problem."""
-        if self.count >= self._max_connections:
-            return "too-many-connections"
-        of_client = self.by_client.get(client, 0)
-        if of_client >= self._max_per_client:
-            return "too-many-client-connections"
-        self.by_client[client] = of_client + 1
-        self.count += 1
-        return None
-
-    def leave(self, client: str) -> None:
-        self.count -= 1
-        self.by_client[client] -= 1
-        if not self.by_client[client]:
-            del self.by_client[client]
 
 
 class _RejectedConnection(asyncio.Protocol):

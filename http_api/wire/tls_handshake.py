@@ -1,7 +1,7 @@
-"""The TLS handshake of an admitted connection, before HTTP begins.
+"""The TLS handshake of an admitted connection, before HTTP or AMQP begins.
 
 The connection limits also count connections during their handshake, so they also apply to clients
-that never finish it. The handshake has the same timeout as a request's head.
+that never finish it.
 """
 
 import asyncio
@@ -9,11 +9,9 @@ import logging
 import ssl
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
-from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.wire.connection import Connection
-from holdfast.http_api.wire.connection_registry import Connections
+from holdfast.http_api.wire.admission import Admission
 from holdfast.http_api.wire.tls import ServerTls
 
 _logger = logging.getLogger(__name__)
@@ -22,18 +20,30 @@ _logger = logging.getLogger(__name__)
 CLOSING_S = 2.0
 
 
+class EncryptedConnection(Protocol):
+    """The protocol of a connection after its TLS handshake, a subclass of asyncio.BaseProtocol."""
+
+    def begin(
+        self, transport: asyncio.Transport, client: str, raw: asyncio.Transport | None = None
+    ) -> None:
+        """Begin to serve an admitted client. `raw` is the TCP transport under `transport`."""
+
+    def data_received(self, data: bytes) -> None:
+        """Process received bytes."""
+
+
 class TlsHandshakeProtocol(asyncio.Protocol):
-    """A connection during its TLS handshake. After that, `make` makes the HTTP connection."""
+    """A connection during its TLS handshake. After that, `make` makes its protocol."""
 
     def __init__(
         self,
         tls: ServerTls,
-        config: HttpConfig,
-        connections: Connections,
-        make: Callable[[], Connection],
+        timeout_s: float,
+        connections: Admission,
+        make: Callable[[], EncryptedConnection],
     ) -> None:
         self._tls = tls
-        self._handshake_timeout_s = config.header_timeout_ms / 1000
+        self._handshake_timeout_s = timeout_s
         self._connections = connections
         self._make = make
         self._raw: asyncio.Transport | None = None
@@ -74,12 +84,12 @@ class TlsHandshakeProtocol(asyncio.Protocol):
     async def _finish_handshake(
         self, handshake: Awaitable[asyncio.Transport | None], raw: asyncio.Transport, client: str
     ) -> None:
-        connection: Connection | None = None
+        connection: EncryptedConnection | None = None
         try:
             wire = await handshake
             if wire is not None and not wire.is_closing():
                 connection = self._make()
-                wire.set_protocol(connection)
+                wire.set_protocol(cast(asyncio.BaseProtocol, connection))
         except (OSError, ssl.SSLError) as error:
             self._connections.closed_early["tls-handshake"] += 1
             _logger.debug("the TLS handshake with %s failed: %s", client, error)

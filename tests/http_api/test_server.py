@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry
 
 from holdfast.http_api.app import make_app
 from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.server import ACCEPTS_A_TURN, start_server
+from holdfast.http_api.server import start_server
+from holdfast.http_api.wire.listener import ACCEPTS_A_TURN
 from tests.support.api_server import Api, running_api
 from tests.support.loop_clock import LoopClock
 from tests.support.raw_http import raw_connection

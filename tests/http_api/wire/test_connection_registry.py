@@ -8,11 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from holdfast.http_api.wire.connection_registry import (
-    ClientByteBudget,
-    ConnectionLimits,
-    TimeoutQueue,
-)
+from holdfast.http_api.wire.admission import ConnectionLimits
+from holdfast.http_api.wire.connection_registry import ClientByteBudget, TimeoutQueue
 from tests.support.loop_clock import LoopClock
 
 # -- the number of connections ---------------------------------------------------------------
