@@ -1,4 +1,5 @@
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,9 +26,10 @@ def batch_of(
     tags: Sequence[str | None] | None = None,
     keys: Sequence[str | None] | None = None,
     properties: Sequence[Mapping[str, str] | None] | None = None,
+    **columns: Any,
 ) -> Batch:
     count = len(tags or keys or properties or [None])
-    block = encode_batch([b"x"] * count, tags=tags, keys=keys, properties=properties)
+    block = encode_batch([b"x"] * count, tags=tags, keys=keys, properties=properties, **columns)
     return Batch.decode(block)
 
 
