@@ -71,6 +71,15 @@ class AmqpConfig:
     queue_credit: int = setting(
         256, "Messages that the broker leases for one link at a time.", minimum=1, maximum=2_000
     )
+    max_unsettled: int = setting(
+        2_000,
+        "Messages of a topic that the client of one link may have without settling them. Messages "
+        "of groups are limited by max_in_flight_per_member of the group.",
+        minimum=1,
+    )
+    max_copied_queues: int = setting(
+        1_000, "Queues of a topic that one link may read together.", minimum=1
+    )
     delivery_timeout_ms: int = setting(
         1_800_000,
         "A link whose oldest unsettled message is older than this is detached, and its messages "

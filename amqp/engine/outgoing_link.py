@@ -1,14 +1,17 @@
 """A link on which this end sends: credit of the receiver, and deliveries cut into frames. Pure."""
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from holdfast.amqp.engine.link import Link, Wiring
 from holdfast.amqp.engine.unsettled import Unsettled
 from holdfast.amqp.wire import serials
 from holdfast.amqp.wire.conditions import MESSAGE_SIZE_EXCEEDED, LinkFailed
+from holdfast.amqp.wire.fast_disposition import encode_disposition
 from holdfast.amqp.wire.fast_transfer import TransferEncoder
-from holdfast.amqp.wire.performatives import Attach, Flow
+from holdfast.amqp.wire.frames import frame
+from holdfast.amqp.wire.performatives import Attach, Disposition, Flow
 
 
 class Sent:
@@ -62,6 +65,10 @@ class OutgoingLink(Link):
         """Whether the receiver wants the credit used up or given back: see `drained`."""
         self.available: int | None = None
         """How many messages this end has for the receiver. Flows of this end report it."""
+        self.answers_echo = True
+        """Whether the engine answers an echo. If not, `owes_echo` is set, and the owner sends the
+        flow, because it must first find out how many messages are available."""
+        self.owes_echo = False
 
     @property
     def credit(self) -> int:
@@ -132,8 +139,29 @@ class OutgoingLink(Link):
         self.send_flow()
         self.is_draining = False
 
+    def settle(self, first: int, last: int, state: Any) -> None:
+        """Settle the deliveries from `first` to `last`, which are all of this link, and tell the
+        receiver their state."""
+        for delivery_id, _ in self._unsettled.find(first, last):
+            self._unsettled.remove(delivery_id)
+        octets = encode_disposition(Disposition(False, first, last, True, state))
+        self._wiring.writer.write_bytes(frame(self._wiring.channel, octets))
+
+    def forget(self, delivery_ids: Iterable[int]) -> None:
+        """Forget unsettled deliveries of this link. The owner does this when the link has ended."""
+        for delivery_id in delivery_ids:
+            self._unsettled.remove(delivery_id)
+
+    def answer_echo(self) -> None:
+        """Send the flow that the peer asked for, or leave it to the owner (`owes_echo`)."""
+        if self.answers_echo:
+            super().answer_echo()
+        else:
+            self.owes_echo = True
+
     def send_flow(self, properties: dict[str, Any] | None = None) -> None:
         """Send the state of the link and of the session's windows."""
+        self.owes_echo = False
         flow = self._wiring.windows.flow()
         self._wiring.writer.write(
             self._wiring.channel,

@@ -26,6 +26,7 @@ from holdfast.consumequeue.config import TopicsConfig
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.service import GroupService
+from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 from holdfast.http_api.access.authorization import Access
 from holdfast.http_api.access.grants import Principal
 
@@ -37,6 +38,7 @@ class BrokerParts:
     config: AmqpConfig
     store: MessageStore
     groups: GroupService
+    hold: PullRequestHoldService
     access: Access
     topics_config: TopicsConfig
     groups_config: GroupsConfig

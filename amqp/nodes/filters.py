@@ -1,0 +1,108 @@
+"""The filter-set of a source: which messages the client wants, and where a copy begins. Pure.
+
+| filter                              | its value                                             |
+|-------------------------------------|-------------------------------------------------------|
+| `apache.org:selector-filter:string` | a JMS selector: docs/filters.md has the language      |
+| `amqp:sql-filter`                   | the same                                              |
+| `holdfast:tags`                     | tags, separated by commas                             |
+| `rabbitmq:stream-offset-spec`       | `first`, `last`, `next`, an offset, or a timestamp    |
+
+A filter is known by its descriptor, or by its key if its value is not described. The answer to an
+attach contains only the filters that are in force, so filters of other types are left out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from holdfast.amqp.wire.conditions import INVALID_FIELD, LinkFailed
+from holdfast.amqp.wire.types import Described, Timestamp
+
+
+class End(Enum):
+    """The places of a queue at which a copy may begin without an offset or a time."""
+
+    FIRST = "first"
+    LAST = "last"
+    """The last message of the queue."""
+    NEXT = "next"
+    """The next message that is published."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a copy begins. At most one of `offset` and `timestamp_ms` is set; then `end` has no
+    meaning."""
+
+    end: End = End.NEXT
+    offset: int | None = None
+    timestamp_ms: int | None = None
+
+
+NEXT = Start()
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """The filters of a source that are known. `in_force` is the filter-set of the answer."""
+
+    selector: str | None = None
+    tags: str | None = None
+    start: Start | None = None
+    in_force: Mapping[str, Any] = field(default_factory=dict)
+
+
+_SELECTOR, _TAGS, _START = "selector", "tags", "start"
+_KINDS: dict[object, str] = {
+    0x0000_468C_0000_0004: _SELECTOR,
+    "apache.org:selector-filter:string": _SELECTOR,
+    "jms-selector": _SELECTOR,
+    0x120: _SELECTOR,
+    "amqp:sql-filter": _SELECTOR,
+    "sql-filter": _SELECTOR,
+    "holdfast:tags": _TAGS,
+    "rabbitmq:stream-offset-spec": _START,
+}
+
+
+def read_filters(given: Mapping[str, Any] | None, *, is_copied: bool) -> Filters:
+    """Return the known filters of a filter-set. A start is known only for a copied source.
+
+    Raises LinkFailed (amqp:invalid-field) if the value of a known filter has a wrong type, or if
+    there are two filters of one kind.
+    """
+    values: dict[str, Any] = {}
+    in_force: dict[str, Any] = {}
+    for key, each in (given or {}).items():
+        described = isinstance(each, Described)
+        kind = _KINDS.get(each.descriptor if described else key)
+        if kind is None or (kind == _START and not is_copied):
+            continue
+        value = each.value if described else each
+        if kind in values:
+            raise LinkFailed(INVALID_FIELD, f"there are two filters of the kind {kind}")
+        values[kind] = _start(key, value) if kind == _START else _text(key, value)
+        in_force[key] = each
+    return Filters(values.get(_SELECTOR), values.get(_TAGS), values.get(_START), in_force)
+
+
+def _text(key: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise LinkFailed(INVALID_FIELD, f"the value of the filter {key} is not a text")
+    return value
+
+
+def _start(key: str, value: Any) -> Start:
+    if isinstance(value, Timestamp):
+        if value >= 0:
+            return Start(timestamp_ms=int(value))
+    elif isinstance(value, int) and not isinstance(value, bool):
+        if value >= 0:
+            return Start(offset=int(value))
+    elif isinstance(value, str) and value in {each.value for each in End}:
+        return Start(End(value))
+    raise LinkFailed(
+        INVALID_FIELD,
+        f"the value of the filter {key} is not first, last, next, an offset or a timestamp",
+    )
