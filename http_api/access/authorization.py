@@ -7,7 +7,7 @@ which paths exist. Without authentication, every caller may use every endpoint, 
 are closed to everyone.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import time
 from typing import Any
 
@@ -67,10 +67,54 @@ class Access:
         Without authentication, the caller is ANONYMOUS, and Denied is raised if the request's host
         name is not allowed.
         """
-        if self.is_required:
-            return self._authenticate(request)
-        self.check_host(request.headers)
-        return ANONYMOUS, None
+        if not self.is_required:
+            self.check_host(request.headers)
+            return ANONYMOUS, None
+        given = request.headers.getall(hdrs.AUTHORIZATION, ())
+        if not given:
+            return self.identify_certificate(certificate_names(request.peer.certificate))
+        scheme, _, text = given[0].partition(" ")
+        if len(given) > 1 or scheme.lower() != "bearer" or not text:
+            return UNKNOWN, _unauthenticated(
+                "the header Authorization is not one 'Bearer TOKEN'; send it so"
+            )
+        return self.identify_token(text)
+
+    def identify_token(self, text: str) -> tuple[Principal, Denied | None]:
+        """Return the caller with the token `text` and None, or UNKNOWN and why it has no access.
+
+        Without authentication, every caller is ANONYMOUS.
+        """
+        if not self.is_required:
+            return ANONYMOUS, None
+        found = self.tokens.find(text) if len(text) <= _TOKEN_CHARACTERS else None
+        if found is None:
+            return UNKNOWN, _unauthenticated(
+                "the broker does not know this token, or it was deleted; "
+                "ask the broker's operator for one"
+            )
+        token, principal = found
+        if token.is_expired(self._now_s() * 1000):
+            return UNKNOWN, _expired(principal)
+        return principal, None
+
+    def identify_certificate(self, names: Sequence[str]) -> tuple[Principal, Denied | None]:
+        """Return the caller and None, or UNKNOWN and why the caller has no access.
+
+        `names` are those of the caller's verified certificate (`certificate_names`), in the order
+        in which they are looked up. Without authentication, every caller is ANONYMOUS.
+        """
+        if not self.is_required:
+            return ANONYMOUS, None
+        found = self.tokens.find_certificate(names) if names else None
+        if found is None:
+            return UNKNOWN, _unauthenticated(
+                "this broker asks for a token; send it as 'Authorization: Bearer TOKEN'", error=None
+            )
+        token, principal = found
+        if token.is_expired(self._now_s() * 1000):
+            return UNKNOWN, _expired(principal)
+        return principal, None
 
     def check(
         self,
@@ -98,7 +142,7 @@ class Access:
 
     def principal_of(self, request: Request) -> Principal:
         """Return the caller of a request; UNKNOWN if the caller is not authenticated."""
-        return self._authenticate(request)[0] if self.is_required else UNKNOWN
+        return self.identify(request)[0] if self.is_required else UNKNOWN
 
     def check_host(self, headers: Mapping[str, str]) -> None:
         """Raise Denied if the Host header has a name that is not allowed.
@@ -144,35 +188,24 @@ class Access:
         found = self.tokens.find_principal(principal, self._now_s() * 1000)
         return found is not None and found.may(GROUP_VERBS, topic, group)
 
-    def _authenticate(self, request: Request) -> tuple[Principal, Denied | None]:
-        """Return (caller, None), or (UNKNOWN, the error) if the caller is not authenticated."""
-        given = request.headers.getall(hdrs.AUTHORIZATION, ())
-        if not given:
-            names = _certificate_names(request)
-            found = self.tokens.find_certificate(names) if names else None
-            if found is None:
-                return UNKNOWN, _unauthenticated(
-                    "this broker asks for a token; send it as 'Authorization: Bearer TOKEN'",
-                    error=None,
-                )
-        else:
-            scheme, _, text = given[0].partition(" ")
-            if len(given) > 1 or scheme.lower() != "bearer" or not text:
-                return UNKNOWN, _unauthenticated(
-                    "the header Authorization is not one 'Bearer TOKEN'; send it so"
-                )
-            found = self.tokens.find(text) if len(text) <= _TOKEN_CHARACTERS else None
-        if found is None:
-            return UNKNOWN, _unauthenticated(
-                "the broker does not know this token, or it was deleted; "
-                "ask the broker's operator for one"
-            )
-        token, principal = found
-        if token.is_expired(self._now_s() * 1000):
-            return UNKNOWN, _unauthenticated(
-                "the token has expired; ask the broker's operator for a new one", principal.name
-            )
-        return principal, None
+
+def certificate_names(certificate: Mapping[str, Any] | None) -> list[str]:
+    """Return the names in a verified certificate: subjectAltName, then the common name.
+
+    `certificate` is the result of `ssl.SSLSocket.getpeercert`. Without it, return an empty list.
+    """
+    if not certificate:
+        return []
+    names = [name for _, name in certificate.get("subjectAltName", ())]
+    for part in certificate.get("subject", ()):
+        names += [value for kind, value in part if kind == "commonName"]
+    return names
+
+
+def check_may_create(principal: Principal, topic: str) -> None:
+    """Raise Denied if a caller may not create a topic, which sending to it would create."""
+    if not principal.may(("admin",), topic):
+        raise missing_grant(principal, ("admin",), topic=topic)
 
 
 def forbidden(
@@ -238,15 +271,7 @@ def _unauthenticated(
     return denied
 
 
-def _certificate_names(request: Request) -> list[str]:
-    """Return the names in the client's verified certificate: subjectAltName, then the common name.
-
-    If the client has shown no certificate, return an empty list.
-    """
-    certificate = request.peer.certificate
-    if not certificate:
-        return []
-    names = [name for _, name in certificate.get("subjectAltName", ())]
-    for part in certificate.get("subject", ()):
-        names += [value for kind, value in part if kind == "commonName"]
-    return names
+def _expired(principal: Principal) -> Denied:
+    return _unauthenticated(
+        "the token has expired; ask the broker's operator for a new one", principal.name
+    )

@@ -13,6 +13,8 @@ from multidict import CIMultiDict
 from holdfast.commitlog.format.message_id import format_message_id
 from holdfast.consumequeue.damage.damage_book import Fault
 from holdfast.http_api.access.audit import AuditFile, AuditLog
+from holdfast.http_api.access.authorization import UNKNOWN, Access
+from holdfast.http_api.access.grants import ANONYMOUS
 from holdfast.http_api.access.tokens import Tokens
 from holdfast.http_api.routing.context import BrokerStatus
 from tests.support.api_server import Api, running_api
@@ -201,6 +203,38 @@ async def test_a_held_pull_outlives_a_change_of_other_tokens(api: Api) -> None:
     messages = {"messages": [{"body": "x", "queue": 0}]}
     await api.send_json("POST", "/v1/topics/orders/messages", messages, **bearer(text))
     assert (await pull).status == 200
+
+
+# -- callers without a request (AMQP) ----------------------------------------------------------
+
+
+def test_a_token_or_a_certificate_identifies_a_caller_without_a_request() -> None:
+    good, text = make_token("consume:*")
+    old, old_text = make_token("all", expires_ms=1)
+    shown, _ = make_token("publish:*", certificate="sender.example")
+    outdated, _ = make_token("all", expires_ms=1, certificate="old.example")
+    access = access_of(good, old, shown, outdated)
+    for identified, principal in [
+        (access.identify_token(text), good.principal),
+        (access.identify_certificate(["other", "sender.example"]), shown.principal),
+    ]:
+        assert identified == (principal, None)
+    for (caller, denied), reason in [
+        (access.identify_token(text[:-1]), "does not know this token"),
+        (access.identify_token("x" * 5000), "does not know this token"),
+        (access.identify_token(old_text), "the token has expired"),
+        (access.identify_certificate(["old.example"]), "the token has expired"),
+        (access.identify_certificate(["other"]), "asks for a token"),
+        (access.identify_certificate([]), "asks for a token"),
+    ]:
+        assert caller is UNKNOWN
+        assert denied is not None
+        assert reason in denied.detail
+
+
+def test_without_authentication_every_caller_is_anonymous() -> None:
+    access = Access()
+    assert access.identify_token("x") == access.identify_certificate([]) == (ANONYMOUS, None)
 
 
 # -- certificates ----------------------------------------------------------------------------
