@@ -7,7 +7,12 @@ from typing import Any
 
 from holdfast.commitlog.format.priority import MAX_LEVELS
 from holdfast.consumequeue.config import TopicsConfig
-from holdfast.consumequeue.errors import InvalidTopicChange, LimitReached, TopicConflict
+from holdfast.consumequeue.errors import (
+    InvalidTopicChange,
+    LimitReached,
+    TopicConflict,
+    UnknownTopic,
+)
 from holdfast.consumequeue.state.changes import StateChanges
 from holdfast.consumequeue.state.records import (
     NEXT_TOPIC_ID,
@@ -64,17 +69,47 @@ class TopicChanges:
             self._create(name, queues, priority_levels, fields or {})
         )
 
+    def find_or_plan(self, name: str, *, queues: int | None = None) -> Topic:
+        """Return a topic. If it does not exist yet, return it as `ensure` would create it, with the
+        id 0. Raises InvalidName, or UnknownTopic if `ensure` must not create topics."""
+        topic = self.table.find(name)
+        if topic is not None:
+            return topic
+        check_name("topic", name)
+        if not self.config.auto_create_topics:
+            raise UnknownTopic(name)
+        count = self.config.default_queues if queues is None else queues
+        return Topic(name, 0, count, self.default_config(), 0)
+
+    async def ensure(self, name: str, *, queues: int | None = None) -> tuple[Topic, bool]:
+        """Return a topic, and whether it is new. If it does not exist, create it with the
+        configured defaults and with `queues` queues, by default the configured number.
+
+        An existing topic keeps its queue count, also if another caller creates it at the same
+        time. The caller checks the permission to create topics. Raises InvalidName, UnknownTopic
+        (`auto_create_topics` is off), LimitReached, StateUnavailable.
+        """
+        topic = self.find_or_plan(name, queues=queues)
+        if topic.topic_id:
+            return topic, False
+        return await self.state.run_shielded(
+            self._create(name, queues, None, {}, must_be_equal=False)
+        )
+
     async def _create(
         self,
         name: str,
         queues: int | None,
         priority_levels: int | None,
         given: Mapping[str, object],
+        *,
+        must_be_equal: bool = True,
     ) -> tuple[Topic, bool]:
         async with self._lock:
             existing = self.table.find(name)
             if existing is not None:
-                _check_equal(existing, queues, priority_levels, given)
+                if must_be_equal:
+                    _check_equal(existing, queues, priority_levels, given)
                 return existing, False
             levels = 1 if priority_levels is None else priority_levels
             if not 1 <= levels <= MAX_LEVELS:

@@ -22,11 +22,11 @@ from holdfast.commitlog.format.batch_check import MAX_TTL_MS, MessageLimits
 from holdfast.commitlog.format.batch_encoding import Rows, as_batch
 from holdfast.commitlog.format.message_id import format_message_id
 from holdfast.commitlog.format.priority import HIGHEST_PRIORITY, queue_of
-from holdfast.consumequeue.errors import TopicFull, UnknownTopic
+from holdfast.consumequeue.errors import TopicFull
 from holdfast.consumequeue.publishing import StoredBatch
 from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.consumequeue.topics import Topic
-from holdfast.http_api.access.authorization import missing_grant
+from holdfast.http_api.access.authorization import check_may_create
 from holdfast.http_api.endpoints.publish_batches import (
     check_batches,
     decode_batches,
@@ -192,7 +192,7 @@ async def _store(
     call: Call[PublishParams], name: str, messages: list[MessageToStore], producer: Producer | None
 ) -> PublishReply:
     context = call.context
-    topic = _find_topic(context, name)
+    topic = context.store.topics.find_or_plan(name)
     _check(messages, topic, context.store.publishing.limits(topic))
     topic = await _ensure_created(call, topic)
 
@@ -221,7 +221,7 @@ async def _store_in_threads(
     a second. When the batches are made, this function frees the messages and releases `slot`.
     """
     context = call.context
-    topic = _find_topic(context, name)
+    topic = context.store.topics.find_or_plan(name)
     await call_in_thread(_check, messages, topic, context.store.publishing.limits(topic))
     topic = await _ensure_created(call, topic)
     count = len(messages)
@@ -305,7 +305,7 @@ async def _publish_batches(call: Call[PublishParams], name: str) -> PublishReply
     _refuse_raw_params(call.params)
     refuse_producer(call.headers)
     body = await context.http.bodies.read(call.request)
-    topic = _find_topic(context, name)
+    topic = context.store.topics.find_or_plan(name)
     limits, config = context.store.publishing.limits(topic), context.config
 
     def decode() -> list[Batch]:
@@ -326,35 +326,20 @@ async def _publish_batches(call: Call[PublishParams], name: str) -> PublishReply
 # -- topic, queue, batch -------------------------------------------------------------------
 
 
-def _find_topic(context: ApiContext, name: str) -> Topic:
-    """Return the topic. If it does not exist yet, return it as publishing would create it, with the
-    id 0. Raises UnknownTopic if publishing must not create topics."""
-    try:
-        return context.store.table.get(name)
-    except UnknownTopic:
-        config = context.topics_config
-        if not config.auto_create_topics:
-            raise
-        return Topic(name, 0, config.default_queues, context.store.topics.default_config(), 0)
-
-
 def _check_creation(call: Call[PublishParams], name: str) -> None:
     """Raise Denied if publishing would create the topic, but the principal may not create it."""
-    try:
-        call.context.store.table.get(name)
-    except UnknownTopic:
-        may_create = call.principal.may(("admin",), name)
-        if call.context.topics_config.auto_create_topics and not may_create:
-            raise missing_grant(call.principal, ("admin",), topic=name) from None
+    context = call.context
+    if context.topics_config.auto_create_topics and context.store.table.find(name) is None:
+        check_may_create(call.principal, name)
 
 
 async def _ensure_created(call: Call[PublishParams], topic: Topic) -> Topic:
-    """Return the topic, and create it if `_find_topic` did not find it. Raises Denied."""
+    """Return the topic, and create it if `find_or_plan` did not find it. Raises Denied."""
     if topic.topic_id:
         return topic
     context, name = call.context, topic.name
     _check_creation(call, name)
-    topic, is_new = await context.run_shielded(context.store.topics.create(name))
+    topic, is_new = await context.run_shielded(context.store.topics.ensure(name))
     if is_new and context.http.audit is not None:
         context.http.audit.record(
             "topic.create",
