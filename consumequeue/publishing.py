@@ -36,6 +36,10 @@ _MEASURED_S = 1.0
 PublishAlarm = Callable[[], LogError | None]
 """Returns the error that refuses all publishes now, or None."""
 
+AlarmListener = Callable[[LogError | None], None]
+"""Called on the event loop with the error that refuses all publishes from now on, or with None when
+publishing continues. Must not raise an error."""
+
 ArrivalListener = Callable[[dict[QueueKey, int]], None]
 """Called on the event loop with the new max offsets of queues."""
 
@@ -198,11 +202,17 @@ class PublishAdmission:
     """Admits publishes: none while an alarm is raised, and only a limited number of bytes at once.
 
     When an admitted publish ends, the caller subtracts its size from `in_flight_bytes`.
+    `alarm_listeners` are called when the first alarm is raised, and when the last alarm has ended.
+    The first refused publish and `update` find such changes.
     """
 
     max_in_flight_bytes: int
     alarms: Mapping[str, PublishAlarm]
     in_flight_bytes: int = 0
+    alarm_listeners: list[AlarmListener] = field(default_factory=list, init=False)
+    refusal: LogError | None = field(default=None, init=False)
+    """What `alarm_listeners` were last called with: the error that refuses publishes, or None."""
+    _failure: LogError | None = field(default=None, init=False)
 
     def enter(self, size: int) -> None:
         """Admit a publish of `size` bytes. If no other publish is in flight, admit any size.
@@ -221,7 +231,24 @@ class PublishAdmission:
         for alarm in self.alarms.values():
             error = alarm()
             if error is not None:
+                self._note(error)
                 raise copy(error)  # `error` itself would keep the frames of every caller
+
+    def update(self) -> None:
+        """Call the listeners if the first alarm was raised, or if the last alarm has ended."""
+        raised = (alarm() for alarm in self.alarms.values())
+        self._note(self._failure or next((error for error in raised if error is not None), None))
+
+    def fail(self, error: LogError) -> None:
+        """Call the listeners with `error`, because the log stores nothing until a restart."""
+        self._failure = error
+        self.update()
+
+    def _note(self, refusal: LogError | None) -> None:
+        before, self.refusal = self.refusal, refusal
+        if (before is None) is not (refusal is None):
+            for listener in self.alarm_listeners:
+                listener(refusal)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import logging
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,8 @@ class Alarms:
     Call `start`, `stop` and the alarms on the event loop. If `min_free_bytes` is 0, there is no
     limit. If `max_memory_bytes` is 0, the limit is a share of the memory that the process may use.
     An alarm is raised if more than `max_uncommitted_entries` entries of `reput` are not in LMDB. If
-    `log` has no segment for the next publish, the measuring thread lets it try again.
+    `log` has no segment for the next publish, the measuring thread lets it try again. After each
+    measurement, `on_measured` is called on the event loop.
     """
 
     directories: Sequence[Path]
@@ -47,6 +48,7 @@ class Alarms:
     log: CommitLog
     reput: ReputService
     max_uncommitted_entries: int
+    on_measured: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self._measured: dict[str, LogError] = {}
@@ -113,6 +115,7 @@ class Alarms:
         self._is_index_behind = behind is not None
         self._measured.clear()
         self._measured.update(found)
+        self.on_measured()
 
     def _measure(self) -> dict[str, LogError]:
         self.log.retry_refused()

@@ -17,7 +17,7 @@ from holdfast.commitlog.append.appender import Appender, AppendRequest
 from holdfast.commitlog.append.syncer import Syncer
 from holdfast.commitlog.disk.data_dir import DataDir
 from holdfast.commitlog.disk.disk import Disk, LinuxDisk
-from holdfast.commitlog.errors import LogError, NoSegment
+from holdfast.commitlog.errors import LogError, LogPoisoned, NoSegment
 from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.commitlog.segments.footer import seal_segment
 from holdfast.commitlog.segments.segment import Segment
@@ -145,6 +145,7 @@ class Storage:
             max_uncommitted_entries=self._config.consumequeue.max_uncommitted_entries,
         )
         self.admission = PublishAdmission(config.max_in_flight_bytes, self.alarms.by_name)
+        self.alarms.on_measured = self.admission.update
         self.appender = Appender(
             opened.log,
             opened.sequences,
@@ -296,7 +297,7 @@ class Storage:
         try:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:
-            _logger.warning("a result of the scrub came after the event loop had ended")
+            _logger.warning("a thread reported a result after the event loop had ended")
 
     def reseal(self, segment: Segment) -> None:
         """Write the footer of a sealed segment again, in the keeper's thread."""
@@ -306,16 +307,21 @@ class Storage:
     # -- callbacks, in the storage's threads -----------------------------------------------
 
     def _on_sync_failure(self, error: Exception) -> None:
-        self.read_only = f"a sync of the log failed: {error}"
-        self.appender.poison(self.read_only)
+        cause = f"a sync of the log failed: {error}"
+        self._become_read_only(cause)
+        self.appender.poison(cause)
 
     def _on_append_failure(self, error: Exception) -> None:
         """Handle a failed append. After a disk error the broker is read-only; any other error is
         a defect of the code and fails the broker."""
         if isinstance(error, OSError):
-            self.read_only = f"a write to the log failed: {error}"
+            self._become_read_only(f"a write to the log failed: {error}")
         else:
             self._events.on_failure(error)
+
+    def _become_read_only(self, cause: str) -> None:
+        self.read_only = cause
+        self.run_on_loop(partial(self.admission.fail, LogPoisoned(cause)))
 
     def _on_roll(self, ended: Segment) -> None:
         """Let the keeper seal the ended segment, and append a snapshot of the state to the new

@@ -151,13 +151,13 @@ async def test_a_field_that_differs_is_a_conflict(
     assert store.table.get("t") == topic
 
 
-async def test_a_topic_is_made_when_it_is_first_used(store: MessageStore) -> None:
+async def test_a_topic_is_created_when_it_is_first_used(store: MessageStore) -> None:
     # Q2: one queue keeps one order
     planned = store.topics.find_or_plan("orders", queues=1)
     assert (planned.topic_id, planned.queue_count) == (0, 1)
     topic, is_new = await store.topics.ensure("orders", queues=1)
     assert is_new
-    assert replace(topic, topic_id=0, created_ms=0) == planned
+    assert replace(topic, topic_id=0, created_timestamp_ms=0) == planned
     assert store.topics.find_or_plan("orders", queues=3) == topic
     by_default, _ = await store.topics.ensure("other")
     assert by_default.queue_count == TopicsConfig().default_queues
@@ -165,16 +165,16 @@ async def test_a_topic_is_made_when_it_is_first_used(store: MessageStore) -> Non
         await store.topics.ensure("a b")
 
 
-async def test_of_two_who_make_a_topic_at_once_both_get_the_same_topic(store: MessageStore) -> None:
-    made = await asyncio.gather(*(store.topics.ensure("t", queues=count) for count in (1, 4, 2)))
-    assert [(topic.queue_count, is_new) for topic, is_new in made] == [
+async def test_callers_that_create_a_topic_at_once_get_the_same_topic(store: MessageStore) -> None:
+    created = await asyncio.gather(*(store.topics.ensure("t", queues=count) for count in (1, 4, 2)))
+    assert [(topic.queue_count, is_new) for topic, is_new in created] == [
         (1, True),
         (1, False),
         (1, False),
     ]
 
 
-async def test_no_topic_is_made_by_use_if_that_is_off(tmp_path: Path) -> None:
+async def test_first_use_creates_no_topic_if_that_is_off(tmp_path: Path) -> None:
     async with open_storage(limited(tmp_path, auto_create_topics=False)) as storage:
         topics = storage.store.topics
         with pytest.raises(UnknownTopic):

@@ -1,8 +1,16 @@
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from holdfast.commitlog.errors import DiskFull, DiskLow, LogError, LogOverloaded
+from holdfast.commitlog.errors import (
+    DiskFull,
+    DiskLow,
+    LogError,
+    LogOverloaded,
+    LogPoisoned,
+    MemoryLow,
+)
 from holdfast.consumequeue.errors import TopicFull
 from holdfast.consumequeue.publishing import PublishAdmission, TopicRoom
 from holdfast.consumequeue.topics import Topic, TopicConfig
@@ -48,6 +56,41 @@ def test_the_error_of_an_alarm_keeps_no_frames() -> None:
             admission.enter(1)
         assert str(refused.value) == str(error)
     assert error.__traceback__ is None
+
+
+def test_listeners_hear_when_the_first_alarm_begins_and_when_the_last_one_ends() -> None:
+    # A48
+    raised: dict[str, LogError] = {}
+    names = ("memory", "disk")
+    admission = PublishAdmission(LIMIT, {each: partial(raised.get, each) for each in names})
+    heard: list[LogError | None] = []
+    admission.alarm_listeners.append(heard.append)
+    admission.check()
+    admission.update()
+    assert heard == []
+    raised["disk"] = full = DiskFull(1)
+    with pytest.raises(DiskFull):  # at once: no measurement is needed
+        admission.check()
+    assert (heard, admission.refusal) == ([full], full)
+    raised["memory"] = MemoryLow(2, 1)
+    admission.update()
+    del raised["disk"]
+    admission.update()
+    assert heard == [full]
+    assert isinstance(admission.refusal, MemoryLow)
+    del raised["memory"]
+    admission.update()
+    admission.update()
+    assert heard == [full, None]
+
+
+def test_listeners_hear_when_the_log_becomes_read_only() -> None:
+    admission = PublishAdmission(LIMIT, {"disk": lambda: None})
+    heard: list[LogError | None] = []
+    admission.alarm_listeners.append(heard.append)
+    admission.fail(poisoned := LogPoisoned("a sync failed"))
+    admission.update()  # it does not end
+    assert (heard, admission.refusal) == ([poisoned], poisoned)
 
 
 def topic(max_bytes: int | None = LIMIT, queues: int = 4) -> Topic:

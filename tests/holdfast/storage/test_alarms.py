@@ -40,7 +40,12 @@ def _alarms(uncommitted: int = 0, refusal: LogError | None = None, **limits: int
         log.retried += 1
 
     log.retry_refused = retry_refused
-    given = {"min_free_bytes": 0, "max_memory_bytes": 0, "max_uncommitted_entries": 10, **limits}
+    given: dict[str, Any] = {
+        "min_free_bytes": 0,
+        "max_memory_bytes": 0,
+        "max_uncommitted_entries": 10,
+        **limits,
+    }
     return Alarms(directories=[Path("/")], log=log, reput=reput, **given)
 
 
@@ -119,7 +124,9 @@ async def test_an_alarm_refuses_only_publishes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A48
-    monkeypatch.setattr(alarms, "free_bytes", lambda directory: 10)
+    monkeypatch.setattr(alarms, "INTERVAL_S", 0.001)
+    free = 10
+    monkeypatch.setattr(alarms, "free_bytes", lambda directory: free)
     storage = Storage(
         small_config(tmp_path / "data", min_free_bytes=11),
         StorageEvents(on_failure=lambda error: None),
@@ -132,6 +139,13 @@ async def test_an_alarm_refuses_only_publishes(
         await store.publishing.publish(topic, [])
     stored = await store.offsets.store_offsets("g", topic, {0: 0})
     assert stored.version == 1
+    assert isinstance(store.admission.refusal, DiskLow)
+    ended = asyncio.get_running_loop().create_future()
+    store.admission.alarm_listeners.append(ended.set_result)
+    free = 11
+    async with asyncio.timeout(10):
+        assert await ended is None
+    store.admission.check()
     await storage.close()
     assert storage.raised_alarms == {}
 

@@ -286,6 +286,7 @@ async def test_a_failed_sync_stops_only_publishing(
             ended = await asyncio.gather(*waiting, return_exceptions=True)
             assert all(isinstance(each, LogPoisoned) for each in ended)
         assert storage.read_only is not None
+        await until(lambda: isinstance(store.admission.refusal, LogPoisoned))
         with pytest.raises(LogPoisoned):
             await store.publishing.publish(topic, [batch("after")], durability="written")
         assert await read_queue(store, topic) == [(0, b"before")]
