@@ -158,7 +158,10 @@ class Connection(asyncio.BufferedProtocol):
         return self.reader.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._after_input(nbytes, self.reader.receive(nbytes))
+        is_body_end = self.reader.receive(nbytes)
+        # A large body arrives in many parts, and until its request is answered none needs an act.
+        if self.state is not State.ANSWERING:
+            self._after_input(nbytes, is_body_end)
 
     def data_received(self, data: bytes) -> None:
         """Process received bytes that are not in the buffer of `get_buffer`."""
