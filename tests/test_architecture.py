@@ -31,7 +31,8 @@ FORMAT = ("commitlog.format", "commitlog.errors")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "amqp": (
         *("commitlog", "consumequeue", "groups", "holdservice"),
-        *("http_api.access", "http_api.config", "http_api.wire"),
+        *("http_api.access", "http_api.config", "http_api.limits", "http_api.metrics"),
+        "http_api.wire",
     ),
     # The bytes and the rules of AMQP know nothing of the broker.
     "amqp.engine": ("amqp.wire",),

@@ -29,6 +29,8 @@ from holdfast.groups.service import GroupService
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 from holdfast.http_api.access.authorization import Access
 from holdfast.http_api.access.grants import Principal
+from holdfast.http_api.limits.rate_limiter import PublishLimiter
+from holdfast.http_api.metrics import TopicCounters
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,10 @@ class BrokerParts:
     access: Access
     topics_config: TopicsConfig
     groups_config: GroupsConfig
+    publish_limiter: PublishLimiter
+    """The limits on how much each client publishes. HTTP and AMQP share them."""
+    topic_counters: Callable[[str], TopicCounters]
+    """Returns the counters of a topic, by its name."""
     wall_us: Callable[[], int]
 
 

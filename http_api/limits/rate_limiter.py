@@ -5,7 +5,13 @@ from time import monotonic
 from holdfast.http_api.access.authorization import UNKNOWN
 from holdfast.http_api.access.grants import ANONYMOUS, Principal
 from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.limits.token_buckets import PublishRate, RateLimit, Rates, retry_after_s
+from holdfast.http_api.limits.token_buckets import (
+    PublishRate,
+    RateLimit,
+    Rates,
+    Refusal,
+    retry_after_s,
+)
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.reply import Reply
 from holdfast.http_api.wire.request import Request
@@ -83,7 +89,7 @@ class PublishLimiter:
         Callers must call this before they read the request's body.
         """
         rates = self.rates_of(principal)
-        refusal = self._rate.ask(client, rates, monotonic()) if any(rates) else None
+        refusal = self._ask(client, rates)
         if refusal is None:
             return
         name, seconds = refusal
@@ -95,16 +101,30 @@ class PublishLimiter:
         reason = f"this client publishes more than its {limit} {unit} a second"
         raise _rate_limited(reason, seconds, limit, name)
 
+    def wait_s(self, client: str, principal: Principal) -> float:
+        """Return how many seconds a client must wait before it may publish; 0 if it may now."""
+        refusal = self._ask(client, self.rates_of(principal))
+        return 0.0 if refusal is None else refusal[1]
+
     def published(self, client: str, principal: Principal, messages: int, size: int) -> None:
         rates = self.rates_of(principal)
         if any(rates):
             self._rate.charge(client, rates, messages, size, monotonic())
 
+    def _ask(self, client: str, rates: Rates) -> Refusal | None:
+        return self._rate.ask(client, rates, monotonic()) if any(rates) else None
+
 
 def client_name(request: Request, principal: Principal) -> str:
     """Return the name of a request's client: its token's id, or its address without a token."""
+    return limited_name(request.peer.client, principal)
+
+
+def limited_name(address: str, principal: Principal) -> str:
+    """Return the name under which the limits count a client at `address`: its token's id, or its
+    address without a token."""
     if principal is ANONYMOUS or principal is UNKNOWN:
-        return f"address {request.peer.client}"
+        return f"address {address}"
     return f"token {principal.name}"
 
 
