@@ -180,6 +180,10 @@ class Batch:
     born_timestamps_us = _int64_column("born")
     #: int64[n], 0 for a message that never expires; None if no message expires.
     expires_timestamps_us = _int64_column("expires")
+    #: int32[n+1]: the offsets of the envelopes in `envelopes`.
+    envelope_offsets = _int32_column("envelope_offsets")
+    #: All envelopes, one after another; empty without the column.
+    envelopes = _text_column("envelopes")
 
     @cached_property
     def requests(self) -> RequestColumns | None:
@@ -229,6 +233,14 @@ class Batch:
             )
             for i in range(listed[row], listed[row + 1])
         }
+
+    def envelope(self, row: int) -> bytes:
+        """Return the envelope of one message, as its publisher's protocol encoded it; b"" if it
+        has none."""
+        offsets = self.envelope_offsets
+        if offsets is None:
+            return b""
+        return bytes(self.envelopes[offsets[row] : offsets[row + 1]])
 
     def born_timestamp_us(self, row: int) -> int:
         """Return when one message was created, according to its producer, in microseconds."""

@@ -20,8 +20,8 @@ MAX_TTL_MS = 10**15
 
 @dataclass(frozen=True, slots=True)
 class MessageLimits:
-    """Upper limits for one message, in bytes: body, key, tag, and the names and values of all its
-    properties together."""
+    """Upper limits for one message, in bytes: body with envelope, key, tag, and the names and
+    values of all its properties together."""
 
     max_message_bytes: int = 4 * 1024 * 1024
     max_key_bytes: int = 4096
@@ -73,6 +73,8 @@ def check_batch(batch: Batch, limits: MessageLimits) -> None:
             raise CorruptBatch(f"{name}-timestamp", "a negative timestamp")
     if header.born_timestamp_us < 0:
         raise CorruptBatch("born-timestamp", "a negative timestamp")
+    if batch.envelope_offsets is not None:
+        sizes = sizes + _check_offsets("envelope", batch.envelope_offsets, header.envelope_bytes)
     _check_limit("max_message_bytes", limits.max_message_bytes, sizes)
 
 

@@ -19,6 +19,7 @@ from holdfast.commitlog.format.batch_header import (
     ALIGNMENT,
     ANY_QUEUE,
     BORN,
+    ENVELOPES,
     EXPIRES,
     HEADER_SIZE,
     KEYS,
@@ -39,7 +40,7 @@ _MAX_SECTION_BYTES = 2**31 - 1  # because offsets are int32
 
 #: A message needs at most this many additional bytes in a shared batch, because other publishes may
 #: have more columns: hashes and offsets of keys and tags, the property list, born and expires
-#: timestamps, producer.
+#: timestamps, producer, the offset of the envelope.
 _MOST_SHARED_BYTES = 64
 #: The most bytes that the alignment of all columns adds to a shared batch.
 _MOST_PADDING = 256
@@ -66,6 +67,8 @@ class Rows:
     producer_id: int = 0
     producer_epoch: int = 0
     sequence: int = 0
+    envelopes: Sequence[bytes] | None = None
+    """b"" for a message without an envelope."""
     total_size: int = field(init=False)
     """The size in bytes of a batch that contains only these messages."""
 
@@ -160,10 +163,13 @@ def encode_columns(
     sequence: int = 0,
     request_sequence: bool = False,
     requests: Requests | None = None,
+    envelopes: Sequence[bytes] | None = None,
 ) -> tuple[BatchHeader, bytes]:
     """Do what `encode_batch` does, but return header and payload. Only the broker passes
-    `requests`."""
-    _check_lengths(bodies, keys, tags, properties, born_timestamps_us, expires_timestamps_us)
+    `requests` and `envelopes`."""
+    _check_lengths(
+        bodies, keys, tags, properties, born_timestamps_us, expires_timestamps_us, envelopes
+    )
     header = BatchHeader(
         flags=REQUEST_SEQUENCE if request_sequence else 0,
         total_size=0,
@@ -192,6 +198,9 @@ def encode_columns(
         columns.add_numbers("<i8", expires_timestamps_us)
     if requests is not None:
         columns.add_requests(header, requests)
+    if envelopes is not None and any(envelopes):
+        header.flags |= ENVELOPES
+        header.envelope_bytes = columns.add_texts(envelopes)
     payload = columns.join()
     header.total_size = HEADER_SIZE + len(payload)
     header.payload_crc = crc32c(payload)
@@ -215,6 +224,7 @@ def encode_rows(run: Sequence[Rows]) -> tuple[BatchHeader, bytes]:
             producer_epoch=first.producer_epoch,
             sequence=first.sequence,
             request_sequence=first.producer_id > 0,
+            envelopes=first.envelopes,
         )
     born = [rows.born_timestamp_us for rows in run for _ in rows.bodies]
     return encode_columns(
@@ -227,6 +237,7 @@ def encode_rows(run: Sequence[Rows]) -> tuple[BatchHeader, bytes]:
         expires_timestamps_us=_column(run, [rows.expires_timestamps_us for rows in run], 0),
         queue_id=first.queue_id,
         requests=_requests(run),
+        envelopes=_column(run, [rows.envelopes for rows in run], b""),
     )
 
 
@@ -316,6 +327,8 @@ def _total_size(rows: Rows) -> int:
         size += offsets + 2 * entries + align(names) + align(values)
     if rows.expires_timestamps_us is not None and any(rows.expires_timestamps_us):
         size += 8 * count
+    if rows.envelopes is not None and any(rows.envelopes):
+        size += offsets + align(sum(map(len, rows.envelopes)))
     return size
 
 

@@ -18,6 +18,7 @@ properties:
     expires       int64[n]  microseconds, 0: never                     (flag EXPIRES)
     producer ids  uint64[n] 0: none
     sequences     int64[n]                   epochs        uint32[n]  (flag PRODUCERS)
+    envelope offsets int32[n+1]   envelopes                            (flag ENVELOPES)
 
 If a message has no key or tag, its text is empty, and its hash or code is 0.
 """
@@ -70,7 +71,7 @@ HEADER_FIELDS = {
     "property_count": "I",  # 112
     "property_name_bytes": "I",  # 116
     "property_value_bytes": "I",  # 120
-    "reserved": "I",  # 124: zero
+    "envelope_bytes": "I",  # 124: zero without the flag ENVELOPES
 }
 _HEADER = struct.Struct("<" + "".join(HEADER_FIELDS.values()))
 assert _HEADER.size == HEADER_SIZE
@@ -99,6 +100,9 @@ class BatchFlag(IntFlag):
     #: Several publishes share the batch: columns give each message the producer, epoch and
     #: sequence of its publish. The sequences count requests. Only the broker sets this flag.
     PRODUCERS = 1 << 7
+    #: Each message has an envelope: what the protocol of its publisher needs to deliver it
+    #: unchanged, and other protocols ignore. Only the broker sets this flag.
+    ENVELOPES = 1 << 12
 
 
 # Plain ints: each test or combination of an IntFlag costs a microsecond.
@@ -109,8 +113,9 @@ BORN = int(BatchFlag.BORN)
 EXPIRES = int(BatchFlag.EXPIRES)
 REQUEST_SEQUENCE = int(BatchFlag.REQUEST_SEQUENCE)
 PRODUCERS = int(BatchFlag.PRODUCERS)
+ENVELOPES = int(BatchFlag.ENVELOPES)
 #: All flags that add sections to the bodies.
-_COLUMNS = KEYS | TAGS | PROPERTIES | BORN | EXPIRES | PRODUCERS
+_COLUMNS = KEYS | TAGS | PROPERTIES | BORN | EXPIRES | PRODUCERS | ENVELOPES
 KNOWN_FLAGS = _COLUMNS | REQUEST_SEQUENCE
 
 
@@ -144,6 +149,7 @@ class BatchHeader:
     property_count: int = 0
     property_name_bytes: int = 0
     property_value_bytes: int = 0
+    envelope_bytes: int = 0
     requests: "tuple[BatchHeader, ...]" = field(default=(), compare=False, repr=False)
     """One header for each idempotent publish that shares the batch. Not part of the header's
     bytes: set when a batch is written, or read with its payload
@@ -169,7 +175,7 @@ class BatchHeader:
     def encode(self) -> bytes:
         """Return the 128 bytes, with the header CRC in place."""
         raw = _HEADER.pack(
-            MAGIC, FORMAT_VERSION, self.flags, self.total_size, 0, *_fields_after_crc(self), 0
+            MAGIC, FORMAT_VERSION, self.flags, self.total_size, 0, *_fields_after_crc(self)
         )
         return raw[: _CRC.start] + crc32c(raw).to_bytes(4, "little") + raw[_CRC.stop :]
 
@@ -183,7 +189,7 @@ class BatchHeader:
         raw = bytes(buffer[position : position + HEADER_SIZE])
         if len(raw) < HEADER_SIZE:
             raise CorruptBatch("header-truncated", f"{len(raw)} bytes of 128")
-        magic, version, flags, total_size, header_crc, *fields, reserved = _HEADER.unpack(raw)
+        magic, version, flags, total_size, header_crc, *fields = _HEADER.unpack(raw)
         if magic != MAGIC:
             raise CorruptBatch("bad-magic", f"{magic!r}")
         if crc32c(raw[: _CRC.start] + _NO_CRC + raw[_CRC.stop :]) != header_crc:
@@ -193,9 +199,9 @@ class BatchHeader:
         if flags & ~KNOWN_FLAGS:
             found = f"{version} with flags {flags:#06x}"
             raise UnknownFormatVersion("batch", found, FORMAT_VERSION)
-        if reserved:
-            raise CorruptBatch("reserved-not-zero", f"{reserved:#x}")
         header = cls(flags, total_size, *fields)
+        if header.envelope_bytes and not flags & ENVELOPES:
+            raise CorruptBatch("envelopes", "counted in the header, but there is no such column")
         if header.message_count < 1 or header.base_offset < 0:
             count, base_offset = header.message_count, header.base_offset
             raise CorruptBatch("bad-count", f"{count} messages at {base_offset}")
@@ -247,7 +253,7 @@ class BatchHeader:
 #: The fields of BatchHeader that are in its bytes, in the order of these bytes.
 FIELD_NAMES = tuple(name for name in BatchHeader.__slots__ if name != "requests")
 assert [*FIELD_NAMES] == [
-    name for name in HEADER_FIELDS if name not in ("magic", "version", "header_crc", "reserved")
+    name for name in HEADER_FIELDS if name not in ("magic", "version", "header_crc")
 ]
 _fields = attrgetter(*FIELD_NAMES)
 _fields_after_crc = attrgetter(*FIELD_NAMES[2:])
@@ -290,6 +296,8 @@ class Layout:
     producer_ids: Section | None = None
     sequences: Section | None = None
     epochs: Section | None = None
+    envelope_offsets: Section | None = None
+    envelopes: Section | None = None
 
 
 #: The fields of Layout that are sections, in the order of the sections in a batch.
@@ -339,6 +347,9 @@ def layout_of(header: BatchHeader) -> Layout:
         layout.producer_ids = section(8 * n)
         layout.sequences = section(8 * n)
         layout.epochs = section(4 * n)
+    if flags & ENVELOPES:
+        layout.envelope_offsets = section(offsets)
+        layout.envelopes = section(header.envelope_bytes)
     layout.total_size = at
     return layout
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from holdfast.commitlog.format.batch_header import (
     ALIGNMENT,
     BORN,
+    ENVELOPES,
     EXPIRES,
     FIELD_NAMES,
     FORMAT_VERSION,
@@ -220,7 +221,7 @@ def are_well_formed(headers: Headers) -> Bools:
         (headers["magic"] == MAGIC)
         & (headers["version"] == FORMAT_VERSION)
         & (headers["flags"] & ~np.uint16(KNOWN_FLAGS) == 0)
-        & (headers["reserved"] == 0)
+        & ((headers["envelope_bytes"] == 0) | has_flag(headers, ENVELOPES))
         & (headers["message_count"] >= 1)
         & (headers["base_offset"] >= 0)
         & (headers["total_size"] == _column_ends(headers))
@@ -268,6 +269,7 @@ def section_sizes(headers: Headers) -> dict[str, Int64s]:
     add(BORN, born=times)
     add(EXPIRES, expires=times)
     add(PRODUCERS, producer_ids=times, sequences=times, epochs=hashes)
+    add(ENVELOPES, envelope_offsets=offsets, envelopes=field("envelope_bytes"))
     return sizes
 
 

@@ -280,4 +280,5 @@ class DeadLetters:
             ],
             producer_id=keyed_producer_id(self._key, "dead-letter", letter.letter_id),
             producer_epoch=BROKER_EPOCH,
+            envelopes=[batch.envelope(row)],
         )

@@ -333,6 +333,7 @@ class _Redrive:
                 self._key, "redrive", f"{self._source.record.name} {_id_of(letter)}"
             ),
             producer_epoch=BROKER_EPOCH,
+            envelopes=[batch.envelope(row)],
         )
 
     # -- counting ----------------------------------------------------------------------------

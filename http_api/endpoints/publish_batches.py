@@ -138,6 +138,8 @@ def _check_header(batch: Batch, index: int, topic: Topic) -> None:
         raise _malformed("request-sequence", index, "only the producer headers may count requests")
     if header.flags & BatchFlag.PRODUCERS:
         raise _malformed("producers", index, "a published batch must have one producer")
+    if header.flags & BatchFlag.ENVELOPES:
+        raise _malformed("envelopes", index, "only the broker writes envelopes")
 
 
 def fill_queues(batches: Sequence[Batch], choose: Callable[[], int]) -> list[Batch]:

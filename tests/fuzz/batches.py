@@ -17,7 +17,7 @@ from holdfast.client.read.message import MessageBatch
 from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
 from holdfast.commitlog.format.batch import Batch, iter_batches, payload_crc
 from holdfast.commitlog.format.batch_check import LimitExceeded, MessageLimits, check_batch
-from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch_encoding import Rows, as_batch, encode_batch
 from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader, layout_of
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.format.checksum import crc32c
@@ -51,6 +51,11 @@ def _raw() -> list[bytes]:
         encode_batch([b"one"]),
         encode_batch([b"", b"two", b"\xff"], keys=["k", None, "é"], queue_id=1),
         encode_batch([b"x"] * 3, tags=["red", "blue", None], born_timestamps_us=[1, 2, 3]),
+        bytes(
+            as_batch(
+                Rows(1, [b"x", b"", b"y"], 1, tags=["red"] * 3, envelopes=[b"", b"one", b"two"])
+            ).block
+        ),
         encode_batch(
             [b"x"] * 2,
             properties=[{"a": "x", "b": ""}, None],
@@ -60,7 +65,7 @@ def _raw() -> list[bytes]:
             sequence=9,
         ),
     ]
-    raw.append(raw[0] + raw[3])
+    raw.append(raw[0] + raw[4])
     return raw
 
 
@@ -84,6 +89,7 @@ def check(data: bytes) -> None:
     try:
         check_batches(decode_batches(body, 1000, 1000), TOPIC, LIMITS)
         assert len(accepted) == len(batches)
+        assert all(batch.envelope_offsets is None for batch in batches)
     except (Problem, UnknownQueue):
         pass
     for batch in accepted:
@@ -97,7 +103,7 @@ def _edited(edits: bytes) -> bytes:
     batch = Batch.decode(bytes(raw))
     columns = [
         section
-        for name in ("body", "key", "tag", "name", "value")
+        for name in ("body", "key", "tag", "name", "value", "envelope")
         if (section := getattr(batch.layout, f"{name}_offsets")) is not None
     ]
     if batch.layout.property_list is not None:
@@ -169,6 +175,7 @@ def _read(batch: Batch) -> None:
     packed = cast("list[PackedMessage]", make_messages(MSGPACK, "t", [BatchSlice(batch, rows)]))
     assert [_fields(each) for each in packed] == [_row(batch, row) for row in rows]
     assert len(make_messages(JSON, "t", [BatchSlice(batch, rows)])) == len(rows)
+    assert b"".join(batch.envelope(row) for row in rows) == bytes(batch.envelopes)
     every_other = list(rows)[::2]
     assert make_messages(MSGPACK, "t", [BatchSlice(batch, every_other)]) == packed[::2]
     client = [

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.commitlog.format.batch_encoding import Rows
 from holdfast.consumequeue.errors import LimitReached, StateUnavailable, TopicFull, UnknownGroup
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.errors import InvalidGroup, NoDeadLetters, RedriveRunning
@@ -23,7 +24,8 @@ async def letters(broker: GroupBroker, *texts: str, **fields: Any) -> None:
     """Create "t" and the group "g", and let it reject these messages."""
     await broker.topic()
     await broker.group(dead_letter_topic="dead")
-    await reject(broker, *texts, **fields)
+    if texts:
+        await reject(broker, *texts, **fields)
 
 
 async def reject(broker: GroupBroker, *texts: str, **fields: Any) -> None:
@@ -56,6 +58,24 @@ async def test_a_letter_goes_back_as_it_was(tmp_path: Path) -> None:
             assert each.batch.tag(each.row) == "v"
             assert each.batch.properties(each.row) == {"mine": "1"}
         assert (await redrive(broker)).total == 0
+
+
+async def test_a_letter_and_its_redrive_keep_the_envelope(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await letters(broker)
+        rows = Rows(0, [b"x", b"y"], 1, envelopes=[b"of AMQP", b""])
+        await broker.store.publishing.publish(broker.store.table.get("t"), [rows])
+        await broker.settle(await broker.receive(2), Verb.REJECT)
+        await until(lambda: broker.groups.stats().dead_letters_total == 2)
+        dead = await broker.store.reading.read(
+            broker.store.table.get("dead"), 0, 0, max_messages=2, max_bytes=1 << 20
+        )
+        found = [each.batch.envelope(row) for each in dead.slices for row in each.rows]
+        assert found == [b"of AMQP", b""]
+        assert (await redrive(broker)).topics == {"t": 2}
+        again = await broker.receive()
+        found = [each.batch.envelope(each.row) for each in again.deliveries]
+        assert found == [b"of AMQP", b""]
 
 
 async def test_a_dry_run_counts_and_changes_nothing(tmp_path: Path) -> None:

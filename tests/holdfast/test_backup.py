@@ -22,6 +22,7 @@ from holdfast.backup.stored import read_manifest, verify_files
 from holdfast.check import check_data_dir
 from holdfast.commitlog.disk.data_dir import DataDir, NotADataDir
 from holdfast.commitlog.errors import UnknownFormatVersion
+from holdfast.commitlog.format.batch_encoding import Rows
 from holdfast.commitlog.format.segment_format import segment_name
 from holdfast.consumequeue.state.records import (
     StoredOffsets,
@@ -44,6 +45,8 @@ from tests.support.stored import (
 )
 from tests.support.three_segments import fingerprints
 
+ENVELOPE = b"of AMQP"
+
 Contents = dict[int, list[tuple[int, bytes]]]
 
 
@@ -52,6 +55,7 @@ async def _fill(data_dir: Path) -> Contents:
     async with open_storage(small_config(data_dir)) as storage:
         store = storage.store
         topic, _ = await store.topics.create("t", queues=2, fields={"retention_bytes": 10 * MIB})
+        await store.publishing.publish(topic, [Rows(0, [b"first"], 1, envelopes=[ENVELOPE])])
         for number in range(10):
             await store.publishing.publish(
                 topic, [batch([f"body {number}", "x"], number % 2, key="k")]
@@ -77,6 +81,8 @@ async def _contents(data_dir: Path) -> Contents:
         assert topic.config.retention_bytes == 10 * MIB
         assert storage.store.offsets.stored_offsets("g", topic).offsets == {0: 3, 1: 2}
         assert storage.degraded == []
+        first = await storage.store.reading.read(topic, 0, 0, max_messages=1, max_bytes=1)
+        assert first.slices[0].batch.envelope(0) == ENVELOPE
         return {queue: await read_queue(storage.store, topic, queue) for queue in (0, 1)}
 
 

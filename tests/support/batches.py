@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from holdfast.commitlog.format.batch import Batch
-from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch_encoding import encode_columns
 from holdfast.commitlog.format.batch_header import HEADER_SIZE
 
 _NAMES = st.text(min_size=1, max_size=6)
@@ -15,7 +15,7 @@ _TIMES = st.integers(0, 2**53)
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of one batch, as a producer passes them to encode_batch."""
+    """The columns of one batch. A producer has no envelopes: the broker adds them."""
 
     bodies: Sequence[bytes]
     keys: Sequence[str | None] | None = None
@@ -24,10 +24,11 @@ class Columns:
     born_timestamp_us: int = 0
     born_timestamps_us: Sequence[int] | None = None
     expires_timestamps_us: Sequence[int] | None = None
+    envelopes: Sequence[bytes] | None = None
 
     def encode(self) -> bytes:
         """Return the encoded batch."""
-        return encode_batch(
+        header, payload = encode_columns(
             self.bodies,
             keys=self.keys,
             tags=self.tags,
@@ -35,7 +36,9 @@ class Columns:
             born_timestamp_us=self.born_timestamp_us,
             born_timestamps_us=self.born_timestamps_us,
             expires_timestamps_us=self.expires_timestamps_us,
+            envelopes=self.envelopes,
         )
+        return bytes(header.encode()) + payload
 
 
 @st.composite
@@ -64,6 +67,7 @@ def columns(
             born_timestamp_us=_TIMES,
             born_timestamps_us=column(_TIMES),
             expires_timestamps_us=column(_TIMES),
+            envelopes=column(st.binary(max_size=9)),
         )
     )
 

@@ -39,6 +39,14 @@ def test_the_golden_messages_are_read() -> None:
     )
     assert (lone.born_timestamp_us(0), lone.expires_timestamp_us(0)) == (BORN_US, 0)
     assert lone.expires_at_ms(0) == 0
+    assert [lone.envelope(0), batch.envelope(0)] == [b"", b""]
+    enveloped = Batch.decode(golden("batch_envelopes.bin"))
+    assert [enveloped.body(row) for row in range(3)] == [b"one", b"", b"three"]
+    assert [enveloped.envelope(row) for row in range(3)] == [
+        bytes.fromhex("110419036f72"),
+        b"",
+        bytes(range(30)),
+    ]
 
 
 def test_a_message_expires_at_the_first_whole_millisecond() -> None:  # T32
@@ -73,6 +81,7 @@ def test_decoding_returns_the_encoded_messages(sent: Columns) -> None:
     assert [batch.born_timestamp_us(row) for row in rows] == list(born)
     expires = sent.expires_timestamps_us or [0] * n
     assert [batch.expires_timestamp_us(row) for row in rows] == list(expires)
+    assert [batch.envelope(row) for row in rows] == list(sent.envelopes or [b""] * n)
     check_batch(batch, MessageLimits())
 
 
@@ -107,7 +116,9 @@ def test_columns_are_views_of_the_block() -> None:
 # -- invalid batches -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["batch_lone.bin", "batch_full.bin", "batch_stored.bin"])
+@pytest.mark.parametrize(
+    "name", ["batch_lone.bin", "batch_full.bin", "batch_stored.bin", "batch_envelopes.bin"]
+)
 def test_every_truncation_is_refused(name: str) -> None:
     raw = golden(name)
     for size in range(len(raw)):
@@ -124,7 +135,7 @@ def test_a_truncated_batch_is_not_completed_by_the_next_one() -> None:
             Batch.decode(raw[:size] + golden("batch_stored.bin"))
 
 
-@pytest.mark.parametrize("name", ["batch_full.bin", "batch_stored.bin"])
+@pytest.mark.parametrize("name", ["batch_full.bin", "batch_stored.bin", "batch_envelopes.bin"])
 def test_every_flipped_bit_is_refused(name: str) -> None:
     raw = golden(name)
     for bit in range(8 * len(raw)):

@@ -170,6 +170,10 @@ def columns_with(name: str, size: int) -> Columns:
     text = "x" * size
     return {
         "max_message_bytes": Columns([b"a", b"x" * size, b"c"]),
+        # The envelope counts too.
+        "max_message_bytes with envelope": Columns(
+            [b"", b"x", b""], envelopes=[b"", text[1:].encode(), b"e"]
+        ),
         "max_key_bytes": Columns([b""] * 3, keys=["k", text, None]),
         "max_tag_bytes": Columns([b""] * 3, tags=[None, text, "t"]),
         # The name counts too.
@@ -178,15 +182,20 @@ def columns_with(name: str, size: int) -> Columns:
 
 
 @pytest.mark.parametrize(
-    "name", ["max_message_bytes", "max_key_bytes", "max_tag_bytes", "max_properties_bytes"]
+    "column",
+    [
+        *("max_message_bytes", "max_message_bytes with envelope"),
+        *("max_key_bytes", "max_tag_bytes", "max_properties_bytes"),
+    ],
 )
 @pytest.mark.parametrize("limit", [100, 1000])
-def test_a_value_at_the_limit_passes_and_a_larger_one_does_not(name: str, limit: int) -> None:
+def test_a_value_at_the_limit_passes_and_a_larger_one_does_not(column: str, limit: int) -> None:
+    name = column.split()[0]
     limits = replace(MessageLimits(*[2**31] * 4), **{name: limit})
     for size in (limit - 1, limit):
-        check_batch(Batch.decode(columns_with(name, size).encode()), limits)
+        check_batch(Batch.decode(columns_with(column, size).encode()), limits)
     with pytest.raises(LimitExceeded) as raised:
-        check_batch(Batch.decode(columns_with(name, limit + 1).encode()), limits)
+        check_batch(Batch.decode(columns_with(column, limit + 1).encode()), limits)
     error = raised.value
     assert (error.limit_name, error.limit, error.found, error.row) == (name, limit, limit + 1, 1)
 

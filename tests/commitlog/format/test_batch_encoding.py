@@ -77,6 +77,7 @@ def runs(draw: st.DrawFn) -> list[Rows]:
             part.tags,
             part.properties,
             part.expires_timestamps_us,
+            envelopes=part.envelopes,
             producer_id=number if is_idempotent else 0,
             producer_epoch=number % 2 if is_idempotent else 0,
             sequence=2**40 + number if is_idempotent else 0,
@@ -106,6 +107,7 @@ def test_a_shared_batch_has_every_message_unchanged(run: list[Rows]) -> None:
             assert batch.properties(row) == alone.properties(own)
             assert batch.born_timestamp_us(row) == rows.born_timestamp_us
             assert batch.expires_timestamp_us(row) == alone.expires_timestamp_us(own)
+            assert batch.envelope(row) == alone.envelope(own)
             row += 1
     assert row == len(batch)
 

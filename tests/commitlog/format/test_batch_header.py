@@ -14,6 +14,7 @@ from holdfast.commitlog.format.batch_header import (
     HEADER_SIZE,
     KNOWN_FLAGS,
     MAGIC,
+    SECTION_NAMES,
     BatchFlag,
     BatchHeader,
     layout_of,
@@ -45,8 +46,9 @@ PLACES: dict[str, tuple[str, int]] = {
     "property_count": ("<I", 112),
     "property_name_bytes": ("<I", 116),
     "property_value_bytes": ("<I", 120),
+    "envelope_bytes": ("<I", 124),
 }
-EXAMPLES = ["batch_lone.bin", "batch_full.bin", "batch_stored.bin"]
+EXAMPLES = ["batch_lone.bin", "batch_full.bin", "batch_stored.bin", "batch_envelopes.bin"]
 
 
 def resealed(raw: bytes | bytearray, at: int, field: str, value: int | bytes) -> bytes:
@@ -68,13 +70,19 @@ def headers() -> st.SearchStrategy[BatchHeader]:
     fields["total_size"] = st.integers(HEADER_SIZE // 8, 2**29 - 1).map(lambda n: 8 * n)
     fields["message_count"] = st.integers(1, 2**32 - 1)
     fields["base_offset"] = st.integers(0, 2**62)
-    return st.builds(BatchHeader, **fields)
+    return st.builds(BatchHeader, **fields).map(_without_uncounted_envelopes)
+
+
+def _without_uncounted_envelopes(header: BatchHeader) -> BatchHeader:
+    if header.flags & BatchFlag.ENVELOPES:
+        return header
+    return dataclasses.replace(header, envelope_bytes=0)
 
 
 def test_every_field_has_its_place() -> None:
     of_bytes = {field.name for field in dataclasses.fields(BatchHeader)} - {"requests"}
     assert set(PLACES) == of_bytes
-    taken = [range(4), range(4, 6), range(12, 16), range(124, 128)]
+    taken = [range(4), range(4, 6), range(12, 16)]
     taken += [range(at, at + struct.calcsize(kind)) for kind, at in PLACES.values()]
     assert sorted(at for place in taken for at in place) == list(range(128))
 
@@ -89,7 +97,6 @@ def test_the_golden_headers_are_read_from_their_places(name: str) -> None:
         assert struct.unpack_from(kind, raw, at) == (getattr(header, field),), field
     zeroed = raw[:12] + bytes(4) + raw[16:128]
     assert struct.unpack_from("<I", raw, 12) == (crc32c(zeroed),)
-    assert raw[124:128] == bytes(4)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -132,7 +139,7 @@ def test_every_flipped_bit_is_refused() -> None:
         (8, "<I", HEADER_SIZE - 8, "bad-size"),
         (8, "<I", HEADER_SIZE + 1, "bad-size"),
         (8, "<I", HEADER_SIZE + 4, "bad-size"),
-        (124, "<I", 1, "reserved-not-zero"),
+        (124, "<I", 1, "envelopes"),
         (0, "<4s", b"HFBU", "bad-magic"),
         (0, "<4s", bytes(4), "bad-magic"),
     ],
@@ -177,8 +184,9 @@ def test_the_flags_have_their_bits() -> None:
         "REQUEST_SEQUENCE": 0x20,
         "NULL_BODIES": 0x40,
         "PRODUCERS": 0x80,
+        "ENVELOPES": 0x1000,
     }
-    assert KNOWN_FLAGS == 0xBF
+    assert KNOWN_FLAGS == 0x10BF
 
 
 def test_stamping_changes_only_the_fields_of_the_broker() -> None:
@@ -257,7 +265,7 @@ def test_sections_are_aligned_and_absent_ones_take_no_room(sent: Columns) -> Non
     raw = sent.encode()
     batch = Batch.decode(raw)
     at = HEADER_SIZE
-    for name in [section[0] for section in SECTIONS]:
+    for name in SECTION_NAMES:
         section = getattr(batch.layout, name)
         if section is not None:
             assert section.start % 8 == 0
@@ -270,5 +278,6 @@ def test_sections_are_aligned_and_absent_ones_take_no_room(sent: Columns) -> Non
         (batch.property_list, BatchFlag.PROPERTIES, any(sent.properties or [])),
         (batch.born_timestamps_us, BatchFlag.BORN, sent.born_timestamps_us is not None),
         (batch.expires_timestamps_us, BatchFlag.EXPIRES, any(sent.expires_timestamps_us or [])),
+        (batch.envelope_offsets, BatchFlag.ENVELOPES, any(sent.envelopes or [])),
     ]:
         assert (column is not None) == bool(batch.header.flags & flag) == there

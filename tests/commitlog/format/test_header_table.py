@@ -100,13 +100,13 @@ def _headers(data: bytes) -> list[bytes]:
 
 
 def test_the_table_has_the_fields_of_the_header() -> None:
-    header = BatchHeader(*range(1, 22))
+    header = BatchHeader(*range(1, 23))
     table = run_of(header).headers
     assert table.itemsize == HEADER_SIZE
     names = {*BatchHeader.__slots__} - {"requests"}
     for name in names:
         assert int(table[name][0]) == getattr(header, name), name
-    others = {"magic", "version", "header_crc", "reserved"}
+    others = {"magic", "version", "header_crc"}
     assert set(HEADER_DTYPE.names or ()) == names | others
 
 

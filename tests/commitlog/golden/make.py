@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from holdfast.commitlog.format.batch import Batch, key_hash
-from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch_encoding import Rows, encode_batch, encode_rows
 from holdfast.commitlog.format.batch_header import HEADER_SIZE
 from holdfast.commitlog.format.segment_format import (
     BLOCK_DTYPE,
@@ -67,6 +67,22 @@ def stored() -> bytes:
     return bytes(header.encode()) + full()[HEADER_SIZE:]
 
 
+def with_envelopes() -> bytes:
+    """Return three messages with a key column and envelopes, as the broker encodes them."""
+    header, payload = encode_rows(
+        [
+            Rows(
+                2,
+                [b"one", b"", b"three"],
+                BORN_US,
+                keys=["k1", None, None],
+                envelopes=[bytes.fromhex("110419036f72"), b"", bytes(range(30))],
+            )
+        ]
+    )
+    return bytes(header.encode()) + payload
+
+
 def segment_header() -> bytes:
     """Return the part of a header page that is not zero."""
     return SegmentHeader(SEGMENT_START, SEGMENT_SIZE, STORED_US).encode()[:64]
@@ -102,6 +118,7 @@ def examples() -> Mapping[str, bytes]:
         "batch_lone.bin": lone(),
         "batch_full.bin": full(),
         "batch_stored.bin": stored(),
+        "batch_envelopes.bin": with_envelopes(),
         "segment_header.bin": segment_header(),
         "end_mark.bin": end_mark(),
         "footer.bin": footer(),
