@@ -11,6 +11,7 @@ sections, one or more `amqp-sequence` sections, or one `amqp-value`.
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from holdfast.amqp.messages.fast_fields import Routing, read_header, read_routing
 from holdfast.amqp.wire.conditions import DecodeError
 from holdfast.amqp.wire.performatives import Header, Properties, from_described
 from holdfast.amqp.wire.types import Buffer, Described, Symbol, ULong, decode, skip
@@ -54,6 +55,9 @@ class Span(NamedTuple):
     end: int
 
 
+_NOTHING = Span(0, 0, 0)
+
+
 class Sections:
     """The sections of one message. The constructor finds them by their sizes.
 
@@ -88,11 +92,24 @@ class Sections:
 
     def header(self) -> Header:
         """Return the header. Without a header section, return the default header."""
-        return self._composite(Kind.HEADER, 0x70, Header) or Header()
+        span = self._spans.get(Kind.HEADER)
+        fast = read_header(self.buffer, span.value, span.end) if span else None
+        return fast or self._composite(Kind.HEADER, 0x70, Header) or Header()
 
     def properties(self) -> Properties:
         """Return the properties. Without a properties section, all of them are None."""
         return self._composite(Kind.PROPERTIES, 0x73, Properties) or Properties()
+
+    def routing(self) -> Routing:
+        """Return the properties that the broker uses. Other properties may be invalid."""
+        span = self._spans.get(Kind.PROPERTIES)
+        if span is None:
+            return Routing()
+        fast = read_routing(self.buffer, span.value, span.end)
+        if fast is not None:
+            return fast
+        properties = self.properties()
+        return Routing(properties.subject, properties.absolute_expiry_time, properties.group_id)
 
     def annotations(self) -> dict[Any, Any]:
         """Return the message-annotations, or an empty dict if there are none."""
@@ -114,6 +131,20 @@ class Sections:
         skipped = (Kind.HEADER, Kind.DELIVERY_ANNOTATIONS)
         start = max((self._spans[kind].end for kind in skipped if kind in self._spans), default=0)
         return bytes(self.buffer[start:])
+
+    def around_body(self) -> tuple[bytes, bytes, bytes]:
+        """Return what the bare message has around its body, encoded: the message-annotations, the
+        other sections before the body, and the sections after the body."""
+        buffer, spans = self.buffer, self._spans
+        annotations = spans.get(Kind.MESSAGE_ANNOTATIONS, _NOTHING)
+        kinds = (Kind.PROPERTIES, Kind.APPLICATION_PROPERTIES)
+        before = [spans[kind] for kind in kinds if kind in spans]
+        start, end = self.body[0][1].start, self.body[-1][1].end
+        return (
+            bytes(buffer[annotations.start : annotations.end]),
+            bytes(buffer[before[0].start : start]) if before else b"",
+            bytes(buffer[end:]),
+        )
 
     def body_bytes(self) -> bytes:
         """Return the encoded body sections."""

@@ -6,7 +6,7 @@
 | any other body                                  | the encoded body sections, as the body         |
 | group-id, else x-opt-partition-key              | the key                                        |
 | subject                                         | the tag                                        |
-| application-properties                          | properties, as text                            |
+| application-properties (with a name)            | properties, as text                            |
 | ttl, absolute-expiry-time                       | the expiry time: the earlier of the two times  |
 """
 
@@ -38,7 +38,7 @@ def text_view(sections: Sections, now_ms: int, max_tag_bytes: int) -> TextView:
     A subject that is empty or longer than `max_tag_bytes` is ignored. Raises DecodeError if
     a section is not valid.
     """
-    header, properties = sections.header(), sections.properties()
+    header, properties = sections.header(), sections.routing()
     key = properties.group_id
     if key is None and Kind.MESSAGE_ANNOTATIONS in sections:
         found = sections.annotations().get(_PARTITION_KEY)
@@ -73,7 +73,7 @@ def _text_properties(sections: Sections) -> dict[str, str]:
     if Kind.APPLICATION_PROPERTIES not in sections:
         return {}
     found = ((name, as_text(value)) for name, value in sections.application_properties().items())
-    return {name: text for name, text in found if text is not None}
+    return {name: text for name, text in found if name and text is not None}
 
 
 def as_text(value: Any) -> str | None:
