@@ -32,7 +32,8 @@ class Attached(NamedTuple):
 
 
 class Received(NamedTuple):
-    """Deliveries of one link arrived, in order."""
+    """Deliveries of one link arrived, in order. None if the sender aborted a delivery, which has
+    used up credit."""
 
     link: IncomingLink
     deliveries: list[Delivery]

@@ -225,6 +225,8 @@ class Session:
                 last.deliveries.append(delivery)
             else:
                 events.append(Received(link, [delivery]))
+        elif transfer.aborted:
+            events.append(Received(link, []))
         if self.windows.is_renewal_due:
             self._writer.write(self.channel, self.windows.flow())
 

@@ -271,6 +271,9 @@ def test_an_aborted_delivery_is_forgotten() -> None:
     assert ready.pair.server.connection.unfinished_bytes == 3
     ready.send_raw(Transfer(0, aborted=True))
     assert ready.pair.server.connection.unfinished_bytes == 0
+    # It has used up credit, which the owner may renew.
+    assert ready.server_events(Received) == [Received(ready.out_remote, [])]
+    assert ready.out_remote.credit == 1
     ready.send_raw(Transfer(0, 1, b"u"), b"whole")
     assert ready.pair.server.messages() == [b"whole"]
     assert len(ready.server_session.incoming_unsettled) == 1
