@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
+from typing import NamedTuple
 
 from holdfast.commitlog.append.appender import Appender, AppendRequest
 from holdfast.commitlog.errors import LogError, LogOverloaded, SyncTimeout
@@ -55,6 +56,28 @@ class StoredBatch:
     durable: bool
     duplicate: bool
     store_timestamp_us: int
+
+
+class BegunPublish(NamedTuple):
+    """A publish that may not be stored yet. When `future` has a result, it is stored."""
+
+    request: AppendRequest
+    future: asyncio.Future[None]
+
+    def stored(self) -> list[StoredBatch]:
+        """Return the place of each batch, in order, once the publish is stored."""
+        durable = self.request.durable
+        return [
+            StoredBatch(
+                result.queue_id,
+                result.base_offset,
+                result.message_count,
+                durable,
+                result.duplicate,
+                result.store_timestamp_us,
+            )
+            for result in self.request.results
+        ]
 
 
 @dataclass(eq=False)
@@ -111,6 +134,24 @@ class Publisher:
         error and SyncTimeout are LogErrors. Cancelling is safe. After SyncTimeout or after
         cancelling, the batches may still be stored.
         """
+        begun = self.begin(topic, batches, durability=durability, client=client, refusal=refusal)
+        try:
+            await begun.future
+        finally:
+            self._waiting.pop(begun.future, None)
+        return begun.stored()
+
+    def begin(
+        self,
+        topic: Topic,
+        batches: Sequence[Batch | Rows],
+        *,
+        durability: str | None = None,
+        client: str = "",
+        refusal: Exception | None = None,
+    ) -> "BegunPublish":
+        """Begin a publish without waiting for it. `publish` describes the rest; errors that occur
+        later are set in the future of the result. Do not cancel this future."""
         if self.table.by_id(topic.topic_id) is None:
             raise UnknownTopic(topic.name)
         for batch in batches:
@@ -125,21 +166,7 @@ class Publisher:
         self._waiting[future] = self._loop.time() + self.timeout_ms / 1000
         if self._timer is None:
             self._timer = self._loop.call_later(self.timeout_ms / 1000, self._expire)
-        try:
-            await future
-        finally:
-            self._waiting.pop(future, None)
-        return [
-            StoredBatch(
-                result.queue_id,
-                result.base_offset,
-                result.message_count,
-                durable,
-                result.duplicate,
-                result.store_timestamp_us,
-            )
-            for result in request.results
-        ]
+        return BegunPublish(request, future)
 
     def _submit(self, request: AppendRequest) -> None:
         """Hand a request to the appender, which is woken once per event loop iteration."""
@@ -189,6 +216,7 @@ class Publisher:
                 if not isinstance(future, asyncio.Future):
                     continue
                 self.admission.in_flight_bytes -= request.size
+                self._waiting.pop(future, None)
                 if future.done():
                     continue
                 if request.error is None:
