@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,28 +9,12 @@ from typing import Any
 import pytest
 
 from holdfast.commitlog.errors import SyncTimeout
-from holdfast.commitlog.segments.segment import Segment
 from holdfast.consumequeue.publishing import Publisher
 from holdfast.storage.storage import Storage
+from tests.support.standing_syncs import StandingSyncs
 from tests.support.stored import batch, open_storage, read_queue, small_config, until
 
 _PRODUCER: dict[str, Any] = {"producer_id": 7, "producer_epoch": 1, "sequence": 0}
-
-
-class StandingSyncs:
-    """Syncs of the log that block while `hold` is in effect."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._may_go = threading.Event()
-        self._may_go.set()
-        self.hold, self.release = self._may_go.clear, self._may_go.set
-        sync = Segment.sync
-
-        def waiting(segment: Segment) -> None:
-            assert self._may_go.wait(60)
-            sync(segment)
-
-        monkeypatch.setattr(Segment, "sync", waiting)
 
 
 @pytest.fixture

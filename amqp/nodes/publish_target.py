@@ -1,0 +1,409 @@
+"""A link on which a client publishes: transfers become stored messages, and outcomes follow.
+
+    deliveries of one read -> columns -> one `Rows` for each queue -> one publish
+                           -> stored or failed -> one disposition for a run of delivery-ids
+
+The messages of one link keep their order within a queue. A link may have at most 1.5 times
+`publish_credit` messages that are unconfirmed or that it may still send, whether or not the sender
+wants an outcome. So a slow topic stops only its own links: they get no further credit until
+messages are stored. Nothing else is paused.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from holdfast.amqp.conditions_of import amqp_error, publish_outcome
+from holdfast.amqp.engine.incoming_link import Delivery, IncomingLink
+from holdfast.amqp.engine.session import Session
+from holdfast.amqp.messages.envelope import publisher_hash
+from holdfast.amqp.messages.sections import Sections
+from holdfast.amqp.messages.to_rows import Columns, Rules, column, to_columns
+from holdfast.amqp.nodes.addresses import Kind, parse_address
+from holdfast.amqp.nodes.node import Peer
+from holdfast.amqp.wire.conditions import (
+    INVALID_FIELD,
+    NOT_FOUND,
+    NOT_IMPLEMENTED,
+    RESOURCE_DELETED,
+    AmqpError,
+    LinkFailed,
+)
+from holdfast.amqp.wire.performatives import Accepted, Released
+from holdfast.commitlog.errors import LogError
+from holdfast.commitlog.format.batch import queue_for_key
+from holdfast.commitlog.format.batch_encoding import Rows
+from holdfast.commitlog.format.priority import DEFAULT_PRIORITY, queue_of
+from holdfast.consumequeue.errors import StoreError, UnknownTopic
+from holdfast.consumequeue.publishing import BegunPublish
+from holdfast.consumequeue.topics import Topic, check_queue
+from holdfast.groups.serving.letters import RESERVED_PREFIX
+from holdfast.http_api.access.authorization import Denied, missing_grant
+from holdfast.http_api.limits.rate_limiter import limited_name
+
+#: A publish takes no further message when its messages have this many bytes.
+PUBLISH_BYTES = 1024 * 1024
+#: A link gets no credit for this time after messages were released: the sender would send them
+#: again immediately.
+RETRY_S = 1.0
+
+_ACCEPTED = Accepted()
+#: The value of rcv-settle-mode with which the receiver settles after the sender.
+_SECOND = 1
+
+
+class Destination(NamedTuple):
+    """Where messages go: the topic, one of its queues (None: chosen for each message), and the tag
+    that they get (None: their subject)."""
+
+    topic: Topic
+    queue: int | None = None
+    tag: str | None = None
+
+
+class PublishTarget:
+    """Implements Target. With the destination None, each message names its own in `properties.to`.
+
+    Call `start` once the link is attached. The owner has checked that the client may publish to the
+    topic of the destination.
+    """
+
+    def __init__(
+        self, peer: Peer, session: Session, link: IncomingLink, destination: Destination | None
+    ) -> None:
+        self._peer = peer
+        self._session = session
+        self._link = link
+        self._destination = destination
+        self._parts = peer.parts
+        self._credit = peer.parts.config.publish_credit
+        self._publisher = publisher_hash(peer.container_id)
+        self._client = limited_name(peer.client, peer.principal)
+        attach = link.remote
+        self._settles_second = attach is not None and attach.rcv_settle_mode == _SECOND
+        self._loop = asyncio.get_running_loop()
+        self.unconfirmed = 0
+        """The messages that have arrived and have no outcome yet. With rcv-settle-mode second, also
+        those that the sender has not settled."""
+        self._awaited: set[int] = set()
+        """The ids of deliveries that have an outcome, and that the sender has not settled."""
+        self._publishes: set[asyncio.Future[None]] = set()
+        self._turn = 0
+        """The queue, within a priority level, that messages without a key were given last."""
+        self._non_durable = None if peer.parts.config.non_durable == "topic" else "written"
+        self._pause: asyncio.TimerHandle | None = None
+        self._is_stopped = False
+
+    def start(self) -> None:
+        """Grant the first credit."""
+        if self._destination is not None:
+            self._parts.store.topics.deleted_listeners.append(self._topic_deleted)
+        self._renew_credit()
+
+    def stop(self, *, is_closed: bool) -> None:
+        """End the node. Publishes that have begun go on; `finish` waits for them."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        if self._destination is not None:
+            self._parts.store.topics.deleted_listeners.remove(self._topic_deleted)
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+
+    async def finish(self) -> None:
+        """Wait until all publishes that have begun have ended, with their outcomes written to the
+        output of the engine if the link is attached."""
+        while self._publishes:
+            await asyncio.wait(self._publishes)
+
+    # ---- Events of the link
+
+    def deliveries_arrived(self, deliveries: Sequence[Delivery]) -> None:
+        """Take deliveries of the link, in order."""
+        if self._is_stopped:
+            return
+        self.unconfirmed += len(deliveries)
+        refused = [each for each in deliveries if each.format or each.state is not None]
+        if refused:
+            self._end(refused, publish_outcome(_unsupported(refused[0])))
+            deliveries = [each for each in deliveries if not each.format and each.state is None]
+        for some in _portions(deliveries):
+            if self._destination is not None:
+                self._store(some, self._destination)
+            else:
+                self._store_each(some)
+        self._renew_credit()
+
+    def sender_settled(self, deliveries: Sequence[tuple[int, Delivery]], state: Any) -> None:
+        """The sender has settled deliveries: they need no disposition any more."""
+        for delivery_id, delivery in deliveries:
+            delivery.is_settled = True
+            if delivery_id in self._awaited:
+                self._awaited.discard(delivery_id)
+                self.unconfirmed -= 1
+        self._renew_credit()
+
+    # ---- Storing
+
+    def _store_each(self, deliveries: Sequence[Delivery]) -> None:
+        """Store deliveries whose messages name their destinations."""
+        # Only neighbours are stored together, because a queue keeps the order of the link.
+        for address, of_address in groupby(deliveries, self._address):
+            some = list(of_address)
+            try:
+                destination = self._find(address)
+            except (AmqpError, StoreError, Denied) as error:
+                self._end(some, publish_outcome(error))
+            else:
+                self._store(some, destination)
+
+    @staticmethod
+    def _address(delivery: Delivery) -> str | AmqpError:
+        """Return the address that a message names, or why it names none."""
+        try:
+            address = Sections(delivery.message).properties().to
+        except AmqpError as error:
+            return error
+        if not isinstance(address, str):
+            return AmqpError(INVALID_FIELD, "the properties of the message have no address in `to`")
+        return address
+
+    def _find(self, address: str | AmqpError) -> Destination:
+        """Return the destination that an address names.
+
+        Raises AmqpError, UnknownTopic, UnknownQueue, or Denied (no permission to publish).
+        """
+        if isinstance(address, AmqpError):
+            raise address
+        found = parse_address(address)
+        if found.kind not in (Kind.QUEUE, Kind.TOPIC, Kind.EXCHANGE):
+            raise LinkFailed(NOT_FOUND, f"{address!r} is not a place to publish to")
+        if not self._peer.principal.may(("publish",), found.name):
+            raise missing_grant(self._peer.principal, ("publish",), topic=found.name)
+        topic = self._parts.store.table.get(found.name)
+        if found.queue is not None:
+            check_queue(topic, found.queue)
+        return Destination(topic, found.queue, found.tag)
+
+    def _store(self, deliveries: Sequence[Delivery], destination: Destination) -> None:
+        """Begin to store deliveries; refuse those that are not valid."""
+        if not deliveries:
+            return
+        store = self._parts.store
+        topic = store.table.by_id(destination.topic.topic_id)
+        if topic is None:
+            self._fail(deliveries, UnknownTopic(destination.topic.name))
+            return
+        now_us = self._parts.wall_us()
+        rules = Rules(
+            store.publishing.limits(topic), self._publisher, RESERVED_PREFIX, destination.tag
+        )
+        columns = to_columns([each.message for each in deliveries], now_us // 1000, rules)
+        for each in deliveries:
+            each.message = b""  # the columns have it
+        if columns.refused:
+            for index, error in columns.refused.items():
+                self._end([deliveries[index]], publish_outcome(error))
+            deliveries = [
+                each for index, each in enumerate(deliveries) if index not in columns.refused
+            ]
+            if not deliveries:
+                return
+        by_queue = self._by_queue(columns, topic, destination.queue)
+        rows = [_rows(columns, indexes, queue, now_us) for queue, indexes in by_queue.items()]
+        # One durability for all, because two publishes could change the order within a queue.
+        self._publish(topic, rows, "fsync" if columns.durable else self._non_durable, deliveries)
+
+    def _by_queue(
+        self, columns: Columns, topic: Topic, queue: int | None
+    ) -> dict[int, Sequence[int]]:
+        """Return queue -> the indexes of its messages. A queue is chosen by key and priority.
+        Messages without a key go to one queue, the next in a round robin."""
+        count = len(columns.bodies)
+        queues, levels = topic.queues_per_level, topic.priority_levels
+        index_of_level = 0
+        if queue is None:
+            index_of_level = self._turn = (self._turn + 1) % queues
+        if not columns.refused and (
+            queue is not None or (levels == 1 and (queues == 1 or not columns.keys))
+        ):
+            return {index_of_level if queue is None else queue: range(count)}
+        found: dict[int, list[int]] = {}
+        for index in range(count):
+            if index in columns.refused:
+                continue
+            chosen = queue
+            if chosen is None:
+                key = columns.keys.get(index)
+                among = index_of_level if key is None else queue_for_key(key, queues)
+                priority = columns.priorities.get(index, DEFAULT_PRIORITY)
+                chosen = queue_of(among, priority, levels)
+            found.setdefault(chosen, []).append(index)
+        return {**found}
+
+    def _publish(
+        self, topic: Topic, rows: list[Rows], durability: str | None, deliveries: Sequence[Delivery]
+    ) -> None:
+        parts = self._parts
+        size = sum([each.total_size for each in rows])
+        room, counted = parts.store.topic_room, 0
+        try:
+            counted = room.enter(topic, size)
+            begun = parts.store.publishing.begin(
+                topic, rows, durability=durability, client=self._client
+            )
+        except (StoreError, LogError) as error:
+            room.leave(topic, counted)
+            self._fail(deliveries, error)
+            return
+        parts.publish_limiter.published(self._client, self._peer.principal, len(deliveries), size)
+        self._publishes.add(begun.future)
+        begun.future.add_done_callback(partial(self._ended, begun, topic, counted, deliveries))
+
+    def _ended(
+        self,
+        begun: BegunPublish,
+        topic: Topic,
+        counted: int,
+        deliveries: Sequence[Delivery],
+        future: asyncio.Future[None],
+    ) -> None:
+        """Give the outcome of a publish that is stored or has failed."""
+        self._publishes.discard(future)
+        self._parts.store.topic_room.leave(topic, counted)
+        error = future.exception()
+        if error is None:
+            counters = self._parts.topic_counters(topic.name)
+            counters.messages_in += len(deliveries)
+            counters.bytes_in += begun.request.size
+            self._end(deliveries, _ACCEPTED)
+        else:
+            assert isinstance(error, Exception)
+            self._fail(deliveries, error)
+        self._renew_credit()
+        self._peer.flush()
+
+    # ---- Outcomes
+
+    def _fail(self, deliveries: Sequence[Delivery], error: Exception) -> None:
+        """Give the outcome of messages that were not stored. If the broker may accept them later,
+        withhold credit for a while. If the topic of the link is gone, detach the link."""
+        if isinstance(error, UnknownTopic) and self._destination is not None:
+            self._end(deliveries, Released())
+            self._detach_deleted()
+            return
+        outcome = publish_outcome(error)
+        self._end(deliveries, outcome)
+        if type(outcome) is Released:
+            self._withhold_credit(RETRY_S)
+
+    def _topic_deleted(self, topic_id: int) -> None:
+        if self._destination is not None and self._destination.topic.topic_id == topic_id:
+            # Later, because `stop` changes the list of listeners.
+            self._loop.call_soon(self._detach_deleted)
+
+    def _detach_deleted(self) -> None:
+        assert self._destination is not None
+        if not self._is_stopped:
+            gone = amqp_error(UnknownTopic(self._destination.topic.name), LinkFailed)
+            gone.condition = RESOURCE_DELETED
+            self._peer.detach(self._link, gone)
+            self._peer.flush()
+
+    def _end(self, deliveries: Sequence[Delivery], outcome: Any) -> None:
+        """Send the outcome of deliveries whose sender wants one: a disposition for each run of ids.
+        The runs have no gaps, because the ids between them are of other links."""
+        count = len(deliveries)
+        is_attached = self._link.is_attached
+        if not count:
+            return
+        if not is_attached:
+            self.unconfirmed -= count
+            return
+        wanted = [each.id for each in deliveries if not each.is_settled]
+        for first, last in _runs(wanted):
+            self._session.dispose(first, last, outcome, settled=not self._settles_second)
+        if self._settles_second:
+            self._awaited.update(wanted)
+            count -= len(wanted)
+        self.unconfirmed -= count
+
+    # ---- Credit
+
+    def _renew_credit(self) -> None:
+        """Grant credit again if half of it is used up, unless too many messages are unconfirmed.
+
+        The credit and the unconfirmed messages together never exceed 1.5 times `publish_credit`.
+        """
+        credit, link = self._credit, self._link
+        if self._pause is not None or self._is_stopped or not link.is_attached:
+            return
+        if link.credit * 2 > credit or self.unconfirmed >= credit:
+            return
+        granted = min(credit, credit + credit // 2 - self.unconfirmed)
+        if granted <= link.credit:
+            return
+        wait_s = self._parts.publish_limiter.wait_s(self._client, self._peer.principal)
+        if wait_s:
+            self._withhold_credit(wait_s)
+        else:
+            link.grant(granted)
+
+    def _withhold_credit(self, seconds: float) -> None:
+        if self._pause is None and not self._is_stopped:
+            self._pause = self._loop.call_later(seconds, self._resume)
+
+    def _resume(self) -> None:
+        self._pause = None
+        self._renew_credit()
+        self._peer.flush()
+
+
+def _portions(deliveries: Sequence[Delivery]) -> Iterator[Sequence[Delivery]]:
+    """Yield the deliveries in portions that are small enough for one publish."""
+    start = size = 0
+    for index, each in enumerate(deliveries):
+        size += len(each.message)
+        if size > PUBLISH_BYTES:
+            yield deliveries[start : index + 1]
+            start, size = index + 1, 0
+    if start < len(deliveries):
+        yield deliveries[start:] if start else deliveries
+
+
+def _unsupported(delivery: Delivery) -> AmqpError:
+    if delivery.format:
+        return AmqpError(NOT_IMPLEMENTED, f"message format {delivery.format} is not supported")
+    return AmqpError(NOT_IMPLEMENTED, "transactions are not supported")
+
+
+def _rows(columns: Columns, indexes: Sequence[int], queue: int, now_us: int) -> Rows:
+    bodies, envelopes = columns.bodies, columns.envelopes
+    if len(indexes) < len(bodies):
+        bodies = [bodies[index] for index in indexes]
+        envelopes = [envelopes[index] for index in indexes]
+    return Rows(
+        queue,
+        bodies,
+        now_us,
+        column(columns.keys, indexes, None),
+        column(columns.tags, indexes, None),
+        column(columns.properties, indexes, None),
+        column(columns.expires_us, indexes, 0),
+        envelopes=envelopes,
+    )
+
+
+def _runs(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last id of each run of consecutive ids."""
+    if ids and (ids[-1] - ids[0]) & 0xFFFFFFFF == len(ids) - 1:
+        yield ids[0], ids[-1]  # ids are given once, in order: there is no gap
+        return
+    start = 0
+    for index, each in enumerate(ids):
+        if index + 1 == len(ids) or ids[index + 1] != (each + 1) & 0xFFFFFFFF:
+            yield ids[start], each
+            start = index + 1
