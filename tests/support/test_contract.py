@@ -14,6 +14,10 @@ ADDITIONS = {
     "+ /metrics/holdfast_reput_behind_messages",
     "+ /settings/consumequeue.eager_tail",
     "+ /commands/holdfast serve/--consumequeue-eager-tail",
+    "+ /golden_files/golden/batch_envelopes.bin",
+    "+ /python/holdfast.commitlog.batch/Batch/members/envelope",
+    "+ /python/holdfast.commitlog.batch/Batch/members/envelope_offsets",
+    "+ /python/holdfast.commitlog.batch/Batch/members/envelopes",
 }
 
 
