@@ -14,13 +14,12 @@ from holdfast.http_api.access.audit import AuditedRequest, record_denial
 from holdfast.http_api.access.authorization import UNKNOWN, Denied
 from holdfast.http_api.access.browsers import CrossOrigin
 from holdfast.http_api.access.grants import Principal
-from holdfast.http_api.access.hosts import names_in
 from holdfast.http_api.access.tokens import redact_secrets
 from holdfast.http_api.access_log import AccessLog
 from holdfast.http_api.endpoints.events import reconnect_later
 from holdfast.http_api.endpoints.operations import not_ready
 from holdfast.http_api.endpoints.state_metrics import HttpCollector, StateCollector
-from holdfast.http_api.routes import ROUTES
+from holdfast.http_api.routes import AMQP_PATH, ROUTES, UPGRADES
 from holdfast.http_api.routing.call import Call, OpenCall
 from holdfast.http_api.routing.codecs import EVENTS, JSON, negotiate
 from holdfast.http_api.routing.context import ApiContext, BrokerStatus, HttpContext
@@ -43,7 +42,7 @@ def make_app(http: HttpContext) -> "App":
     """Return the application that serves the API. `start_server` starts it."""
     http.openapi = cache(lambda: openapi_document(ROUTES, http.config, http.version))
     http.registry.register(HttpCollector(http))
-    return App(http, Router(ROUTES))
+    return App(http, Router((*ROUTES, *UPGRADES)))
 
 
 class App:
@@ -64,8 +63,7 @@ class App:
         self._queries = Queries(http.config)
         form = http.config.access_log
         self._access_log = AccessLog(form) if form != "off" else None
-        origins = names_in(http.config.cors_origins)
-        self._pages = CrossOrigin(origins) if origins else None
+        self._pages = http.pages
 
     def serve(self, context: ApiContext) -> None:
         """Serve every route from now on."""
@@ -149,8 +147,11 @@ class App:
         """
         access = self.http.access
         principal, refusal = access.identify(request)
+        path = request.url.raw_path
+        if path == "/" and hdrs.SEC_WEBSOCKET_PROTOCOL in request.headers:
+            path = AMQP_PATH  # some clients of AMQP over WebSocket cannot set a path
         try:
-            route, values = self._router.find(request.method, request.url.raw_path)
+            route, values = self._router.find(request.method, path)
         except Problem:
             if refusal is not None:
                 raise refusal from None

@@ -26,6 +26,7 @@ from holdfast.http_api.endpoints.pull import (
 )
 from holdfast.http_api.endpoints.read_leases import end_read_lease, extend_read_lease
 from holdfast.http_api.endpoints.redrive import redrive
+from holdfast.http_api.endpoints.websocket import open_amqp
 from holdfast.http_api.routing.codecs import BATCH, EVENTS, JSON, MSGPACK, NDJSON
 from holdfast.http_api.routing.router import Handler, Route, structured
 from holdfast.http_api.schemas import groups as group_types
@@ -51,6 +52,9 @@ _NOT_STORED = ("disk-full", "read-only")
 _OFFSETS = ("Holdfast-Next-Offset", "Holdfast-Min-Offset", "Holdfast-Max-Offset")
 _TOPIC_ID = {"Holdfast-Topic-Id": "integer"}
 _ETAG = {"ETag": "string"}
+
+#: Where clients open a WebSocket for AMQP.
+AMQP_PATH = "/amqp"
 
 _TOPIC = "/v1/topics/{topic}"
 _QUEUE = _TOPIC + "/queues/{queue}"
@@ -308,3 +312,8 @@ ROUTES: Sequence[Route] = (
         offers=(), replies={200: {JSON: dict[str, Any]}}, is_open=True, access=AUTHENTICATED,
     ),
 )  # fmt: skip
+
+#: The routes on which another protocol may take over the connection. The OpenAPI document cannot
+#: describe them. A browser cannot send a token when it opens a WebSocket, so every caller may open
+#: one, and the other protocol authenticates the caller.
+UPGRADES: Sequence[Route] = (Route("GET", AMQP_PATH, open_amqp, offers=(), access=PUBLIC),)

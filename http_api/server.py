@@ -54,6 +54,8 @@ class Server:
         await asyncio.sleep(0)
         for connection in list(self._connections.open):
             connection.finish()
+        for upgraded in list(self._connections.upgraded):
+            upgraded.finish()
         await self._app.release()
         await self._connections.finish(self._timeout_s)
         await self._app.stop()

@@ -13,7 +13,11 @@ from typing import Any
 
 from aiohttp import hdrs
 
-from holdfast.http_api.access.browsers import CrossOrigin, is_from_another_site
+from holdfast.http_api.access.browsers import (
+    CrossOrigin,
+    is_from_another_site,
+    is_of_same_origin,
+)
 from holdfast.http_api.access.grants import (
     ANONYMOUS,
     GROUP_VERBS,
@@ -139,6 +143,30 @@ class Access:
             if refusal is not None and need.exposure is not Exposure.NONE:
                 raise refusal
             raise forbidden(principal, need, path)
+
+    def check_page(
+        self, headers: Mapping[str, str], pages: CrossOrigin | None, *, is_by_certificate: bool
+    ) -> None:
+        """Raise Denied if a web page of another origin opens a WebSocket, unless it is admitted.
+
+        Browsers do not ask the broker before they open a WebSocket (CORS), and they show a client
+        certificate for the page. So if the caller is known by its certificate, the origin must be
+        listed by name. Without authentication, `check` refuses such pages.
+        """
+        origin = headers.get(ORIGIN)
+        if origin is None or not self.is_required or is_of_same_origin(headers):
+            return
+        if pages is not None and (
+            pages.allows_by_name(origin) if is_by_certificate else pages.allows(origin)
+        ):
+            return
+        if is_from_another_site(headers):
+            raise Denied(
+                "forbidden",
+                f"a web page of {origin[:200]!r} opens a WebSocket; to admit such pages, add their "
+                "origin to http_api.cors_origins",
+                UNKNOWN.name,
+            )
 
     def principal_of(self, request: Request) -> Principal:
         """Return the caller of a request; UNKNOWN if the caller is not authenticated."""

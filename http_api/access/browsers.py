@@ -28,6 +28,15 @@ def is_from_another_site(headers: Mapping[str, str]) -> bool:
     return origin is not None and not _is_of_this_machine(origin)
 
 
+def is_of_same_origin(headers: Mapping[str, str]) -> bool:
+    """Return whether the page that sent this request came from the host that it is sent to."""
+    try:
+        of_page = urlsplit(headers.get(ORIGIN, "")).netloc
+    except ValueError:
+        return False
+    return of_page.lower() == headers.get(hdrs.HOST, "").lower()
+
+
 def _is_of_this_machine(origin: str) -> bool:
     try:
         host = urlsplit(origin).hostname

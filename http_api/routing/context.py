@@ -16,14 +16,24 @@ from holdfast.groups.service import GroupService
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 from holdfast.http_api.access.audit import AuditLog
 from holdfast.http_api.access.authorization import Access
+from holdfast.http_api.access.browsers import CrossOrigin
+from holdfast.http_api.access.grants import Principal
+from holdfast.http_api.access.hosts import names_in
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.limits.rate_limiter import PublishLimiter, RateLimiter
 from holdfast.http_api.limits.reply_slots import ClientPlaces, OneALoopTurn
 from holdfast.http_api.metrics import Metrics
 from holdfast.http_api.wire.body_reader import BodyReader
 from holdfast.http_api.wire.connection_registry import Connections
+from holdfast.http_api.wire.request import Peer
 
 T = TypeVar("T")
+
+AmqpFactory = Callable[[Principal | None, Peer], asyncio.Protocol]
+"""Returns the protocol that serves AMQP to a client over a WebSocket.
+
+The principal is None if the client has not been authenticated: it must authenticate with SASL.
+"""
 
 #: At most this many expensive requests run concurrently. These are requests that collect the state
 #: of each queue of a topic with many queues, and requests that plan a read. Each uses at most about
@@ -63,6 +73,10 @@ class HttpContext:
     """The phase of `status`. Every request reads it, so it is an attribute."""
     access: Access = field(default_factory=Access)
     audit: AuditLog | None = None
+    amqp: AmqpFactory | None = None
+    """Serves AMQP over WebSockets; None if that is off."""
+    pages: CrossOrigin | None = field(init=False, default=None)
+    """The origins whose web pages are admitted; None if none are listed."""
     metrics: Metrics = field(init=False)
     bodies: BodyReader = field(init=False)
     connections: Connections = field(init=False)
@@ -79,6 +93,8 @@ class HttpContext:
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.registry)
         self.connections = Connections(self.config)
+        origins = names_in(self.config.cors_origins)
+        self.pages = CrossOrigin(origins) if origins else None
         self.bodies = BodyReader(self.config, self.connections.arriving)
         if self.config.max_requests_per_s_per_client or self.config.max_bytes_per_s_per_client:
             self.rate_limiter = RateLimiter(self.config)

@@ -25,7 +25,14 @@ from holdfast.http_api.wire.aiohttp_parser import (
 from holdfast.http_api.wire.body_reader import overloaded
 from holdfast.http_api.wire.connection_registry import Connections
 from holdfast.http_api.wire.problems import Problem
-from holdfast.http_api.wire.reply import Bytes, Reply, StreamPiece, nothing, problem_reply
+from holdfast.http_api.wire.reply import (
+    Bytes,
+    Reply,
+    StreamPiece,
+    Upgrade,
+    nothing,
+    problem_reply,
+)
 from holdfast.http_api.wire.request import Peer, Request
 from holdfast.http_api.wire.request_reader import HeadTooLarge, NoRoom, RequestReader
 from holdfast.http_api.wire.response_writer import ResponseWriter
@@ -81,6 +88,7 @@ class Connection(asyncio.BufferedProtocol):
     | REFUSING       | the problem is sent                         | DRAINING_INPUT |
     | DRAINING_BODY  | the body ends; LINGERING_S; `finish`        | closes         |
     | DRAINING_INPUT | LINGERING_BYTES; LINGERING_S; `finish`      | closes         |
+    | ANSWERING_LAST | another protocol takes over                 | CLOSED         |
     | any            | the connection is lost                      | CLOSED         |
 
     "Closes" means that the transport closes; `connection_lost` then ends the connection. In both
@@ -192,16 +200,19 @@ class Connection(asyncio.BufferedProtocol):
         if self in connections.open:
             connections.open.remove(self)
             connections.limits.leave(self.peer.client)
-        connections.header_timeouts.remove(self)
-        connections.idle.remove(self)
-        self.state = State.CLOSED
-        self.writer.detach()
-        self.reader.detach()
+        self._forget_transport()
         if self._linger_timer is not None:
             self._linger_timer.cancel()
         task, self.task = self.task, None
         if task is not None:
             task.cancel()
+
+    def _forget_transport(self) -> None:
+        self._connections.header_timeouts.remove(self)
+        self._connections.idle.remove(self)
+        self.state = State.CLOSED
+        self.writer.detach()
+        self.reader.detach()
 
     # -- ending ------------------------------------------------------------------------------
 
@@ -253,6 +264,11 @@ class Connection(asyncio.BufferedProtocol):
                 if reply.stream is not None:
                     await self._send_stream(asked, reply, reply.stream)
                     return
+                if reply.upgrade is not None:
+                    if self._can_hand_over(asked):
+                        self._hand_over(reply.upgrade)
+                        return
+                    reply = problem_reply(_sent_too_early())
                 parts, size = self._encode(asked, reply)
             else:
                 parts, size = self._refuse(asked)
@@ -294,6 +310,29 @@ class Connection(asyncio.BufferedProtocol):
                 del data, parts  # the next piece may come much later
         if is_chunked:
             await writer.send((b"0\r\n\r\n",), 5)
+
+    def _can_hand_over(self, request: Request) -> bool:
+        """Return whether another protocol can take over: the client has sent only its request."""
+        return request.content.is_eof() and not self.reader.has_more_input
+
+    def _hand_over(self, upgrade: Upgrade) -> None:
+        """Let another protocol take over the transport.
+
+        From now on the protocol is responsible for the connection: it leaves the limits on the
+        number of connections at the end, and it ends when the server stops.
+        """
+        transport = self.writer.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client is gone")
+        protocol = upgrade(self.writer.raw)
+        self._connections.open.remove(self)
+        self._forget_transport()
+        transport.set_protocol(protocol)
+        try:
+            protocol.connection_made(transport)
+        except BaseException:
+            transport.abort()
+            raise
 
     def _encode(self, request: Request, reply: Reply) -> tuple[Sequence[Bytes], int]:
         # If the body is incomplete, its rest is read only for a short time. So the connection
@@ -347,6 +386,14 @@ class Connection(asyncio.BufferedProtocol):
         self.state = state
         self.reader.discard_input()
         self._linger_timer = self._loop.call_later(LINGERING_S, self.close)
+
+
+def _sent_too_early() -> Problem:
+    return Problem(
+        "malformed-request",
+        "the request to change the protocol has a body, or other bytes follow it; send further "
+        "bytes after the reply",
+    )
 
 
 def _problem_of(error: HttpProcessingError, config: HttpConfig) -> Problem:

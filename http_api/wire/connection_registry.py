@@ -47,6 +47,16 @@ class Closable(Abortable, Protocol):
         """Begin to answer the oldest waiting request."""
 
 
+class Upgraded(Abortable, Protocol):
+    """A connection that another protocol than HTTP has taken over, as the registry sees it."""
+
+    closed: "asyncio.Future[None]"
+    """Completed when the connection is lost."""
+
+    def finish(self) -> None:
+        """Begin to close, because the server stops."""
+
+
 class SlowReader(Protocol):
     """A connection whose reply the operating system has not yet accepted."""
 
@@ -62,6 +72,8 @@ class Connections(Admission):
         self._config = config
         self._rejected: set[_RejectedConnection] = set()
         self.open: set[Closable] = set()
+        self.upgraded: set[Upgraded] = set()
+        """The connections of other protocols than HTTP. `limits` counts them, too."""
         self.arriving = ArrivingBytes(config.max_arriving_bytes, config.max_client_arriving_bytes)
         self.unsent: ClientByteBudget[SlowReader] = ClientByteBudget(config.max_unsent_bytes)
         self.header_timeouts: TimeoutQueue[Closable] = TimeoutQueue(
@@ -109,25 +121,29 @@ class Connections(Admission):
         rejected.send(b"".join(parts))
 
     async def finish(self, timeout_s: float) -> None:
-        """Wait for the running requests. After half of the time, cancel the remaining requests."""
+        """Wait for the running requests, and for the end of the upgraded connections.
+
+        After half of the time, cancel the remaining requests.
+        """
         for is_last_try in (False, True):
             tasks = [task for each in self.open if (task := each.task) is not None]
             if is_last_try:
                 for task in tasks:
                     task.cancel()
-            if tasks:
-                await asyncio.wait(tasks, timeout=timeout_s / 2)
+            waiting = [*tasks, *(each.closed for each in self.upgraded)]
+            if waiting:
+                await asyncio.wait(waiting, timeout=timeout_s / 2)
 
     def abort_all(self) -> None:
         """Close all connections without sending the remaining bytes."""
         self.header_timeouts.stop()
         self.idle.stop()
-        for each in (*self.open, *self.handshakes, *self._rejected):
+        for each in (*self.open, *self.upgraded, *self.handshakes, *self._rejected):
             each.abort()
 
     @property
     def is_empty(self) -> bool:
-        return not (self.open or self.handshakes or self._rejected)
+        return not (self.open or self.upgraded or self.handshakes or self._rejected)
 
     def _close_slow_head(self, connection: Closable) -> None:
         self.closed_early["slow-head"] += 1

@@ -5,6 +5,7 @@ cause a thousand responses together, so the head is formatted quickly and sent t
 body. Blocks of the log (batches as they are stored) are sent without copying.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from email.utils import formatdate
 from functools import lru_cache
@@ -28,6 +29,13 @@ _ENDS_CONNECTION = {"draining", "malformed-request"}
 _JOIN_BELOW = 64 * 1024
 
 
+Upgrade = Callable[[asyncio.Transport | None], asyncio.Protocol]
+"""Returns the protocol that takes over a connection.
+
+It gets the TCP transport under TLS; None without TLS. `connection_made` follows.
+"""
+
+
 class StreamPiece(NamedTuple):
     """A part of a streamed body.
 
@@ -48,7 +56,7 @@ class Reply:
     """
 
     __slots__ = ("closes", "headers", "held_s", "media_type", "note", "on_undelivered", "parts",
-                 "status", "stream")  # fmt: skip
+                 "status", "stream", "upgrade")  # fmt: skip
 
     def __init__(
         self,
@@ -71,6 +79,8 @@ class Reply:
         """JSON fields that the audit log adds to its record of the request."""
         self.stream: AsyncGenerator[StreamPiece, None] | None = None
         """A stream that is sent instead of `parts`. After the stream, the connection ends."""
+        self.upgrade: Upgrade | None = None
+        """Makes another protocol, which takes over the connection and itself sends this reply."""
         self.on_undelivered: Callable[[], object] = nothing
         """Called at most once, if the reply does not reach the client.
 

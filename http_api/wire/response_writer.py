@@ -31,9 +31,8 @@ _TLS_LONGEST_PAUSE_S = 0.25
 class ResponseWriter:
     """Writes replies, one at a time, to the transport of one connection."""
 
-    __slots__ = ("_accepted", "_client", "_config", "_connections", "_loop", "_raw",
-                 "_sending_bytes", "_watch", "_written_bytes", "is_paused",
-                 "transport")  # fmt: skip
+    __slots__ = ("_accepted", "_client", "_config", "_connections", "_loop", "_sending_bytes",
+                 "_watch", "_written_bytes", "is_paused", "raw", "transport")  # fmt: skip
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, config: HttpConfig, connections: Connections
@@ -41,7 +40,7 @@ class ResponseWriter:
         self._loop = loop
         self._config = config
         self._connections = connections
-        self._raw: asyncio.Transport | None = None
+        self.raw: asyncio.Transport | None = None
         """The TCP transport under TLS; None without TLS."""
         self._sending_bytes = 0
         self._written_bytes = 0
@@ -59,11 +58,11 @@ class ResponseWriter:
         self, transport: asyncio.Transport, client: str, raw: asyncio.Transport | None
     ) -> None:
         """Write to this transport from now on. `raw` is the TCP transport under TLS."""
-        self.transport, self._client, self._raw = transport, client, raw
+        self.transport, self._client, self.raw = transport, client, raw
 
     def detach(self) -> None:
         """Release the transport, and let `send` continue, because the connection is lost."""
-        self.transport = self._raw = None
+        self.transport = self.raw = None
         self._stop_watch()
         self._complete_send()
 
@@ -83,8 +82,8 @@ class ResponseWriter:
             raise ConnectionResetError("the client is gone")
         self._sending_bytes = size + kept_bytes
         self._written_bytes = size
-        if self._raw is not None:
-            await self._send_encrypted(parts, size, self._raw)
+        if self.raw is not None:
+            await self._send_encrypted(parts, size, self.raw)
         elif size <= _PIECE_BYTES:
             _write(transport, parts)
         else:
@@ -150,7 +149,7 @@ class ResponseWriter:
         Bytes that are sent but not yet acknowledged do not count. So the limit does not reduce the
         throughput over a long distance.
         """
-        wire = self._raw or self.transport
+        wire = self.raw or self.transport
         if wire is not None:
             wire.get_extra_info("socket").setsockopt(
                 socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size
@@ -158,7 +157,7 @@ class ResponseWriter:
 
     def has_unacknowledged_bytes(self) -> bool:
         """Return whether some bytes are not yet acknowledged by the client's system (TCP)."""
-        wire = self._raw or self.transport
+        wire = self.raw or self.transport
         if wire is None:
             return False
         count = bytearray(4)
@@ -227,7 +226,7 @@ class ResponseWriter:
 
     def _accepted_bytes(self) -> int:
         """Return how many bytes of the reply the operating system has accepted."""
-        wire = self._raw or self.transport
+        wire = self.raw or self.transport
         return self._written_bytes - (wire.get_write_buffer_size() if wire is not None else 0)
 
 

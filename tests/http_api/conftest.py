@@ -10,7 +10,10 @@ import uvloop
 from tests.support.api_server import Api, running_api
 
 #: Tests of code close to the transport run on both kinds of event loop.
-ON_BOTH_LOOPS = {"test_connection", "test_server", "test_body_reader", "test_tls"}
+ON_BOTH_LOOPS = {
+    *("test_body_reader", "test_connection", "test_server", "test_tls"),
+    "test_websocket",
+}
 
 
 def pytest_asyncio_loop_factories(

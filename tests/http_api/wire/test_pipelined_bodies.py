@@ -14,7 +14,7 @@ from holdfast.http_api.wire.connection import Connection
 from holdfast.http_api.wire.connection_registry import Connections
 from holdfast.http_api.wire.reply import Reply
 from holdfast.http_api.wire.request import Request
-from tests.fuzz.wire import _Wire
+from tests.fuzz.wire import Wire
 from tests.support.raw_http import until
 
 #: In the first seeds a connection waited for bytes that it already had: a parser that was paused in
@@ -54,7 +54,7 @@ async def test_each_pipelined_request_is_answered(seed: int) -> None:
         return Reply(200, "text/plain", [b"x"])
 
     connection = Connection(answer, asyncio.get_running_loop(), config, connections)
-    wire = _Wire()
+    wire = Wire()
     connection.connection_made(wire)
     count = chance.randrange(1, 12)
     left = memoryview(b"".join(request_of(chance) for _ in range(count)))
