@@ -18,7 +18,7 @@ _ANSWER = re.compile(rb"HTTP/1\.1 (100|200|4\d\d) [^\r\n]+\r\n(?:[^\r\n]+\r\n)*\
 _LENGTH = re.compile(rb"Content-Length: (\d+)")
 
 
-class _Wire(asyncio.Transport):
+class Wire(asyncio.Transport):
     """Records all written bytes; the feeder checks `reads_on` before each piece."""
 
     def __init__(self) -> None:
@@ -30,6 +30,10 @@ class _Wire(asyncio.Transport):
     def write(self, data: Any) -> None:
         assert not self.is_ended, "something is sent behind the end"
         self.sent += bytes(data)
+
+    def writelines(self, parts: Iterable[Any]) -> None:
+        for each in parts:
+            self.write(each)
 
     def can_write_eof(self) -> bool:
         return True
@@ -79,7 +83,7 @@ async def _feed(data: bytes, piece_bytes: int) -> None:
             bodies.done(request)
 
     connection = Connection(answer, asyncio.get_running_loop(), _CONFIG, connections)
-    wire = _Wire()
+    wire = Wire()
     connection.connection_made(wire)
     left = memoryview(data)
     while left and wire.reads_on and not wire.is_closed:
