@@ -1,0 +1,196 @@
+"""Rows of a stored batch as encoded AMQP messages. Pure.
+
+Every delivery has a new header (durable, priority, ttl, first-acquirer, and delivery-count: the
+failures) and the annotations x-opt-offset, x-opt-queue, x-opt-enqueued-time and x-opt-attempt.
+Then a message of an AMQP client has its own annotations, and all its other sections byte for byte
+(envelope.py). A message of another protocol has these sections:
+
+| section                | content                                                              |
+|------------------------|----------------------------------------------------------------------|
+| properties             | message-id, subject (the tag), content-type (the property of this    |
+|                        | name), creation-time, group-id (the key)                             |
+| application-properties | the other properties                                                 |
+| data                   | the body                                                             |
+
+What all messages of a batch have in common is encoded once.
+"""
+
+import struct
+from collections.abc import Sequence
+from itertools import pairwise
+
+from holdfast.amqp.messages.envelope import Envelope, data_head, decode_envelope
+from holdfast.amqp.wire.performatives import Header, encode_composite
+from holdfast.amqp.wire.types import (
+    Symbol,
+    Timestamp,
+    UInt,
+    compound,
+    decode,
+    encode,
+    sized,
+    skip,
+)
+from holdfast.commitlog.format.batch import Batch, Int32s
+
+#: The columns of a batch are split into rows for this many rows at a time.
+ROWS_AT_ONCE = 256
+
+_CONTENT_TYPE = "content-type"
+_U32 = struct.Struct(">I").pack
+_U64 = struct.Struct(">Q").pack
+_NULL = b"\x40"
+_SECTION = b"\x00\x53\x72"
+_SMALL_ULONG, _MAP32 = 0x53, 0xD1
+_NAMES = (b"x-opt-offset", b"x-opt-queue", b"x-opt-enqueued-time", b"x-opt-attempt")
+_NO_ENVELOPE = Envelope(0)
+#: is_durable, is_first -> the header of a message without failures and without ttl.
+_HEADERS = {
+    (durable, first): encode_composite(Header(durable, first_acquirer=first))
+    for durable in (False, True)
+    for first in (False, True)
+}
+
+
+class RowEncoder:
+    """Encodes the rows of one batch, from `first_row` to at most ROWS_AT_ONCE rows after it."""
+
+    __slots__ = (
+        "_annotated", "_attempt", "_base", "_batch", "_bodies", "_body_at", "_created", "_envelope",
+        "_envelopes", "_expires", "_first", "_headers", "_id_prefix", "_is_durable", "_keys",
+        "_octets", "_tags", "end_row", "first_row",
+    )  # fmt: skip
+
+    def __init__(self, batch: Batch, first_row: int, *, is_durable: bool) -> None:
+        header = batch.header
+        end = min(len(batch), first_row + ROWS_AT_ONCE)
+        self.first_row, self.end_row = first_row, end
+        self._batch = batch
+        self._base = header.base_offset
+        self._is_durable = is_durable
+        self._headers = _HEADERS[is_durable, False], _HEADERS[is_durable, True]
+        self._annotated, self._attempt = _annotations(header.queue_id, header.store_timestamp_us)
+        self._id_prefix = b"\xa1\x20%08X%08X" % (header.topic_id, header.queue_id)
+        self._body_at: list[int] = batch.body_offsets[first_row : end + 1].tolist()
+        self._first = self._body_at[0]
+        self._bodies = batch.bodies[self._first : self._body_at[-1]]
+        self._tags = _texts(batch.tag_offsets, batch.tags, first_row, end)
+        self._keys = _texts(batch.key_offsets, batch.keys, first_row, end)
+        born = batch.born_timestamps_us
+        self._created: Sequence[int] | bytes
+        if born is None:
+            self._created = encode(Timestamp(header.born_timestamp_us // 1000))
+        else:
+            self._created = born[first_row:end].tolist()
+        self._expires = batch.expires_timestamps_us is not None
+        self._envelopes = _texts(batch.envelope_offsets, batch.envelopes, first_row, end)
+        #: The last envelope. Often the next message has the same.
+        self._octets, self._envelope = b"", _NO_ENVELOPE
+
+    def encode(self, row: int, attempt: int, failures: int, now_ms: int) -> bytes:
+        """Return one message as it is delivered now: for the `attempt`th time (from 1), after this
+        many failures."""
+        index = row - self.first_row
+        start, end = self._body_at[index] - self._first, self._body_at[index + 1] - self._first
+        body, offset = self._bodies[start:end], self._base + row
+        octets = self._envelopes[index] if self._envelopes is not None else b""
+        if not octets:
+            envelope = None
+            rest = self._properties(row, index, offset) + data_head(end - start)
+        else:
+            if octets != self._octets:
+                self._octets, self._envelope = octets, decode_envelope(octets)
+            envelope = self._envelope
+            rest = data_head(end - start) if envelope.before is None else envelope.before
+        if failures or self._expires or envelope is not None:
+            header = self._header(row, attempt, failures, now_ms, envelope)
+        else:
+            header = self._headers[attempt == 1]
+        annotations = self._annotated + _U64(offset) + self._attempt + _U32(attempt)
+        if envelope is None:
+            return b"".join((header, annotations, rest, body))
+        if envelope.annotations:
+            annotations = _merged(annotations, envelope.annotations)
+        return b"".join((header, annotations, rest, body, envelope.after))
+
+    def _header(
+        self, row: int, attempt: int, failures: int, now_ms: int, envelope: Envelope | None
+    ) -> bytes:
+        is_durable, priority = self._is_durable, 4
+        if envelope is not None:
+            is_durable, priority = envelope.is_durable, envelope.priority
+        expires_at_ms = self._batch.expires_at_ms(row) if self._expires else 0
+        if not (expires_at_ms or failures) and priority == 4:
+            return _HEADERS[is_durable, attempt == 1]
+        ttl = min(max(0, expires_at_ms - now_ms), 0xFFFF_FFFF) if expires_at_ms else None
+        return encode_composite(Header(is_durable, priority, ttl, attempt == 1, failures))
+
+    def _properties(self, row: int, index: int, offset: int) -> bytes:
+        """Return the properties section and, if there are any, the application-properties."""
+        subject = group = content_type = _NULL
+        application = b""
+        if self._tags is not None and (tag := self._tags[index]):
+            subject = sized(0xA1, 0xB1, tag)
+        if self._keys is not None and (key := self._keys[index]):
+            group = sized(0xA1, 0xB1, key)
+        if self._batch.property_list is not None:
+            properties = self._batch.properties(row)
+            named = properties.get(_CONTENT_TYPE)
+            if named is not None and named.isascii():
+                content_type = encode(Symbol(properties.pop(_CONTENT_TYPE)))
+            if properties:
+                application = b"\x00\x53\x74" + encode(properties)
+        created = self._created
+        if type(created) is not bytes:
+            created = encode(Timestamp(created[index] // 1000))
+        fields = b"%b%016X\x40\x40%b\x40\x40%b\x40\x40%b%b" % (
+            self._id_prefix,
+            offset,
+            subject,
+            content_type,
+            created,
+            group,
+        )
+        return b"\x00\x53\x73" + compound(0xC0, 0xD0, 11, fields) + application
+
+
+def _merged(ours: bytes, theirs: bytes) -> bytes:
+    """Return one section with our annotations and those of the message. Ours replace others of the
+    same name."""
+    value = 3 if theirs[1] == _SMALL_ULONG else skip(theirs, 1)
+    wide = 4 if theirs[value] == _MAP32 else 1
+    entries = theirs[value + 1 + 2 * wide :]
+    count = int.from_bytes(theirs[value + 1 + wide : value + 1 + 2 * wide], "big")
+    if any(name in entries for name in _NAMES):
+        others, _ = decode(theirs, value)
+        mine, _ = decode(ours, 3)
+        merged = mine | {name: each for name, each in others.items() if name not in mine}
+        return _SECTION + encode(merged)
+    return _SECTION + compound(0xC1, 0xD1, 8 + count, ours[6:] + entries)
+
+
+def _annotations(queue: int, stored_us: int) -> tuple[bytes, bytes]:
+    """Return the encoded annotations up to the offset, and those from after it to the attempt."""
+    offset = encode(Symbol("x-opt-offset")) + b"\x80"
+    between = b"".join((
+        encode(Symbol("x-opt-queue")),
+        encode(UInt(queue)),
+        encode(Symbol("x-opt-enqueued-time")),
+        encode(Timestamp(stored_us // 1000)),
+        encode(Symbol("x-opt-attempt")),
+        b"\x70",
+    ))  # fmt: skip
+    size = 1 + len(offset) + 8 + len(between) + 4
+    return b"%b\xc1%c\x08%b" % (_SECTION, size, offset), between
+
+
+def _texts(
+    offsets: Int32s | None, data: memoryview, first_row: int, end: int
+) -> list[bytes] | None:
+    """Return a column of texts, one for each row; None if the batch does not have the column."""
+    if offsets is None:
+        return None
+    at = offsets[first_row : end + 1].tolist()
+    raw = bytes(data[at[0] : at[-1]])
+    low = at[0]
+    return [raw[start - low : stop - low] for start, stop in pairwise(at)]
