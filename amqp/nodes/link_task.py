@@ -1,0 +1,110 @@
+"""Runs the work of one source: when its link can do something, one run at a time.
+
+    link events -> wake -> serve: ask, send, ask, send, ... until nothing can be done
+
+While `serve` waits for messages it may be interrupted, because the client wants something else now:
+less credit, or a drain.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+from holdfast.amqp.conditions_of import amqp_error
+from holdfast.amqp.engine.outgoing_link import OutgoingLink
+from holdfast.amqp.nodes.node import Peer
+from holdfast.amqp.wire.conditions import RESOURCE_DELETED, AmqpError, LinkFailed
+from holdfast.consumequeue.errors import StateUnavailable, UnknownGroup, UnknownTopic
+from holdfast.groups.errors import GroupsStopping
+from holdfast.holdservice.errors import HoldLimitExceeded
+
+_logger = logging.getLogger(__name__)
+
+#: Work that was refused for a transient reason is tried again after this time.
+RETRY_S = 1.0
+
+
+class LinkTask:
+    """The work of one link. `serve` returns when it can do nothing more."""
+
+    def __init__(
+        self, peer: Peer, link: OutgoingLink, most: int, serve: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`most` is how many messages one ask may bring."""
+        self._peer, self._link, self._most, self._serve = peer, link, most, serve
+        self._task: asyncio.Task[None] | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        #: How many messages the ask that waits now may bring; 0 if none waits.
+        self._waits_for = 0
+        self.is_stopped = False
+
+    def room(self) -> int:
+        """Return how many messages the link can send now, in one slice."""
+        return min(self._link.sendable, self._most) if self._peer.has_room else 0
+
+    def wake(self, *, is_due: bool = False) -> None:
+        """Run `serve`, unless it runs. If it waits for messages, and the client wants something
+        else now or `is_due` is true, interrupt the wait."""
+        running = self._task
+        if self.is_stopped:
+            return
+        if running is not None and not running.done():
+            link = self._link
+            is_changed = link.is_draining or self.room() < self._waits_for
+            if not self._waits_for or not (is_due or is_changed):
+                return
+            self._waits_for = 0
+            running.cancel()
+        else:
+            running = None
+        self._task = asyncio.create_task(self._run(running), name="amqp-source")
+
+    @contextmanager
+    def waiting(self, most: int) -> Iterator[None]:
+        """In this context, `serve` waits for at most this many messages and may be interrupted."""
+        self._waits_for = most
+        try:
+            yield
+        finally:
+            self._waits_for = 0
+
+    def stop(self) -> "asyncio.Task[None] | None":
+        """End the work. Return the task, which may need another event loop iteration to end."""
+        self.is_stopped = True
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        return self._task
+
+    def fail(self, error: AmqpError) -> None:
+        """Detach the link for an error."""
+        if not self.is_stopped:
+            self._peer.detach(self._link, error)
+
+    async def _run(self, before: "asyncio.Task[None] | None") -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        try:
+            await self._serve()
+        except (HoldLimitExceeded, StateUnavailable) as error:
+            _logger.info("a link of %s has to wait: %s", self._peer.client, error)
+            self._retry = asyncio.get_running_loop().call_later(RETRY_S, self.wake)
+        except GroupsStopping:
+            pass  # the broker stops, and closes the connection
+        except (UnknownGroup, UnknownTopic) as error:
+            self.fail(LinkFailed(RESOURCE_DELETED, str(error)))
+        except Exception as error:
+            self.fail(amqp_error(error, LinkFailed))
+
+
+def finish_drain(peer: Peer, link: OutgoingLink, *, has_more: bool) -> bool:
+    """Give the unused credit back, if the client still asks for that. Return False if the link must
+    first get room: a message is partly sent, or `has_more` messages could use the credit."""
+    if link.is_draining:
+        if link.is_partly_sent or (has_more and link.credit):
+            return False
+        link.drained()
+        peer.flush()
+    return True
