@@ -4,32 +4,34 @@ This module connects the parts: serving/group_registry.py keeps the table of gro
 serving/group_server.py serves one group, and serving/group_changes.py changes settings.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields
 from functools import partial
+from typing import Any
 
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.slices import LoopBudget, in_slices
 from holdfast.consumequeue.topics import QueueKey, Topic, check_queue
 from holdfast.groups.config import GroupsConfig
-from holdfast.groups.core.members import AllInFlight
-from holdfast.groups.core.requests import Limits
+from holdfast.groups.core.members import AllInFlight, OnActive
 from holdfast.groups.descriptions import GroupReply
-from holdfast.groups.errors import NotSubscribed, TooManyMembers
+from holdfast.groups.errors import TooManyMembers
+from holdfast.groups.resolving import MayReceiveById, resolve, topic_of
 from holdfast.groups.service_types import (
     ChangeChecks,
     CheckTopic,
     GroupServiceStats,
     GroupState,
     MayConsume,
+    Receipt,
     Received,
     ReceiveRequest,
     RedriveOptions,
     RedriveResult,
     SeekTarget,
     Status,
-    UnitLimit,
     Verb,
     allow_all,
 )
@@ -39,7 +41,6 @@ from holdfast.groups.serving.floor_exporter import FloorExporter
 from holdfast.groups.serving.group_changes import GroupChanges, MaySubscribe
 from holdfast.groups.serving.group_registry import GroupRegistry
 from holdfast.groups.serving.group_server import SETTLED_A_TURN, GroupServer, SharedParts
-from holdfast.groups.serving.head_source import key_number
 from holdfast.groups.serving.redriving import Redriver
 from holdfast.groups.serving.scanning import Scan
 from holdfast.groups.settings import GroupSettings
@@ -52,18 +53,6 @@ FLOORS_A_TURN = 1000
 #: The owner of subscriptions when the caller gives no principal.
 ANONYMOUS_OWNER = "anonymous"
 ALLOW_ALL = ChangeChecks()
-
-
-@dataclass(frozen=True, slots=True)
-class _MayReceive:
-    """Decides, by topic id, whether a request may get messages of a topic."""
-
-    may_consume: MayConsume
-    topic_by_id: Callable[[int], Topic | None] = field(compare=False)
-
-    def __call__(self, topic_id: int) -> bool:
-        topic = self.topic_by_id(topic_id)
-        return topic is not None and self.may_consume(topic.name)
 
 
 class GroupService:
@@ -174,10 +163,10 @@ class GroupService:
         """Return the floor of each queue: all messages below it are settled. Raises UnknownGroup;
         raises UnknownTopic also if the group does not subscribe to the topic."""
         server = self._get(group)
-        self._topic_of(server, topic)
+        topic_of(server, self._store.table, topic)
         await server.watch.catch_up()
         found: dict[int, int] = {}
-        topic_id = self._topic_of(server, topic).topic_id
+        topic_id = topic_of(server, self._store.table, topic).topic_id
         async for lanes in in_slices(server.lanes_of(topic_id), FLOORS_A_TURN):
             found |= {lane.key[1]: lane.cursor.floor for lane in lanes}
         return dict(sorted(found.items()))
@@ -223,29 +212,17 @@ class GroupService:
         if text is not None:
             wanted = (await self.registry.filters.parse([text]))[text]
         server = self._get(group)
-        names, may_consume = request.topic_names, request.may_consume
-        may_receive = None
-        if may_consume is not None:
-            may_receive = _MayReceive(may_consume, self._store.table.by_id)
-        request = replace(
-            request,
-            topics=None if names is None else self._topic_ids_of(server, names),
-            filter=wanted,
-            limits=self._limits_of(server, request.unit_limits),
-            may_receive=may_receive,
-        )
+        request = resolve(request, server, self._store.table, wanted)
         if request.browse:
             await server.watch.catch_up()
             shown = await server.browsers.browse(request, self.registry.clock.now_ms())
             return Received(list(shown), server.core.available(request))
-        members, most = server.core.members, self._config.max_members
-        if len(members) >= most and request.member not in members:
-            raise TooManyMembers("groups.max_members", most, group)
-        if request.lease_ms is not None and not request.settled:
+        self._check_member(server, request.member)
+        if request.lease_ms is not None and not (request.settled or request.bound):
             await self.changes.allow_lease(server, request.lease_ms)
         return await server.receive(request)
 
-    def release_undelivered(self, group: str, receipts: Sequence[str]) -> None:
+    def release_undelivered(self, group: str, receipts: Sequence[str | Receipt]) -> None:
         """Release the messages of a reply that could not be sent, so that they are available again
         before their leases expire. This does not count as a failure of the messages."""
         server = self._by_name.get(group)
@@ -256,7 +233,7 @@ class GroupService:
         self,
         group: str,
         verb: Verb,
-        receipts: Sequence[str],
+        receipts: Sequence[str | Receipt],
         *,
         delay_ms: int | None = None,
         lease_ms: int | None = None,
@@ -264,7 +241,9 @@ class GroupService:
         used_ms: float | None = None,
         check_topic: CheckTopic = allow_all,
     ) -> list[Status]:
-        """Settle each receipt, durably; return the status of each receipt, in order.
+        """Settle each receipt, durably; return the status of each receipt, in order. With
+        `delay_ms` 0, a nacked message is available again at once; with None, the group's backoff
+        table sets its delay.
 
         `check_topic` is called with the name of the topic of every receipt. If it raises, the
         exception reaches the caller and nothing is settled.
@@ -289,6 +268,34 @@ class GroupService:
             return await settled
         return await self._store.state.run_shielded(settled)
 
+    def begin_settling(
+        self,
+        group: str,
+        verb: Verb,
+        receipts: Sequence[str | Receipt],
+        *,
+        delay_ms: int | None = None,
+    ) -> "tuple[list[Status], asyncio.Future[Any] | None]":
+        """Settle all receipts in this event loop iteration, and put the changes into the group's
+        next commit. Return the status of each receipt, in order, and a future that completes when
+        the changes are durable. It is None if nothing was settled.
+
+        All callers whose changes are in one commit get the same future, so they must not cancel it.
+        It fails with StateUnavailable; then the outcome is unknown. Give at most a few hundred
+        receipts, because each takes a few microseconds. The verb may not be `extend`.
+
+        While a change of the group's settings pauses settling, the receipts are settled after it:
+        then the list of statuses is empty, and the future belongs to this call alone. Raises
+        UnknownGroup.
+        """
+        server = self._get(group)
+        terms = {"delay_ms": delay_ms}
+        begun = server.begin_settling(verb, receipts, terms)
+        if begun is not None:
+            return begun
+        later = self._store.state.run_shielded(server.settle(verb, receipts, terms))
+        return [], asyncio.ensure_future(later)
+
     async def seek(
         self, group: str, target: SeekTarget, *, check_topic: CheckTopic = allow_all
     ) -> Mapping[str, Mapping[int, int]]:
@@ -307,7 +314,7 @@ class GroupService:
         turn = LoopBudget()
         if isinstance(target, Mapping):
             for name, offsets in target.items():
-                topic = self._topic_of(server, name)
+                topic = topic_of(server, self._store.table, name)
                 async for some in turn.slices(offsets.items()):
                     for queue, offset in some:
                         check_queue(topic, queue)
@@ -339,6 +346,27 @@ class GroupService:
         the exceptions. The caller must not cancel this call."""
         return await self._redriver.redrive(group, ask)
 
+    def join(self, group: str, member: str, on_active: OnActive = lambda is_active: None) -> bool:
+        """Add a member that stays in the group until it leaves, also while it has no request and no
+        lease. Return whether the group serves it now: always true in competing and keyed groups.
+
+        Whenever this changes, `on_active` is called with the new value, in an event loop callback
+        of its own: a member of a single active group becomes the active member when no lease of the
+        one before it is left. It becomes active without a notice. A member that joins again
+        replaces its `on_active`. Raises UnknownGroup, TooManyMembers, ExclusiveHeld,
+        GroupsStopping."""
+        server = self._get(group)
+        self._check_member(server, member)
+        return server.join(member, on_active)
+
+    def available(self, group: str, request: ReceiveRequest) -> int:
+        """Return how many messages a request could get now, without waiting: 0 if its member is not
+        served. It is an upper bound, because filters may not have been applied to all messages yet.
+        Raises UnknownGroup, UnknownTopic."""
+        server = self._get(group)
+        server.watch.process()
+        return server.available(resolve(request, server, self._store.table))
+
     async def leave(
         self, group: str, member: str, *, may_consume: MayConsume | None = None
     ) -> None:
@@ -351,7 +379,7 @@ class GroupService:
         server = self._get(group)
         may_end = None
         if may_consume is not None:
-            may_end = _MayReceive(may_consume, self._store.table.by_id)
+            may_end = MayReceiveById(may_consume, self._store.table.by_id)
         await server.leave(member, may_end)
         await server.commits.wait()
 
@@ -384,34 +412,11 @@ class GroupService:
             groups=len(self._by_name),
         )
 
-    def _topic_ids_of(self, group: GroupServer, names: Sequence[str]) -> frozenset[int]:
-        """Return the ids of the topics that a request names. Skip a topic that does not exist yet
-        if the group subscribes to it by name."""
-        return frozenset(
-            self._topic_of(group, name).topic_id
-            for name in names
-            if self._store.table.find(name) is not None or name not in group.record.subscriptions
-        )
-
-    def _topic_of(self, group: GroupServer, name: str) -> Topic:
-        topic = self._store.table.get(name)
-        if topic.topic_id not in group.core.topics:
-            raise NotSubscribed(name, group.record.name)
-        return topic
-
-    def _limits_of(self, group: GroupServer, given: Sequence[UnitLimit]) -> Limits | None:
-        if not given:
-            return None
-        queues: dict[QueueKey, int] = {}
-        keys: dict[tuple[int, int], int] = {}
-        for each in given:
-            topic = self._topic_of(group, each.topic)
-            if each.queue is not None:
-                check_queue(topic, each.queue)
-                queues[topic.topic_id, each.queue] = each.max_messages
-            if each.key is not None:
-                keys[topic.topic_id, key_number(each.key)] = each.max_messages
-        return Limits(queues, keys)
+    def _check_member(self, server: GroupServer, member: str) -> None:
+        """Raise TooManyMembers if a member is new and the group may have no more."""
+        members, most = server.core.members, self._config.max_members
+        if len(members) >= most and member not in members:
+            raise TooManyMembers("groups.max_members", most, server.record.name)
 
     def _get(self, name: str) -> GroupServer:
         """Return a group. Raises InvalidName, UnknownGroup."""

@@ -12,12 +12,13 @@ import numpy as np
 
 from holdfast.commitlog.format.batch import Batch
 from holdfast.consumequeue.topics import Topic
+from holdfast.groups.core.receipts import Receipt
 from holdfast.groups.core.requests import MayConsume, ReceiveRequest, UnitLimit
 from holdfast.groups.core.settling import Status, Verb
 from holdfast.groups.settings import Subscription
 from holdfast.groups.storage.group_records import GroupRecord
 
-__all__ = ["MayConsume", "ReceiveRequest", "Status", "UnitLimit", "Verb"]
+__all__ = ["MayConsume", "Receipt", "ReceiveRequest", "Status", "UnitLimit", "Verb"]
 
 SeekTarget = str | int | Mapping[str, Mapping[int, int]]
 """Target of a seek: "earliest", "latest", a time in milliseconds, or topic -> queue -> offset."""
@@ -63,16 +64,18 @@ class GroupState:
 
 class Delivery(NamedTuple):
     """One message: a row of a stored batch. `receipt` is None if the message is already settled, or
-    was only shown (browse)."""
+    was only shown (browse). `attempt` counts deliveries from 1. `failures` counts only the earlier
+    deliveries that ended with a nack."""
 
     topic: Topic
     queue: int
     offset: int
     batch: Batch
     row: int
-    receipt: str | None
+    receipt: str | Receipt | None
     attempt: int
     redelivered: bool
+    failures: int = 0
 
 
 @dataclass(slots=True)
@@ -129,8 +132,8 @@ class Received:
     #: How long the request waited.
     held_s: float = 0.0
 
-    def receipts(self) -> list[str]:
-        """Return the receipts of the leased messages."""
+    def receipts(self) -> list[str | Receipt]:
+        """Return the receipts of the leased messages, as the request asked for them."""
         return [each.receipt for each in self.deliveries if each.receipt is not None]
 
 

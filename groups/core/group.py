@@ -31,7 +31,7 @@ from holdfast.groups.core.requests import (
 )
 from holdfast.groups.cursor.cursor import Cursor, End
 from holdfast.groups.cursor.heads import HeadSource
-from holdfast.groups.cursor.leases import Deadlines, Lease
+from holdfast.groups.cursor.leases import OVER, Deadlines, Lease
 
 #: At most this many leases end in one event loop iteration because their deadline passed or their
 #: member left. Each takes about 10 microseconds. The same limit holds for delays that end, and for
@@ -63,7 +63,7 @@ class Group:
         self.in_flight = InFlight(config, everyone)
         self.costs = Costs(config.cost)
         self.answers = AnswerCache(config.repeat_ms)
-        self.outbox = Outbox(group_id, self.activity)
+        self.outbox = Outbox(group_id, self.activity, self.members)
         #: The topics of which more messages may be available than when `serve` last offered them
         #: to the waiting requests.
         self.dirty_topics: set[int] = set()
@@ -163,15 +163,18 @@ class Group:
         request: ReceiveRequest,
         ticket: object,
         now_ms: int,
-        deadline_ms: int,
+        deadline_ms: int | None,
         *,
         has_looked: bool = False,
     ) -> Waiter:
-        """Hold a request that got nothing. The caller must call `serve` next, which tries the
-        request once more. Set `has_looked` only if `receive` has found nothing for the request in
-        this same event loop iteration, and its reply had no `needs`; then `serve` need not try the
-        request again."""
-        self.members.mark_seen(request.member, now_ms, deadline_ms)
+        """Hold a request that got nothing, until `deadline_ms`; without limit if that is None. The
+        caller must call `serve` next, which tries the request once more. Set `has_looked` only if
+        `receive` has found nothing for the request in this same event loop iteration, and its reply
+        had no `needs`; then `serve` need not try the request again."""
+        if request.bound:
+            self.members.bind(request.member)
+        else:
+            self.members.mark_seen(request.member, now_ms, deadline_ms or 0)
         if not has_looked:
             self.dirty_topics |= self._requested_topics(request)
         return self.waiters.add(request, ticket, deadline_ms)
@@ -189,6 +192,25 @@ class Group:
         for waiter in waiters:
             self.waiters.remove(waiter)
         return waiters
+
+    # -- members -----------------------------------------------------------------------------
+
+    def join(self, member: str) -> bool:
+        """Add a bound member, which stays until it leaves, and return whether it may get messages
+        now. In a single active group it waits to become the active member, also while it has no
+        request. Raises ExclusiveHeld."""
+        self.activity.admit(member, self.may_become_active)
+        self.members.bind(member)
+        return self.activity.is_active(member)
+
+    def activate_bound(self) -> None:
+        """If the member that becomes active next is a bound one, make it active now, without a
+        notice. Other members become active with their next request."""
+        member = self.activity.next_member()
+        if member is not None and self.members.is_bound(member):
+            self.activity.admit(member, self.may_become_active)
+            if self.activity.active is not None:
+                self.mark_all_dirty()
 
     # -- events ------------------------------------------------------------------------------
 
@@ -417,11 +439,18 @@ class Group:
         cursor = lane.cursor
         for lease in cursor.leases:
             self.in_flight.add(lease.member)
-            self.members.mark_seen(lease.member, lease.delivered_ms, lease.deadline_ms)
+            if lease.deadline_ms != OVER:
+                self.members.mark_seen(lease.member, lease.delivered_ms, lease.deadline_ms)
             if lease.attempt_id is not None:
                 offset, receipt = lease.head.offset, lane.receipt(lease)
-                redelivered = cursor.is_redelivery(offset)
-                message = SelectedMessage(lane.key, offset, lease.attempt, redelivered, receipt)
+                message = SelectedMessage(
+                    lane.key,
+                    offset,
+                    lease.attempt,
+                    cursor.is_redelivery(offset),
+                    receipt,
+                    cursor.failures(offset),
+                )
                 self.answers.restore(lease.member, lease.attempt_id, [message], lease.delivered_ms)
 
     def _is_present(self, member: str) -> bool:

@@ -19,8 +19,11 @@ from typing import Protocol
 
 from holdfast.groups.config import GroupConfig
 from holdfast.groups.core.requests import UNLIMITED
+from holdfast.groups.cursor.leases import NO_DEADLINE
 from holdfast.groups.errors import ExclusiveHeld
 
+OnActive = Callable[[bool], None]
+"""A function that is called with whether the group serves a member now."""
 MayBecomeActive = Callable[[str], bool]
 """Returns True if no other member has a lease and no message is in grace."""
 
@@ -28,7 +31,8 @@ MayBecomeActive = Callable[[str], bool]
 @dataclass(slots=True)
 class Members:
     """The members, in the order in which they joined. A member is silent, and must be removed, if
-    it has shown no activity for `ttl_ms`."""
+    it has shown no activity for `ttl_ms`. A bound member is never silent: it stays until it leaves.
+    """
 
     ttl_ms: int
     _until: dict[str, int] = field(default_factory=dict)
@@ -52,19 +56,28 @@ class Members:
         if self._earliest is None or until < self._earliest:
             self._earliest = until
 
+    def bind(self, member: str) -> None:
+        """Make a member bound; add it if it is new."""
+        self._until[member] = NO_DEADLINE
+
+    def is_bound(self, member: str) -> bool:
+        """Return whether a member is bound."""
+        return self._until.get(member) == NO_DEADLINE
+
     def forget(self, member: str) -> None:
         self._until.pop(member, None)
 
     def next_deadline(self) -> int | None:
-        """Return when to call `find_silent`; None if there are no members. The time may be earlier
-        than necessary."""
+        """Return when to call `find_silent`; None if no member can become silent. The time may be
+        earlier than necessary."""
         return self._earliest
 
     def find_silent(self, now_ms: int) -> list[str]:
         """Return the silent members. The caller must remove them."""
         if self._earliest is None or now_ms < self._earliest:
             return []
-        self._earliest = min((u for u in self._until.values() if u > now_ms), default=None)
+        later = (until for until in self._until.values() if now_ms < until < NO_DEADLINE)
+        self._earliest = min(later, default=None)
         return [member for member, until in self._until.items() if until <= now_ms]
 
 
@@ -177,6 +190,10 @@ class MemberRule(Protocol):
         """Remove a member that left or was fenced. Return True if another member may become active
         now."""
 
+    def next_member(self) -> str | None:
+        """Return the member that becomes active next. Return None if a member is active or no
+        member waits."""
+
     def claim(self, member: str) -> None:
         """Make a member active that has used a receipt from before a restart. This proves that it
         was active then."""
@@ -204,6 +221,9 @@ class AllMembers:
 
     def is_active(self, member: str) -> bool:
         return True
+
+    def next_member(self) -> str | None:
+        return None
 
     def leave(self, member: str) -> bool:
         return False
@@ -260,8 +280,6 @@ class OneActive:
         self.active = member
 
     def next_member(self) -> str | None:
-        """Return the member that becomes active next. Return None if a member is active or no
-        member waits."""
         return next(iter(self._waiting), None) if self.active is None else None
 
     def _activate(self, member: str) -> None:
@@ -274,3 +292,40 @@ def member_rule(mode: str) -> MemberRule:
     """Return the rule of a mode."""
     is_exclusive = mode == "exclusive"
     return OneActive(is_exclusive) if is_exclusive or mode == "single_active" else AllMembers()
+
+
+class ActiveListeners:
+    """The members that want to know when the group begins or stops to serve them."""
+
+    def __init__(self) -> None:
+        #: member -> (its function, whether the member knows that it is served).
+        self._listeners: dict[str, tuple[OnActive, bool]] = {}
+        self._rule: MemberRule | None = None
+        self._active: str | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._listeners)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._listeners))
+
+    def add(self, member: str, on_active: OnActive, is_active: bool) -> None:
+        """Add a member that knows whether it is served now. It replaces an earlier entry."""
+        self._listeners[member] = on_active, is_active
+
+    def remove(self, member: str) -> None:
+        self._listeners.pop(member, None)
+
+    def take_changes(self, rule: MemberRule) -> list[tuple[OnActive, bool]]:
+        """Return the functions to call, each with its argument: those of members for which the
+        answer has changed since the last call."""
+        if rule is self._rule and rule.active == self._active:
+            return []
+        self._rule, self._active = rule, rule.active
+        changes = []
+        for member, (on_active, was_active) in self._listeners.items():
+            is_active = rule.is_active(member)
+            if is_active != was_active:
+                self._listeners[member] = on_active, is_active
+                changes.append((on_active, is_active))
+        return changes

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from holdfast.groups.core.group_topic import DeadLetter, QueueLane
-from holdfast.groups.core.members import MemberRule
-from holdfast.groups.cursor.cursor import Cursor
+from holdfast.groups.core.members import MemberRule, Members
+from holdfast.groups.cursor.cursor import NO_BOOT, Cursor
 from holdfast.groups.cursor.leases import Grant
 from holdfast.groups.cursor.rows import (
     ACTIVE,
@@ -24,9 +24,9 @@ class WriteBatch:
     #: How often the active member had changed when the rows were made.
     fencing_epoch: int = 0
     writes: list[Write | DeleteRange] = field(default_factory=list)
-    #: For each cursor: its epoch, and the offset below which messages may be delivered once the
-    #: rows are durable.
-    reserves: dict[Cursor, tuple[int, int]] = field(default_factory=dict)
+    #: For each cursor: its epoch, the offset below which messages may be delivered once the rows
+    #: are durable, and whether the rows tell that there may be timed leases.
+    reserves: dict[Cursor, tuple[int, int, bool]] = field(default_factory=dict)
     #: Records of the progress page that are not needed once the rows are durable.
     ended_grants: list[Grant] = field(default_factory=list)
 
@@ -34,11 +34,13 @@ class WriteBatch:
 class Outbox:
     """The changes of one group that its caller has not taken yet."""
 
-    def __init__(self, group_id: int, activity: MemberRule) -> None:
+    def __init__(self, group_id: int, activity: MemberRule, members: Members) -> None:
         self._group_id = group_id
-        #: Its active member is written with the rows.
+        #: Its active member is written with the rows, except a bound member, which does not survive
+        #: a restart.
         self.activity = activity
-        #: The active member as last written.
+        self._members = members
+        #: The active member as last written; None if it was not written.
         self.written_active: str | None = None
         #: The value of `activity.fencing_epoch` in the last commit. If it equals the current value,
         #: it is durable that the previous active member has lost its leases.
@@ -68,7 +70,7 @@ class Outbox:
     @property
     def has_writes(self) -> bool:
         """Whether `take_writes` would return rows."""
-        return bool(self._lanes_with_rows) or self.activity.active != self.written_active
+        return bool(self._lanes_with_rows) or self._active_to_write() != self.written_active
 
     def take_writes(self) -> WriteBatch:
         """Return all rows that changed since the last call, for one transaction."""
@@ -76,21 +78,28 @@ class Outbox:
         for lane in self._lanes_with_rows:
             prefix = key_prefix(self._group_id, *lane.key)
             batch.writes += take_writes(lane.cursor, prefix)
-            batch.reserves[lane.cursor] = lane.cursor.epoch, lane.cursor.reserved_next
-            batch.ended_grants += lane.cursor.leases.ended_grants
-            lane.cursor.leases.ended_grants = []
+            cursor = lane.cursor
+            has_timed = cursor.oldest_leased_boot != NO_BOOT
+            batch.reserves[cursor] = cursor.epoch, cursor.reserved_next, has_timed
+            batch.ended_grants += cursor.leases.ended_grants
+            cursor.leases.ended_grants = []
         self._lanes_with_rows.clear()
-        active = self.activity.active
+        active = self._active_to_write()
         if active != self.written_active:
             value = None if active is None else active.encode()
             batch.writes.append(Write(ACTIVE, group_key(self._group_id), value))
             self.written_active = active
         return batch
 
+    def _active_to_write(self) -> str | None:
+        active = self.activity.active
+        return None if active is None or self._members.is_bound(active) else active
+
     def mark_committed(self, batch: WriteBatch) -> None:
         """Record that a batch is durable."""
         self.durable_fencing_epoch = batch.fencing_epoch
-        for cursor, (epoch, reserved_next) in batch.reserves.items():
+        for cursor, (epoch, reserved_next, has_timed) in batch.reserves.items():
+            cursor.may_lease_timed |= has_timed
             if cursor.epoch == epoch:
                 cursor.reserved_durable = max(cursor.reserved_durable, reserved_next)
         self._free_grants += batch.ended_grants

@@ -15,6 +15,7 @@ from holdfast.groups.core.requests import (
     Waiter,
 )
 from holdfast.groups.cursor.heads import Head, NeedsRead
+from holdfast.groups.cursor.leases import NO_DEADLINE
 from holdfast.groups.errors import FilterNotAllowed, GroupError
 
 #: At most this many messages are chosen ("selected") for one reply in one event loop iteration.
@@ -27,7 +28,10 @@ def receive(group: Group, request: ReceiveRequest, now_ms: int) -> Reply:
     if request.filter is not None and group.config.mode == "keyed":
         raise FilterNotAllowed(group.config.mode)
     admission = group.activity.admit(request.member, group.may_become_active)
-    group.members.mark_seen(request.member, now_ms)
+    if request.bound:
+        group.members.bind(request.member)
+    else:
+        group.members.mark_seen(request.member, now_ms)
     if admission is Admission.WAITS:
         return Reply(is_active=False)
     if admission is Admission.NOTICE:
@@ -136,7 +140,9 @@ def _fill(group: Group, reply: Reply, request: ReceiveRequest, now_ms: int) -> N
     read from the log first, stop and set `reply.needs`."""
     room = _limit_reply(group, reply, request)
     most = min(room, len(reply.messages) + SELECTED_A_TURN)
-    fill = _FillState(reply, request, now_ms, now_ms + group.allowed_lease_ms(request.lease_ms))
+    is_timed = not request.bound
+    deadline_ms = now_ms + group.allowed_lease_ms(request.lease_ms) if is_timed else NO_DEADLINE
+    fill = _FillState(reply, request, now_ms, deadline_ms)
     peeked: dict[int, Offer | None] = {}
 
     def head_cost(topic_id: int) -> int | None:
@@ -170,8 +176,8 @@ def _fill(group: Group, reply: Reply, request: ReceiveRequest, now_ms: int) -> N
             reply.room.put_back()
     for lane in served:
         group.update_lane(lane)
-    if reply.messages and not request.settled:
-        group.members.mark_seen(request.member, now_ms, fill.deadline_ms)
+    if reply.messages and is_timed and not request.settled:
+        group.members.mark_seen(request.member, now_ms, deadline_ms)
     if reply.messages and request.attempt_id is not None:
         key = request.member, request.attempt_id
         group.answers.store(*key, reply.messages, now_ms, request.client)
@@ -267,16 +273,20 @@ def _lease_messages(
     reply, request, deadline_ms = fill.reply, fill.request, fill.deadline_ms
     key, cursor, member = lane.key, lane.cursor, request.member
     # If the last offset is beyond the durable reserve, commit before the reply is sent: after a
-    # restart the broker must know that these messages may have been delivered.
-    if heads[-1].offset >= cursor.reserved_durable:
+    # restart the broker must know that these messages may have been delivered. The same holds for
+    # the first timed lease, after which a restart may have to wait.
+    if heads[-1].offset >= cursor.reserved_durable or not (
+        cursor.may_lease_timed or request.bound or request.settled
+    ):
         reply.commit_first = True
     for head in heads:
         reply.size_bytes += head.size_bytes
     messages = []
     if request.settled:
         for offset, *_ in heads:
-            redelivered = cursor.is_redelivery(offset)
-            messages.append(SelectedMessage(key, offset, cursor.attempt(offset), redelivered, None))
+            redelivered, failures = cursor.is_redelivery(offset), cursor.failures(offset)
+            attempt = cursor.attempt(offset)
+            messages.append(SelectedMessage(key, offset, attempt, redelivered, None, failures))
         lane.take_settled(heads, member)
         return messages
     group_id, epoch, (topic_id, queue) = group.group_id, cursor.epoch, key
@@ -284,13 +294,14 @@ def _lease_messages(
     leases = lane.lease(heads, member, deadline_ms, fill.now_ms, charge, request.attempt_id)
     for lease in leases:
         offset, number, attempt = lease.head.offset, lease.number, lease.attempt
-        redelivered = were_seen and cursor.is_redelivery(offset)
+        redelivered, failures = were_seen and cursor.is_redelivery(offset), 0
         if redelivered:  # after a restart the broker must know the end of the earlier lease
             reply.commit_first = True
+            failures = cursor.failures(offset)
         receipt = Receipt(
             group_id, topic_id, queue, offset, number, epoch, deadline_ms, attempt, member
         )
-        messages.append(SelectedMessage(key, offset, attempt, redelivered, receipt))
+        messages.append(SelectedMessage(key, offset, attempt, redelivered, receipt, failures))
     return messages
 
 

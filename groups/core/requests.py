@@ -122,10 +122,17 @@ class ReceiveRequest:
     client: str = ""
     """The client's address, "" if unknown. A client's waiting requests and stored answers are
     limited."""
+    bound: bool = False
+    """If true, the leases are bound: they have no deadline, and end when they are settled, when the
+    member leaves, or with the broker's process. The member stays in the group until it leaves.
+    `lease_ms` and `attempt_id` are ignored."""
+    receipt_values: bool = False
+    """If true, deliveries have their receipts as `Receipt` values, not as signed texts."""
     may_receive: MayReceive | None = None
     """Called when messages are chosen, not before, because a group may get more topics while a
     request waits. If it is None, messages of every topic of the group are permitted."""
     wait_s: float = 0.0
+    """How long to wait for the first message; `math.inf` means without limit."""
     browse: bool = False
     """If true, no message is leased, and the request never waits. A member's next browse continues
     after the messages that this member was shown. After an empty answer, the next browse begins at
@@ -143,13 +150,15 @@ class ReceiveRequest:
 
 
 class SelectedMessage(NamedTuple):
-    """One message of a reply. `receipt` is None if the message was settled when it was sent."""
+    """One message of a reply. `receipt` is None if the message was settled when it was sent.
+    `failures` is how often the message has failed before this delivery."""
 
     queue: QueueKey
     offset: int
     attempt: int
     redelivered: bool
     receipt: Receipt | None
+    failures: int = 0
 
 
 @dataclass(slots=True)
@@ -212,8 +221,8 @@ class Waiters:
             last = first[-1].number
             yield from [waiter for waiter in self._waiters.values() if waiter.number > last]
 
-    def add(self, request: ReceiveRequest, ticket: object, deadline_ms: int) -> Waiter:
-        """Add a request at the end of the order."""
+    def add(self, request: ReceiveRequest, ticket: object, deadline_ms: int | None) -> Waiter:
+        """Add a request at the end of the order. If `deadline_ms` is None, it has no deadline."""
         number = self._last_number = self._last_number + 1
         waiter = self._waiters[number] = Waiter(request, ticket, number)
         self._deadlines.set(number, deadline_ms)
@@ -225,7 +234,7 @@ class Waiters:
         return self._waiters.pop(waiter.number, None) is not None
 
     def next_deadline(self) -> int | None:
-        """Return the earliest deadline; None if no request waits."""
+        """Return the earliest deadline; None if no waiting request has one."""
         return self._deadlines.next_deadline()
 
     def take_due(self, now_ms: int) -> list[Waiter]:

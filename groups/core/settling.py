@@ -10,6 +10,8 @@ message of the receipt; a returned message goes back to the group, to be deliver
     USED     done if the receipt was used with the same verb, otherwise stale
     STALE    stale            stale                stale
 
+A bound lease has no deadline, so an extend of it changes nothing.
+
 (1) Stale if the group has `strict_leases`, or if the member is not the active member any more.
 In a keyed group, a GRACE or LATE receipt is stale once an earlier message of its key was returned.
 
@@ -29,7 +31,7 @@ from holdfast.groups.core.members import MemberRule
 from holdfast.groups.core.receipts import Receipt, ReceiptState, receipt_state
 from holdfast.groups.core.requests import SelectedMessage
 from holdfast.groups.cursor.cursor import End
-from holdfast.groups.cursor.leases import Lease
+from holdfast.groups.cursor.leases import NO_DEADLINE, Lease
 
 
 class Verb(Enum):
@@ -246,7 +248,8 @@ def _extend(lane: QueueLane, receipt: Receipt, terms: Terms, state: ReceiptState
     deadline_ms = terms.now_ms + terms.lease_ms
     lease = lane.cursor.leases.get(receipt.offset)
     if lease is not None:
-        lane.cursor.extend(lease, deadline_ms)
+        if lease.deadline_ms != NO_DEADLINE:
+            lane.cursor.extend(lease, deadline_ms)
     else:
         lane.adopt(receipt.offset, receipt.member, receipt.lease_number, deadline_ms, terms.now_ms)
 

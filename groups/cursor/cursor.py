@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from holdfast.groups.cursor.heads import Head
-from holdfast.groups.cursor.leases import Deadlines, Lease, Leases
+from holdfast.groups.cursor.leases import NO_DEADLINE, Deadlines, Lease, Leases
 from holdfast.groups.cursor.settled_offsets import SettledOffsets
 
 CursorKey = tuple[int, int, int]
@@ -29,6 +29,9 @@ NOT_KEPT = 0xFFFF_FFFF_FFFF_FFFF
 RESERVE = 1024
 #: A lease number is (boot << BOOT_SHIFT) plus a count.
 BOOT_SHIFT = 40
+#: Stored as the oldest boot that has a lease if the queue never had a timed lease. It is later than
+#: every boot.
+NO_BOOT = 0xFFFF_FFFF
 #: The largest epoch; the epoch after it is 1. When an epoch is used again, receipts from its
 #: earlier use are not valid any more.
 MAX_EPOCH = 0xFFFF_FFFF
@@ -154,8 +157,12 @@ class Cursor:
         #: All leases of boots with a lower number than this had ended when the broker started.
         self.oldest_boot = 0
         #: The value that `oldest_boot` gets at the next start, unless a grace is running then. It
-        #: may be less than the present boot, because leases survive restarts.
-        self.oldest_leased_boot = boot
+        #: may be less than the present boot, because leases survive restarts. It is NO_BOOT until
+        #: the first timed lease. Bound leases do not survive a restart, so they need no grace.
+        self.oldest_leased_boot = NO_BOOT
+        #: Whether it is durable that there may be timed leases. Until then no message may be
+        #: delivered under a timed lease.
+        self.may_lease_timed = False
         #: Offsets below `grace_bound` are in grace until `grace_end_ms`, except `grace_left`.
         self.grace_bound = 0
         self.grace_end_ms = 0
@@ -241,7 +248,10 @@ class Cursor:
         attempt_id: str | None = None,
     ) -> list[Lease]:
         """Lease available offsets to a member; `heads` must be in ascending order. `charge` is the
-        cost of each message."""
+        cost of each message. The leases are bound if `deadline_ms` is NO_DEADLINE."""
+        if self.oldest_leased_boot == NO_BOOT and deadline_ms != NO_DEADLINE:
+            self.oldest_leased_boot = self.boot
+            self.changes.is_cursor_dirty = True
         number, attempt, attempts = self.last_lease, 1, self.attempts
         leases = []
         for head in heads:
@@ -281,7 +291,7 @@ class Cursor:
         self.notes.leases.append([lease])
 
     def extend(self, lease: Lease, deadline_ms: int) -> None:
-        """Give a live lease a new deadline, earlier or later."""
+        """Give a live timed lease a new deadline, earlier or later."""
         self.leases.extend(lease, deadline_ms)
         self.notes.leases.append([lease])
 

@@ -1,9 +1,12 @@
 """Leases, and tables of deadlines. Pure: the caller passes the time.
 
-A lease ends when its member settles it or its deadline passes. Both tables (Leases, Deadlines) keep
-a heap with lazy deletion: an entry that differs from the table is dropped when it reaches the top.
-The heap is rebuilt when most of its entries are outdated. So its memory is bounded, even if a lease
-is extended again and again, or a long lease stays while many short leases end.
+A timed lease ends when its member settles it or its deadline passes. A bound lease has no deadline:
+it ends when its member settles it or leaves, or with the broker's process.
+
+Both tables (Leases, Deadlines) keep a heap of deadlines with lazy deletion: an entry that differs
+from the table is dropped when it reaches the top. The heap is rebuilt when most of its entries are
+outdated. So its memory is bounded, even if a lease is extended again and again, or a long lease
+stays while many short leases end.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -15,6 +18,10 @@ from holdfast.groups.cursor.heads import Head
 
 K = TypeVar("K", bound=Hashable)
 
+#: The deadline of a bound lease, later than every time.
+NO_DEADLINE = 1 << 62
+#: The deadline of a bound lease in the progress page: the lease is over at the next start.
+OVER = 0
 #: A heap is rebuilt only if it has this many more entries than twice its table.
 MIN_OUTDATED = 64
 
@@ -56,6 +63,7 @@ class Lease:
     member: str
     #: Unique for the cursor, also after restarts: its upper bits are the boot.
     number: int
+    #: NO_DEADLINE if the lease is bound.
     deadline_ms: int
     delivered_ms: int
     #: 1 for the first delivery; otherwise 1 + the number of ended leases of this offset.
@@ -96,6 +104,12 @@ class Leases:
         member, deadline_ms = leases[0].member, leases[0].deadline_ms
         by_offset, deadlines = self._by_offset, self._deadlines
         of_member = self._by_member.setdefault(member, {})
+        if deadline_ms == NO_DEADLINE:
+            for lease in leases:
+                offset = lease.head.offset
+                by_offset[offset] = lease
+                of_member[offset] = None
+            return
         for lease in leases:
             offset = lease.head.offset
             by_offset[offset] = lease
@@ -143,7 +157,7 @@ class Leases:
             self.remove(offset)
 
     def extend(self, lease: Lease, deadline_ms: int) -> None:
-        """Give a live lease a new deadline, earlier or later."""
+        """Give a live timed lease a new deadline, earlier or later."""
         lease.deadline_ms = deadline_ms
         heappush(self._deadlines, (deadline_ms, lease.head.offset))
         self._drop_outdated_deadlines()
@@ -157,7 +171,7 @@ class Leases:
         return [self._by_offset[offset] for offset in sorted(offsets)]
 
     def next_deadline(self) -> int | None:
-        """Return the earliest deadline; None if there are no leases."""
+        """Return the earliest deadline; None if there are no timed leases."""
         while self._deadlines:
             deadline_ms, offset = self._deadlines[0]
             lease = self._by_offset.get(offset)
@@ -180,7 +194,11 @@ class Leases:
 
     def _drop_outdated_deadlines(self) -> None:
         if len(self._deadlines) > 2 * len(self._by_offset) + MIN_OUTDATED:
-            self._deadlines = [(each.deadline_ms, at) for at, each in self._by_offset.items()]
+            self._deadlines = [
+                (each.deadline_ms, at)
+                for at, each in self._by_offset.items()
+                if each.deadline_ms != NO_DEADLINE
+            ]
             heapify(self._deadlines)
 
 

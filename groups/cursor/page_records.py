@@ -11,7 +11,7 @@ deliveries went. Whether a lease has ended is stored in the rows of the cursor (
         20     4  epoch
         24     8  sequence number: each record has a higher one
         32     8  next
-        40     8  deadline_ms of the leases
+        40     8  deadline_ms of the leases; 0 if they are over at the next start
         48     8  when the leases were given, ms
         56     2  number of ranges
         58     2  flags: 1 GRACE, 2 HEADS
@@ -35,7 +35,7 @@ from itertools import pairwise
 from holdfast.commitlog.format.checksum import crc32c
 from holdfast.groups.cursor.cursor import Cursor, CursorKey
 from holdfast.groups.cursor.heads import UNKNOWN_SIZE, Head
-from holdfast.groups.cursor.leases import Lease
+from holdfast.groups.cursor.leases import NO_DEADLINE, OVER, Lease
 
 UNIT = 64
 #: A range has at most this many leases. This is more than one receive can request.
@@ -82,6 +82,9 @@ def encode_record(key: CursorKey, cursor: Cursor, sequence: int, leases: Sequenc
     """Return the bytes of a record. The leases must have the same member, deadline, delivery time
     and attempt id. There may be no lease."""
     first = leases[0] if leases else None
+    deadline_ms = 0 if first is None else first.deadline_ms
+    if deadline_ms == NO_DEADLINE:
+        deadline_ms = OVER
     member = b"" if first is None else first.member.encode()
     attempt_id = b"" if first is None else (first.attempt_id or "").encode()
     parts, flags = [b""], 0
@@ -103,7 +106,7 @@ def encode_record(key: CursorKey, cursor: Cursor, sequence: int, leases: Sequenc
     length = _HEADER.size + sum(map(len, parts))
     parts[0] = _HEADER.pack(
         0, length, *key, cursor.epoch, sequence, cursor.next,
-        0 if first is None else first.deadline_ms, 0 if first is None else first.delivered_ms,
+        deadline_ms, 0 if first is None else first.delivered_ms,
         len(ranges), flags, len(member), len(attempt_id), 0,
     )  # fmt: skip
     body = b"".join(parts)[_CRC.size :]

@@ -2,15 +2,17 @@
 
 `take_writes` returns everything that changed since its last call. The caller writes it in one
 transaction, so the rows on disk are always consistent. Leases are not in the rows but in the
-progress page, and continue after a restart. Without a trusted page, all offsets that may have been
-delivered are in grace, until the longest lease must have ended.
+progress page. Timed leases continue after a restart, bound leases end with it. Without a trusted
+page, all offsets that may have been delivered are in grace, until the longest lease must have
+ended; but not if the queue never had a timed lease.
 
 All numbers in the rows are big-endian, so the rows of a queue are adjacent and in order. A key
 begins with group id u32, topic id u32, queue u32.
 
     table   key, after that   value
     cur     -                 floor u64, reserved_next u64, epoch u32, oldest boot u32,
-                              dead u64, expired u64, lost u64 (to retention or to damage)
+                              dead u64, expired u64, lost u64 (to retention or to damage).
+                              The oldest boot is 2^32-1 if the queue never had a timed lease
     ack     chunk u64         1,024 bits, the lowest offset in the lowest bit of the first byte;
                               or one byte 1 if all bits are set
     att     offset u64        failures u16 (65535: rejected), acquisitions u32, ready_at_ms u64,
@@ -35,6 +37,7 @@ from typing import NamedTuple
 
 from holdfast.groups.cursor.cursor import (
     BOOT_SHIFT,
+    NO_BOOT,
     REJECTED,
     SETTLED_KEPT,
     Attempts,
@@ -45,7 +48,7 @@ from holdfast.groups.cursor.cursor import (
     Settlement,
     epoch_after,
 )
-from holdfast.groups.cursor.leases import Lease
+from holdfast.groups.cursor.leases import OVER, Lease
 from holdfast.groups.cursor.page_records import Progress
 from holdfast.groups.cursor.settled_offsets import CHUNK, FULL, SettledOffsets
 
@@ -236,9 +239,9 @@ def restore(
     newest messages (`is_log_cut`), the cursor gets a new epoch, because other messages will get the
     same offsets. The caller must write the cursor's changes before it appends or delivers messages.
 
-    The leases of `page` continue; `page` must be of the rows' epoch. Without a page, all
-    offsets below the reserve that are not done are in grace, until the longest lease must have
-    ended.
+    The timed leases of `page` continue, and its bound leases are due; `page` must be of the rows'
+    epoch. Without a page, all offsets below the reserve that are not done are in grace, until the
+    longest lease must have ended. They are available if the queue never had a timed lease.
     """
     row = stored.row
     attempts = {at: each for at, each in stored.attempts.items() if row.floor <= at < end}
@@ -259,9 +262,14 @@ def restore(
     latest_end_ms = now_ms + longest_lease_ms
     for lease in leases.values():
         _restore_lease(cursor, lease, latest_end_ms)
+    had_timed = row.oldest_boot != NO_BOOT
+    cursor.may_lease_timed = had_timed
+    if had_timed:
+        cursor.oldest_leased_boot = cursor.boot
     if page is not None:
         cursor.grace_boot = page.grace_boot
-        cursor.oldest_leased_boot = _oldest_boot(cursor, max(row.oldest_boot, page.grace_boot))
+        least = max(row.oldest_boot if had_timed else 0, page.grace_boot)
+        cursor.oldest_leased_boot = _oldest_boot(cursor, least)
     seen_below = cursor.next if page is None or is_cut else min(page.seen_below, end)
     cursor.seen_below = seen_below if seen_below > cursor.floor else 0
     if is_cut:
@@ -270,7 +278,8 @@ def restore(
         cursor.changes.settled |= cursor.settled.keys()
         cursor.done.dirty |= cursor.done.chunks().keys()
     elif page is None:
-        cursor.begin_grace(cursor.next, latest_end_ms, boot)
+        if had_timed:
+            cursor.begin_grace(cursor.next, latest_end_ms, boot)
     elif page.grace_end_ms > now_ms:
         bound = min(page.grace_bound, end)
         cursor.begin_grace(bound, min(page.grace_end_ms, latest_end_ms), min(page.grace_boot, boot))
@@ -304,11 +313,12 @@ def _restore_progress(stored: StoredCursor, page: Progress | None, boot: int, en
 
 
 def _oldest_boot(cursor: Cursor, least: int) -> int:
-    """Return the oldest boot that has a live lease. Leases of boots before `least` are ignored:
-    after a power loss the page may have such a lease, although its grace has ended and its message
-    was leased again."""
-    boots = (lease.number >> BOOT_SHIFT for lease in cursor.leases)
-    return min((boot for boot in boots if boot >= least), default=cursor.boot)
+    """Return the oldest boot that has a live timed lease. Leases of boots before `least` are
+    ignored: after a power loss the page may have such a lease, although its grace has ended and its
+    message was leased again."""
+    timed = (lease for lease in cursor.leases if lease.deadline_ms != OVER)
+    boots = (lease.number >> BOOT_SHIFT for lease in timed)
+    return min((boot for boot in boots if boot >= least), default=cursor.oldest_leased_boot)
 
 
 def _is_live(cursor: Cursor, attempts: Mapping[int, AttemptsRow], lease: Lease) -> bool:
@@ -339,7 +349,8 @@ def _restore_attempts(
 
 
 def _restore_lease(cursor: Cursor, lease: Lease, latest_end_ms: int) -> None:
-    """Restore a lease; it expires at the first tick if its deadline has passed."""
+    """Restore a lease; it expires at the first tick if its deadline has passed, or if it is
+    OVER."""
     offset = lease.head.offset
     if offset in cursor.dying:
         return

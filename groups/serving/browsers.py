@@ -56,8 +56,11 @@ class Browsers:
             await self._source.fetch(*shown.needs)
         found, _ = await self._flow.deliveries(
             [
-                SelectedMessage(key, offset, self._attempt(key, offset), False, None)
+                SelectedMessage(
+                    key, offset, cursor.attempt(offset), False, None, cursor.failures(offset)
+                )
                 for key, offset in shown.messages
+                for cursor in [self._core.topics[key[0]].lanes[key[1]].cursor]
             ]
         )
         if found or shown.needs is not None:
@@ -78,6 +81,3 @@ class Browsers:
     def _topics(self, request: ReceiveRequest) -> list[GroupTopic]:
         """Return the group's topics that are requested and permitted."""
         return [topic for topic_id, topic in self._core.topics.items() if request.takes(topic_id)]
-
-    def _attempt(self, queue: QueueKey, offset: int) -> int:
-        return self._core.topics[queue[0]].lanes[queue[1]].cursor.attempt(offset)

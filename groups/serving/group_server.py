@@ -23,12 +23,12 @@ from holdfast.consumequeue.topics import QueueKey, QueueState, Topic
 from holdfast.groups.core import settling
 from holdfast.groups.core.group import ENDED_A_TURN, Group, MayEnd
 from holdfast.groups.core.group_topic import QueueLane
-from holdfast.groups.core.members import AllInFlight
+from holdfast.groups.core.members import ActiveListeners, AllInFlight, OnActive
 from holdfast.groups.core.receipts import Receipt, ReceiptCodec
 from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
 from holdfast.groups.core.subscribing import Subscriptions
 from holdfast.groups.cursor.cursor import Cursor
-from holdfast.groups.errors import GroupsStopping, InvalidReceipt
+from holdfast.groups.errors import ExclusiveHeld, GroupsStopping, InvalidReceipt
 from holdfast.groups.service_types import (
     CheckTopic,
     Delivery,
@@ -133,6 +133,7 @@ class GroupServer:
         #: The reads for waiting requests, by queue and offset.
         self._reads: dict[tuple[QueueKey, int], asyncio.Task[None]] = {}
         self.browsers = Browsers(self.core, self.source, flow)
+        self._listeners = ActiveListeners()
         self._is_ending = False
         self._delivery_allowed = asyncio.Event()
         self._delivery_allowed.set()
@@ -151,6 +152,9 @@ class GroupServer:
         if record.config != self.core.config:
             self.source.forget()  # the mode determines whether heads contain keys
             self.core.configure_group(record.config)
+            for member in self._listeners:
+                with suppress(ExclusiveHeld):
+                    self.core.join(member)
             async for lanes in in_slices(self.lanes()):
                 for lane in lanes:
                     if self.core.lane(lane.key) is lane:
@@ -273,8 +277,7 @@ class GroupServer:
         if answer is not None:
             return replace(await self._complete_reply(answer, request), held_s=held_s)
         is_active = self.core.activity.is_active(request.member)
-        available = self.core.available(request) if is_active else 0
-        return Received([], available, is_active, held_s=held_s)
+        return Received([], self.available(request), is_active, held_s=held_s)
 
     def give_back(self, receipts: Sequence[str | Receipt]) -> None:
         """Release the messages of a reply that was not delivered: SETTLED_A_TURN of them in this
@@ -282,9 +285,8 @@ class GroupServer:
         in this iteration."""
         part, rest = receipts[:SETTLED_A_TURN], receipts[SETTLED_A_TURN:]
         if part:
-            decoded = [self._decode(each) if isinstance(each, str) else each for each in part]
             self.counters.undelivered_total += settling.release_undelivered(
-                self.core, decoded, self._clock.now_ms()
+                self.core, [*map(self._decode, part)], self._clock.now_ms()
             )
             self.after_change()
         if rest and self._is_ending:
@@ -292,12 +294,27 @@ class GroupServer:
         elif rest:
             asyncio.get_running_loop().call_soon(self.give_back, rest)
 
+    def join(self, member: str, on_active: OnActive) -> bool:
+        """Add a bound member; GroupService.join describes this. Raises ExclusiveHeld,
+        GroupsStopping."""
+        if self._is_ending:
+            raise GroupsStopping
+        is_active = self.core.join(member)
+        self._listeners.add(member, on_active, is_active)
+        self.after_change()
+        return is_active
+
+    def available(self, request: ReceiveRequest) -> int:
+        """Return how many messages this request could get now; 0 if its member is not served."""
+        is_active = self.core.activity.is_active(request.member)
+        return self.core.available(request) if is_active else 0
+
     # -- settling ----------------------------------------------------------------------------
 
     async def settle(
         self,
         verb: Verb,
-        receipts: Sequence[str],
+        receipts: Sequence[str | Receipt],
         terms: Mapping[str, Any],
         *,
         cumulative: bool = False,
@@ -311,8 +328,8 @@ class GroupServer:
         exception reaches the caller. After that `allow_lease` is awaited. Raises StateUnavailable.
         """
         decoded: list[Receipt | None] = []
-        async for texts in in_slices(receipts, SETTLED_A_TURN):
-            decoded += map(self._decode, texts)
+        async for part in in_slices(receipts, SETTLED_A_TURN):
+            decoded += map(self._decode, part)
         if check_topic is not allow_all:
             for topic_id in {each.topic_id for each in decoded if each is not None}:
                 topic = self._store.table.by_id(topic_id)
@@ -321,24 +338,35 @@ class GroupServer:
         if allow_lease is not None:
             await allow_lease()
         statuses: list[Status] = []
-        async for part in in_slices(decoded, SETTLED_A_TURN):
+        async for some in in_slices(decoded, SETTLED_A_TURN):
             if cumulative:
-                await self._settle_below(verb, part, terms)
-            statuses += (settled := await self._settle_part(verb, part, terms))
-            for status, count in Counter(settled).items():
-                self.counters.settled_total[verb.value, status.value] += count
+                await self._settle_below(verb, some, terms)
+            while not self._settling_allowed.is_set():
+                await self._settling_allowed.wait()
+            statuses += self._settle_part(verb, some, terms)
         if Status.DONE in statuses:
             await self.commits.wait()
         return statuses
 
-    async def _settle_part(
+    def begin_settling(
+        self, verb: Verb, receipts: Sequence[str | Receipt], terms: Mapping[str, Any]
+    ) -> "tuple[list[Status], asyncio.Future[None] | None] | None":
+        """Settle all receipts in this event loop iteration, as `settle` does. Return their
+        statuses, and the future of the commit that makes them durable, which is None if nothing was
+        settled. Settle nothing and return None while `settling_paused` is active."""
+        if not self._settling_allowed.is_set():
+            return None
+        statuses = self._settle_part(verb, [*map(self._decode, receipts)], terms)
+        return statuses, self.commits.when_durable() if Status.DONE in statuses else None
+
+    def _settle_part(
         self, verb: Verb, receipts: Sequence[Receipt | None], terms: Mapping[str, Any]
     ) -> list[Status]:
-        """Wait until no `settling_paused` is active, and settle these receipts."""
-        while not self._settling_allowed.is_set():
-            await self._settling_allowed.wait()
+        """Settle these receipts, and count their statuses."""
         settled = settling.settle(self.core, verb, receipts, self._clock.now_ms(), **terms)
         self.after_change()
+        for status, count in Counter(settled).items():
+            self.counters.settled_total[verb.value, status.value] += count
         return settled
 
     async def _settle_below(
@@ -348,7 +376,10 @@ class GroupServer:
         same queue."""
         below = settling.receipts_below(self.core, receipts, self._clock.now_ms())
         async for part in in_slices(below, SETTLED_A_TURN):
-            await self._settle_part(verb, part, terms)
+            while not self._settling_allowed.is_set():
+                await self._settling_allowed.wait()
+            settling.settle(self.core, verb, part, self._clock.now_ms(), **terms)
+            self.after_change()
         if below:
             await asyncio.sleep(0)
 
@@ -375,6 +406,8 @@ class GroupServer:
     async def leave(self, member: str, may_end: MayEnd | None = None) -> None:
         """Remove a member, or with `may_end` end only its leases and requests of the topics that
         `may_end` permits. If there are many leases, this takes several event loop iterations."""
+        if may_end is None:
+            self._listeners.remove(member)
         self._waiting.end(self.core.stop_waiting(member, may_end))
         async for part in in_slices(self.core.leases_of(member, may_end), ENDED_A_TURN):
             self.core.revoke(part, self._clock.now_ms())
@@ -451,7 +484,9 @@ class GroupServer:
             async for _ in self._flow.fill_reply(reply, request):
                 self.after_change()
             durable = self.commits.when_durable() if reply.commit_first else None
-            deliveries, unreadable = await self._flow.deliveries(reply.messages)
+            deliveries, unreadable = await self._flow.deliveries(
+                reply.messages, receipt_values=request.receipt_values
+            )
             if durable is not None:
                 await asyncio.shield(durable)
             async for part in in_slices(deliveries, MESSAGES_A_TURN):
@@ -491,6 +526,8 @@ class GroupServer:
         """Act on changes of the core: answer requests, send dead letters, set the timer, write the
         page and start a commit. Must be called after every change, before the next await."""
         if not self._is_ending:
+            if self._listeners:
+                self._inform_listeners()
             self._serve()
             letters = self.core.outbox.take_dead_letters()
             if letters:
@@ -506,6 +543,13 @@ class GroupServer:
         if needs is not None and needs not in self._reads:
             self._reads[needs] = asyncio.create_task(self._read(*needs), name="group-bring")
         return answered
+
+    def _inform_listeners(self) -> None:
+        """Make the next bound member active if there is no active member. Tell the members for
+        which this has changed, in callbacks of their own."""
+        self.core.activate_bound()
+        for on_active, is_active in self._listeners.take_changes(self.core.activity):
+            asyncio.get_running_loop().call_soon(on_active, is_active)
 
     async def _read(self, queue: QueueKey, offset: int) -> None:
         """Read a part of a queue for waiting requests, and serve them."""
@@ -525,9 +569,12 @@ class GroupServer:
         self._waiting.expire(self.core.tick(self._clock.now_ms()))
         self.after_change()
 
-    def _decode(self, text: str) -> Receipt | None:
+    def _decode(self, receipt: str | Receipt) -> Receipt | None:
+        """Return the value of a receipt; None if it is not a receipt of this broker."""
+        if not isinstance(receipt, str):
+            return receipt
         try:
-            return self._codec.decode(text)
+            return self._codec.decode(receipt)
         except InvalidReceipt:
             return None
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -18,7 +19,7 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.core.group import Group
-from holdfast.groups.core.receipts import ReceiptCodec
+from holdfast.groups.core.receipts import Receipt, ReceiptCodec
 from holdfast.groups.core.receiving import continue_reply, receive, serve
 from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage, Waiter
 from holdfast.groups.descriptions import ServedReply
@@ -104,7 +105,7 @@ class Waiting:
         """
         ticket = Ticket(self._core)
         now_ms = self._clock.now_ms()
-        deadline_ms = now_ms + round(wait_s * 1000)
+        deadline_ms = None if wait_s == inf else now_ms + round(wait_s * 1000)
         ticket.waiter = self._core.park(request, ticket, now_ms, deadline_ms, has_looked=has_looked)
         return ticket
 
@@ -218,10 +219,11 @@ class ReceiveFlow:
             yield reply
 
     async def deliveries(
-        self, messages: Sequence[SelectedMessage]
+        self, messages: Sequence[SelectedMessage], *, receipt_values: bool = False
     ) -> tuple[list[Delivery], list[SelectedMessage]]:
         """Return a delivery for each message, in order, and the messages that cannot be read
-        any more. Many messages take several event loop iterations."""
+        any more. Many messages take several event loop iterations. If `receipt_values` is true,
+        the receipts stay values; otherwise they become texts."""
         found: list[Delivery] = []
         unreadable: list[SelectedMessage] = []
         queue: QueueKey = (-1, -1)
@@ -243,7 +245,9 @@ class ReceiveFlow:
             if topic is None or batch is None:
                 unreadable.append(message)
                 continue
-            receipt = None if message.receipt is None else encode(message.receipt)
+            receipt: str | Receipt | None = message.receipt
+            if receipt is not None and not receipt_values:
+                receipt = encode(receipt)
             found.append(
                 Delivery(
                     topic,
@@ -254,6 +258,7 @@ class ReceiveFlow:
                     receipt,
                     message.attempt,
                     message.redelivered,
+                    message.failures,
                 )
             )
         return found, unreadable

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.cursor import rows
-from holdfast.groups.cursor.cursor import MAX_EPOCH, Cursor, CursorKey, epoch_after
+from holdfast.groups.cursor.cursor import MAX_EPOCH, NO_BOOT, Cursor, CursorKey, epoch_after
 from holdfast.groups.cursor.page_records import Progress
 from holdfast.groups.cursor.rows import (
     ACK,
@@ -130,6 +130,7 @@ class Restored:
         """Record that the writes are durable."""
         for cursor in self.cursors.values():
             cursor.reserved_durable = cursor.reserved_next
+            cursor.may_lease_timed = cursor.oldest_leased_boot != NO_BOOT
 
 
 def restore_cursors(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 from holdfast.consumequeue.reading.fetched import BatchSlice
 from holdfast.groups.config import LONGEST_LEASE_MS, GroupsConfig
@@ -327,7 +327,7 @@ def leased_messages(
             media,
             first.topic.name,
             BatchSlice(first.batch, part.rows),
-            [each.receipt for each in part.deliveries],
+            cast("list[str | None]", [each.receipt for each in part.deliveries]),  # texts
             [each.attempt for each in part.deliveries],
             [each.redelivered for each in part.deliveries],
         )

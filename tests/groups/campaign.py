@@ -7,18 +7,19 @@ from collections import Counter
 
 from tests.groups.world import World
 
-COUNTS = ("deliveries", "checks", "crashes", "stops", "repeated", "rescues")
+COUNTS = ("deliveries", "bound_deliveries", "checks", "crashes", "stops", "repeated", "rescues")
 MODES = ("competing", "keyed", "single_active", "exclusive")
 
 
-def run(operations: int, seed: int, share_compared: float = 0.2) -> None:
+def run(operations: int, seed: int, share_compared: float = 0.2, share_bound: float = 0.3) -> None:
     """Run worlds of 2,000 operations with consecutive seeds, and print the totals."""
     began, done, totals = time.monotonic(), 0, Counter[str]()
     print(f"from seed {seed} on", flush=True)
     while done < operations:
         mode = MODES[seed % 4]
         engine = ("sfq", "dwrr")[seed // 4 % 2]
-        world = World(seed, mode=mode, engine=engine, strict=seed // 8 % 4 == 0)
+        strict = seed // 8 % 4 == 0
+        world = World(seed, mode=mode, engine=engine, strict=strict, share_bound=share_bound)
         world.share_compared = share_compared
         try:
             for _ in range(min(2_000, operations - done)):

@@ -4,7 +4,8 @@ offset.
 The broker stops in order, is killed, or loses its power. After a stop all state is unchanged: the
 end of each lease, delays, attempts, failures, the active member, and the answers to repeated
 requests and settlements. After a kill the same holds, except for uncommitted changes. After a power
-loss, messages that may be leased wait as long as a lease can last.
+loss, messages that may have a timed lease wait as long as a lease can last. Bound leases end with
+every stop of the broker.
 
 `World` has one method for each kind of step. All random choices come from its `rng`, so a seed
 determines a whole history. After each step the model must agree, and no request may be waiting for
@@ -14,6 +15,7 @@ available messages.
 import random
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -28,8 +30,9 @@ from holdfast.groups.core.receipts import Receipt
 from holdfast.groups.core.receiving import receive, serve
 from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
 from holdfast.groups.core.settling import Status, Verb, settle
-from holdfast.groups.cursor.cursor import BOOT_SHIFT, Cursor, State
+from holdfast.groups.cursor.cursor import BOOT_SHIFT, NO_BOOT, Cursor, State
 from holdfast.groups.cursor.heads import UNKNOWN_SIZE
+from holdfast.groups.cursor.leases import NO_DEADLINE, OVER
 from holdfast.groups.cursor.rows import key_prefix, restore
 from holdfast.groups.errors import ExclusiveHeld
 from holdfast.groups.storage.progress_page import ProgressPage
@@ -81,10 +84,10 @@ class QueueModel:
     #: Offsets below this one may have been delivered before the last restart.
     seen_below: int = 0
     oldest_boot: int = 0
-    #: The same for the next power loss.
-    oldest_leased_boot: int = 0
+    #: The same for the next power loss; NO_BOOT if there was no timed lease yet.
+    oldest_leased_boot: int = NO_BOOT
     #: The value in the row.
-    row_boot: int = 0
+    row_boot: int = NO_BOOT
     #: The boot in which the last grace period began.
     grace_boot: int = 0
     max_sent: int = -1
@@ -128,9 +131,14 @@ class World:
         cost: str = "count",
         strict: bool = False,
         make_group: type[Group] = Group,
+        share_bound: float = 0.3,
     ) -> None:
+        """`share_bound` is the share of requests that ask for bound leases."""
         self.make_group = make_group
+        self.share_bound = share_bound
         self.rng = random.Random(seed)
+        #: For the choices about bound leases, so that a history without them is always the same.
+        self.bound_rng = random.Random(~seed)
         self.config = GroupConfig(
             mode=cast(Mode, mode),
             engine=cast(Engine, engine),
@@ -170,7 +178,10 @@ class World:
         self.share_compared = 1.0
         #: The last start after which all offsets were compared.
         self.compared_boot = 0
+        #: The last offset of each queue that had a timed lease at a power loss.
+        self.must_wait: dict[QueueKey, int] = {}
         self.checks = self.deliveries = self.crashes = self.rescues = self.stops = 0
+        self.bound_deliveries = 0
         self.repeated = 0
         #: Requests that may be repeated, with their answers and times.
         self.asked: list[tuple[ReceiveRequest, list[SelectedMessage], int]] = []
@@ -230,6 +241,11 @@ class World:
             self.drop_dying_without_letters(key)
         self.serve_and_compare()
 
+    def active_to_restore(self) -> str | None:
+        """Return the member that is active again after a restart: a bound member is not."""
+        active = self.group.activity.active
+        return None if active is not None and self.group.members.is_bound(active) else active
+
     def cursor(self, key: QueueKey) -> Cursor:
         return self.group.topics[key[0]].lanes[key[1]].cursor
 
@@ -248,6 +264,10 @@ class World:
             }
             model.epoch = cursor.epoch
             model.settled, model.noted = {}, {}
+        had_timed = model.row_boot != NO_BOOT
+        if not is_trusted and not is_cut:
+            assert had_timed or not cursor.grace_bound
+            assert cursor.grace_bound > self.must_wait.get(key, -1)
         is_trusted = is_trusted and not is_cut
         model.settled = {at: each for at, each in model.settled.items() if each[0] > 0}
         if not is_trusted:
@@ -258,7 +278,7 @@ class World:
             model.oldest_boot = model.row_boot
             if cursor.grace_bound:
                 model.grace_boot = self.boot
-        model.oldest_leased_boot = self.boot
+        model.oldest_leased_boot = self.boot if had_timed else NO_BOOT
         for offset, entry in list(model.entries.items()):
             entry.number = 0
             if entry.is_rejected:
@@ -273,9 +293,13 @@ class World:
                 del model.entries[offset]
         if is_trusted:
             self.restore_leases(model)
-            least = max(model.row_boot, model.grace_boot)
-            leases = [each for each in model.entries.values() if each.state is State.LEASED]
-            boots = [self.boot, *(each.number >> BOOT_SHIFT for each in leases)]
+            least = max(model.row_boot if had_timed else 0, model.grace_boot)
+            leases = [
+                each
+                for each in model.entries.values()
+                if each.state is State.LEASED and each.deadline != OVER
+            ]
+            boots = [model.oldest_leased_boot, *(each.number >> BOOT_SHIFT for each in leases)]
             model.oldest_leased_boot = min(boot for boot in boots if boot >= least)
             self.revoke_overtaken(key)
             return
@@ -297,7 +321,8 @@ class World:
             entry = model.entry(offset)
             if attempt > entry.acquisitions:  # otherwise the lease had ended
                 entry.state, entry.number, entry.member = State.LEASED, number, member
-                entry.deadline, entry.is_adopted = min(deadline, latest), is_adopted
+                deadline = OVER if deadline == NO_DEADLINE else min(deadline, latest)
+                entry.deadline, entry.is_adopted = deadline, is_adopted
                 entry.acquisitions = attempt - 1
 
     def revoke_overtaken(self, key: QueueKey) -> None:
@@ -345,7 +370,7 @@ class World:
         batch = self.group.outbox.take_writes()
         self.disk.write(batch.writes)
         self.group.outbox.mark_committed(batch)
-        self.saved_active = self.group.activity.active
+        self.saved_active = self.active_to_restore()
         for key, model in self.models.items():
             if not self.cursor(key).grace_bound:
                 model.grace_end = 0
@@ -357,7 +382,7 @@ class World:
         self.stops += 1
         self.commit()
         nexts = {key: self.cursor(key).next for key in self.keys}
-        active = self.group.activity.active
+        active = self.active_to_restore()
         self.page.close()
         if self.rng.random() < 0.5:
             self.machine_boot += 1
@@ -375,6 +400,7 @@ class World:
             self.note_pages()
         abandon(self.page)
         cut: set[QueueKey] = set()
+        self.must_wait = {}
         has_page = self.rng.random() < 0.6
         if not has_page:
             self.machine_boot += 1
@@ -411,6 +437,8 @@ class World:
         for offset, entry in model.entries.items():
             if entry.state is State.LEASED and entry.number >> BOOT_SHIFT >= model.grace_boot:
                 self.lost_leases[key, offset] = model.epoch, entry.number
+                if entry.deadline != NO_DEADLINE:
+                    self.must_wait[key] = max(offset, self.must_wait.get(key, -1))
 
     def cut_tail(self, key: QueueKey) -> None:
         """Remove the newest messages of the log; new messages reuse their offsets."""
@@ -429,6 +457,8 @@ class World:
         """Do one step, chosen by weight."""
         names, weights = zip(*STEPS.items(), strict=True)
         (self.last,) = self.rng.choices(names, weights)
+        if self.bound_rng.random() < 0.05 * self.share_bound:
+            self.join()
         getattr(self, self.last)()
         self.serve_and_compare()
 
@@ -458,8 +488,9 @@ class World:
             filter,
             lease_ms=self.rng.choice([None, 1_000, 99_000]),
             settled=self.rng.random() < 0.05,
+            bound=self.bound_rng.random() < self.share_bound,
         )
-        if not request.settled and self.rng.random() < 0.3:
+        if not (request.settled or request.bound) and self.rng.random() < 0.3:
             self.ticket += 1
             request = replace(request, attempt_id=f"request {self.ticket}")
         try:
@@ -469,7 +500,9 @@ class World:
         self.check_reply(request, reply)
         if not reply.is_answer and self.rng.random() < 0.7:
             self.ticket += 1
-            deadline_ms = self.now + self.rng.randrange(1, 20_000)
+            deadline_ms: int | None = self.now + self.rng.randrange(1, 20_000)
+            if request.bound and self.bound_rng.random() < 0.5:
+                deadline_ms = None
             self.group.park(request, self.ticket, self.now, deadline_ms)
 
     def repeat(self) -> None:
@@ -545,6 +578,10 @@ class World:
         self.group.leave(member, self.now)
         for key in self.keys:
             self.end_leases(key, lambda offset, entry: entry.member == member)
+
+    def join(self) -> None:
+        with suppress(ExclusiveHeld):
+            self.group.join(self.bound_rng.choice(MEMBERS))
 
     def retire(self) -> None:
         self.group.retire(self.rng.choice(MEMBERS))
@@ -645,6 +682,7 @@ class World:
 
     def serve_and_compare(self) -> None:
         """Serve the waiting requests, then compare everything."""
+        self.group.activate_bound()
         for _ in range(100):
             answered = serve(self.group, self.now)
             needs, boot = False, self.boot
@@ -672,6 +710,11 @@ class World:
             self.check_waiters()
 
     def check_reply(self, request: ReceiveRequest, reply: Reply) -> None:
+        for message in reply.messages:
+            model = self.models[message.queue]
+            if not (request.bound or request.settled) and model.oldest_leased_boot == NO_BOOT:
+                model.oldest_leased_boot = self.boot
+                assert reply.commit_first
         if reply.commit_first:
             if self.rng.random() < 0.05:
                 return self.crash()  # before anything was sent
@@ -696,6 +739,9 @@ class World:
                 assert message.receipt.attempt == entry.acquisitions + 1
                 was_seen = message.offset < model.seen_below or entry.acquisitions > 0
                 assert message.redelivered == was_seen
+                assert message.failures == entry.failures  # I9
+                assert request.bound == (message.receipt.deadline_ms == NO_DEADLINE)
+                self.bound_deliveries += request.bound
                 entry.state, entry.member = State.LEASED, request.member
                 entry.is_adopted = False
                 entry.number = message.receipt.lease_number
@@ -953,6 +999,8 @@ class World:
         if verb is Verb.ACK:
             model.finish(offset)
             model.settled[offset] = receipt.lease_number, Verb.ACK
+        elif verb is Verb.EXTEND and entry.state is State.LEASED and entry.deadline == NO_DEADLINE:
+            return
         elif verb is Verb.EXTEND:
             was_grace = entry.state is State.GRACE
             entry.is_adopted |= was_grace and self.config.mode != "keyed"
