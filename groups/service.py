@@ -275,6 +275,7 @@ class GroupService:
         receipts: Sequence[str | Receipt],
         *,
         delay_ms: int | None = None,
+        reason: str | None = None,
     ) -> "tuple[list[Status], asyncio.Future[Any] | None]":
         """Settle all receipts in this event loop iteration, and put the changes into the group's
         next commit. Return the status of each receipt, in order, and a future that completes when
@@ -282,14 +283,16 @@ class GroupService:
 
         All callers whose changes are in one commit get the same future, so they must not cancel it.
         It fails with StateUnavailable; then the outcome is unknown. Give at most a few hundred
-        receipts, because each takes a few microseconds. The verb may not be `extend`.
+        receipts, because each takes a few microseconds. The verb may not be `extend`. The dead
+        letters of rejected messages name the `reason` instead of "rejected", unless the broker
+        restarts before they are appended.
 
         While a change of the group's settings pauses settling, the receipts are settled after it:
         then the list of statuses is empty, and the future belongs to this call alone. Raises
         UnknownGroup.
         """
         server = self._get(group)
-        terms = {"delay_ms": delay_ms}
+        terms = {"delay_ms": delay_ms, "reason": reason}
         begun = server.begin_settling(verb, receipts, terms)
         if begun is not None:
             return begun

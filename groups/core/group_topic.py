@@ -37,6 +37,8 @@ class DeadLetter(NamedTuple):
     offset: int
     failures: int
     is_rejected: bool
+    #: Why the member rejected the message, if it gave a reason and the broker has not restarted.
+    reason: str | None = None
 
 
 class QueueLane:
@@ -121,10 +123,16 @@ class QueueLane:
         return [] if lease is None else [lease]
 
     def give_back(
-        self, offset: int, end: End, number: int, now_ms: int, ready_at_ms: int = 0
+        self,
+        offset: int,
+        end: End,
+        number: int,
+        now_ms: int,
+        ready_at_ms: int = 0,
+        reason: str | None = None,
     ) -> list[Lease]:
         """End a lease without settling its message. The lease is live, or it is from before a
-        restart and its message is in grace."""
+        restart and its message is in grace. `reason` is why a message is rejected."""
         lease = self.cursor.leases.get(offset)
         ended = [] if lease is None else [lease]
         if lease and end is not End.REJECTED and self.view.has_expired(lease.head, now_ms):
@@ -137,15 +145,15 @@ class QueueLane:
         )
         if state is State.DYING:
             self.selection.mark_settled(offset)
-            self._dead_letter_or_drop(offset)
+            self._dead_letter_or_drop(offset, reason)
             return ended
         return ended + self._revoke(self.selection.mark_returned(offset), now_ms)
 
-    def reject_late(self, offset: int, number: int) -> None:
+    def reject_late(self, offset: int, number: int, reason: str | None) -> None:
         """Reject an available message after its lease has ended."""
         self.cursor.reject_late(offset, number)
         self.selection.mark_settled(offset)
-        self._dead_letter_or_drop(offset)
+        self._dead_letter_or_drop(offset, reason)
 
     def adopt(self, offset: int, member: str, number: int, deadline_ms: int, now_ms: int) -> None:
         """Make a lease from before the restart live again."""
@@ -219,7 +227,7 @@ class QueueLane:
         place = self.group_id, *self.key, offset, number, epoch
         return Receipt(*place, lease.deadline_ms, lease.attempt, lease.member)
 
-    def _make_dead_letter(self, offset: int) -> DeadLetter:
+    def _make_dead_letter(self, offset: int, reason: str | None) -> DeadLetter:
         """Return the dead letter of a dying message."""
         topic_id, queue = self.key
         place = f"{self.group_id:08X}{topic_id:08X}{queue:08X}{offset:016X}"
@@ -233,7 +241,7 @@ class QueueLane:
         is_rejected = failures == REJECTED
         if is_rejected:
             failures = self.cursor.failures(offset)
-        return DeadLetter(place + death, self.key, offset, failures, is_rejected)
+        return DeadLetter(place + death, self.key, offset, failures, is_rejected, reason)
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -251,9 +259,9 @@ class QueueLane:
                 ended += self.give_back(offset, End.REVOKED, lease.number, now_ms)
         return ended
 
-    def _dead_letter_or_drop(self, offset: int) -> None:
+    def _dead_letter_or_drop(self, offset: int, reason: str | None = None) -> None:
         if self.config.has_dead_letters:
-            self.dead_letters.append(self._make_dead_letter(offset))
+            self.dead_letters.append(self._make_dead_letter(offset, reason))
         else:
             self.cursor.mark_dead(offset, NOT_KEPT)
 

@@ -62,13 +62,14 @@ ENDS = {
 
 class Terms(NamedTuple):
     """The parameters of one call to settle. If `delay_ms` is None, the group's backoff table sets
-    the delay of a nack."""
+    the delay of a nack. `reason` is why messages are rejected."""
 
     verb: Verb
     now_ms: int
     lease_ms: int
     delay_ms: int | None
     used_ms: float | None
+    reason: str | None
 
 
 def settle(
@@ -80,18 +81,19 @@ def settle(
     delay_ms: int | None = None,
     lease_ms: int | None = None,
     used_ms: float | None = None,
+    reason: str | None = None,
     cumulative: bool = False,
 ) -> list[Status]:
     """Apply a verb to each receipt, and return a status for each. A receipt that could not be
     decoded is given as None. The results are durable once the rows of the next `take_writes`
     are.
 
-    `used_ms` is the time that the member worked on each message, if known. If `cumulative` is
-    true, each acknowledged receipt also acknowledges the messages that its member has leased
-    at lower offsets of the same queue."""
+    `used_ms` is the time that the member worked on each message, if known. The dead letters of
+    rejected messages name the `reason`. If `cumulative` is true, each acknowledged receipt also
+    acknowledges the messages that its member has leased at lower offsets of the same queue."""
     if cumulative and verb is Verb.ACK:
         settle(group, verb, receipts_below(group, receipts, now_ms), now_ms, used_ms=used_ms)
-    terms = Terms(verb, now_ms, group.allowed_lease_ms(lease_ms), delay_ms, used_ms)
+    terms = Terms(verb, now_ms, group.allowed_lease_ms(lease_ms), delay_ms, used_ms, reason)
     touched: dict[QueueLane, None] = {}
     statuses = [_settle_one(group, receipt, terms, touched) for receipt in receipts]
     for lane in touched:
@@ -214,11 +216,11 @@ def settle_receipt(
     if verb is Verb.ACK:
         return Status.DONE, lane.finish(receipt.offset, End.ACKED, receipt.lease_number)
     if state is ReceiptState.LATE:
-        lane.reject_late(receipt.offset, receipt.lease_number)
+        lane.reject_late(receipt.offset, receipt.lease_number, terms.reason)
         return Status.DONE, []
     ready_at_ms = _ready_at(lane, receipt, terms) if verb is Verb.NACK else 0
     return Status.DONE, lane.give_back(
-        receipt.offset, ENDS[verb], receipt.lease_number, terms.now_ms, ready_at_ms
+        receipt.offset, ENDS[verb], receipt.lease_number, terms.now_ms, ready_at_ms, terms.reason
     )
 
 

@@ -272,7 +272,7 @@ class DeadLetters:
                         topic=str(letter.queue[0]) if source is None else source.name,
                         queue=letter.queue[1],
                         offset=letter.offset,
-                        reason="rejected" if letter.is_rejected else "max-attempts",
+                        reason=_reason_of(letter),
                         attempts=1 if attempts is None else attempts.acquisitions,
                         group=self.record.name,
                     ),
@@ -282,3 +282,9 @@ class DeadLetters:
             producer_epoch=BROKER_EPOCH,
             envelopes=[batch.envelope(row)],
         )
+
+
+def _reason_of(letter: DeadLetter) -> str:
+    if not letter.is_rejected:
+        return "max-attempts"
+    return letter.reason or "rejected"

@@ -241,6 +241,19 @@ def replace_group(receipt: Receipt) -> Receipt:
     return receipt._replace(group_id=99)
 
 
+async def test_a_dead_letter_names_the_reason_of_its_member(tmp_path: Path) -> None:
+    async with running_group(tmp_path, numbers(2), dead_letter_topic="dead") as broker:
+        had = values_of(await link(broker))
+        broker.groups.begin_settling("g", Verb.REJECT, had[:1], reason="amqp:decode-error")
+        broker.groups.begin_settling("g", Verb.REJECT, had[1:])
+        await broker.group("letters", "dead")
+        letters = []
+        while len(letters) < 2:
+            letters += (await broker.receive(group="letters", wait_s=30.0)).deliveries
+        reasons = [each.batch.properties(each.row)["holdfast-dead-reason"] for each in letters]
+        assert reasons == ["amqp:decode-error", "rejected"]
+
+
 async def test_settling_waits_for_a_change_of_the_group(tmp_path: Path) -> None:
     async with running_group(tmp_path, numbers(2)) as broker:
         had = values_of(await link(broker))

@@ -10,9 +10,9 @@ import pytest
 from holdfast.groups.config import GroupConfig
 from holdfast.groups.core.group_topic import DeadLetter, QueueLane
 from holdfast.groups.core.receipts import Receipt, ReceiptState, receipt_state
-from holdfast.groups.cursor.cursor import Cursor, End
+from holdfast.groups.cursor.cursor import Cursor, End, State
 from holdfast.groups.cursor.heads import Head
-from holdfast.groups.cursor.leases import Lease
+from holdfast.groups.cursor.leases import NO_DEADLINE, Lease
 from holdfast.groups.storage.open import OpenedGroups
 from tests.groups.queues import Queues
 from tests.groups.storage.test_open import (
@@ -152,3 +152,38 @@ def test_a_lease_from_before_a_grace_is_stale_after_a_second_first_lease(
     cursor = directory.cursor(THIRD_BOOT)
     assert receipt_state(cursor, again) == (ReceiptState.GRACE, None)
     assert receipt_state(cursor, before) == (ReceiptState.STALE, None)
+
+
+def test_a_queue_has_no_grace_until_its_first_timed_lease(tmp_path: Path) -> None:
+    directory = Directory(tmp_path / "state")
+    opened = directory.open()
+    cursor = opened.cursors[KEY]
+    cursor.seen_below = 0  # as in a new group
+    cursor.lease([Head(0), Head(1)], "link", NO_DEADLINE, NOW_MS, 1)
+    save(opened, cursor)
+    kill(opened)
+    opened = directory.open(OTHER_BOOT)
+    cursor = opened.cursors[KEY]
+    assert [cursor.state(offset) for offset in range(3)] == [State.AVAILABLE] * 3
+    assert cursor.is_redelivery(0)
+    deliver(cursor, 1)
+    receipt = _receipt(cursor, _lease(cursor, 1))
+    _lanes_with_notes(opened)  # the row does not have this lease, but the page has
+    opened = directory.open(OTHER_BOOT)
+    assert receipt_state(opened.cursors[KEY], receipt) == (ReceiptState.LIVE, None)
+    kill(opened)
+    cursor = directory.cursor(THIRD_BOOT)
+    assert [cursor.state(offset) for offset in range(3)] == [State.GRACE] * 3
+    assert receipt_state(cursor, receipt) == (ReceiptState.GRACE, None)
+
+
+def test_bound_leases_are_over_at_the_next_start(tmp_path: Path) -> None:
+    directory = Directory(tmp_path / "state")
+    opened = directory.open()
+    cursor = opened.cursors[KEY]
+    cursor.lease([Head(0)], "link", NO_DEADLINE, NOW_MS, 1)
+    deliver(cursor, 1)
+    _lanes_with_notes(opened)
+    cursor = directory.cursor()
+    assert [each.head.offset for each in cursor.leases.find_due(NOW_MS, 10)] == [0]
+    assert cursor.attempt(0) == 1

@@ -31,3 +31,15 @@ def test_long_leases_of_an_earlier_member_do_not_keep_a_silent_member() -> None:
     assert stage.ask("brief").is_active
     stage.later(1_000)
     assert stage.ask("next").is_active, "who held the group is silent"
+
+
+def test_a_bound_member_is_never_silent() -> None:
+    members = Members(ttl_ms=100)
+    members.bind("link")
+    assert members.next_deadline() is None
+    members.mark_seen("link", 1_000)
+    members.mark_seen("brief", 1_000)
+    assert members.find_silent(1_000_000) == ["brief"]
+    members.forget("brief")
+    assert members.next_deadline() is None
+    assert [*members] == ["link"]

@@ -4,7 +4,7 @@ import pickle
 
 from holdfast.groups.core.settling import Verb
 from holdfast.groups.cursor.heads import Head
-from holdfast.groups.cursor.leases import Deadlines, Lease, Leases
+from holdfast.groups.cursor.leases import NO_DEADLINE, Deadlines, Lease, Leases
 from tests.groups.queues import Stage, settle
 
 
@@ -64,3 +64,19 @@ def test_returned_messages_do_not_pile_up_for_an_unused_filter() -> None:
         lane.cursor.notes.leases.clear()
     assert size_of(lane.selection) < before + 6_000, "a few hundred entries"
     assert stage.offsets("late", filter="a") == [0, 1, 2]
+
+
+def test_bound_leases_have_no_deadlines() -> None:
+    leases = Leases()
+    for offset in range(500):
+        leases.add([_lease(offset, NO_DEADLINE)])
+    assert leases.next_deadline() is None
+    leases.add([_lease(500, 1_000)])
+    for deadline_ms in range(2_000, 5_000):  # the heap is rebuilt
+        lease = leases.get(500)
+        assert lease is not None
+        leases.extend(lease, deadline_ms)
+    assert [each.head.offset for each in leases.find_due(NO_DEADLINE - 1, 1_000)] == [500]
+    leases.remove(500)
+    assert leases.next_deadline() is None
+    assert len(leases.of_member("a")) == 500
