@@ -245,9 +245,10 @@ class ReceiveFlow:
             if topic is None or batch is None:
                 unreadable.append(message)
                 continue
-            receipt: str | Receipt | None = message.receipt
-            if receipt is not None and not receipt_values:
-                receipt = encode(receipt)
+            value = message.receipt
+            receipt: str | Receipt | None = value
+            if value is not None and not receipt_values:
+                receipt = encode(value)
             found.append(
                 Delivery(
                     topic,

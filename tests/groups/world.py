@@ -609,7 +609,14 @@ class World:
             self.saved[key].noted = model.noted
             self.saved[key].oldest_boot = model.oldest_boot
         self.group.seek(key, target)
-        self.models[key] = QueueModel(model.end, model.log_start, target, model.epoch + 1)
+        self.models[key] = QueueModel(
+            model.end,
+            model.log_start,
+            target,
+            model.epoch + 1,
+            oldest_leased_boot=model.oldest_leased_boot,
+            row_boot=model.row_boot,
+        )
 
     def dead_letter(self) -> None:
         """Append and mark dead letters, with a crash in between in one of five calls.

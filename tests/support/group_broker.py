@@ -13,7 +13,14 @@ from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.service import GroupService
-from holdfast.groups.service_types import GroupState, Received, ReceiveRequest, Status, Verb
+from holdfast.groups.service_types import (
+    GroupState,
+    Receipt,
+    Received,
+    ReceiveRequest,
+    Status,
+    Verb,
+)
 from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
@@ -128,12 +135,12 @@ class GroupBroker:
 
     async def settle(
         self,
-        received: Received | Sequence[str],
+        received: Received | Sequence[str] | Sequence[Receipt],
         verb: Verb = Verb.ACK,
         group: str = "g",
         **how: Any,
     ) -> list[Status]:
-        receipts = receipts_of(received) if isinstance(received, Received) else received
+        receipts = received.receipts() if isinstance(received, Received) else received
         return await self.groups.settle(group, verb, receipts, **how)
 
     def later(self, seconds: float, group: str = "g") -> None:
@@ -161,8 +168,8 @@ def bodies_of(received: Received) -> list[str]:
 
 
 def receipts_of(received: Received) -> list[str]:
-    """Return the receipts of the delivered messages."""
-    return [each.receipt for each in received.deliveries if each.receipt is not None]
+    """Return the receipts of the delivered messages, as texts."""
+    return [each.receipt for each in received.deliveries if isinstance(each.receipt, str)]
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from holdfast.groups.service import GroupService
 from holdfast.groups.service_types import (
     Delivery,
     GroupState,
+    Receipt,
     Received,
     ReceiveRequest,
     RedriveOptions,
@@ -42,8 +43,8 @@ class RecordedGroups(GroupService):
         self.error: Exception | None = None
         """The error that every change of settings raises."""
         self.asks: list[ReceiveRequest] = []
-        self.settled: list[tuple[Verb, list[str]]] = []
-        self.undelivered_: list[list[str]] = []
+        self.settled: list[tuple[Verb, list[str | Receipt]]] = []
+        self.undelivered_: list[list[str | Receipt]] = []
         self.left: list[tuple[str, str]] = []
         self.redrives: list[tuple[str, RedriveOptions]] = []
         self.redriven: RedriveResult | None = None
@@ -63,12 +64,12 @@ class RecordedGroups(GroupService):
             raise answer
         return answer
 
-    def release_undelivered(self, group: str, receipts: Sequence[str]) -> None:
+    def release_undelivered(self, group: str, receipts: Sequence[str | Receipt]) -> None:
         self.undelivered_.append(list(receipts))
         super().release_undelivered(group, receipts)
 
     async def settle(
-        self, group: str, verb: Verb, receipts: Sequence[str], **more: Any
+        self, group: str, verb: Verb, receipts: Sequence[str | Receipt], **more: Any
     ) -> list[Status]:
         self.settled.append((verb, list(receipts)))
         return await super().settle(group, verb, receipts, **more)

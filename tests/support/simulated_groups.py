@@ -26,7 +26,7 @@ from typing import cast
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.service import GroupService
-from holdfast.groups.service_types import Delivery, ReceiveRequest, Status, Verb
+from holdfast.groups.service_types import Delivery, Receipt, ReceiveRequest, Status, Verb
 from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 from holdfast.storage.storage import StorageEvents
@@ -54,7 +54,7 @@ class QueueModel:
     """By offset, the group's time before which no other member may receive the message."""
     least_attempts: dict[int, int] = field(default_factory=dict)
     """By offset of each delivered message, the smallest attempt number of its next delivery."""
-    last: dict[int, str | None] = field(default_factory=dict)
+    last: dict[int, str | Receipt | None] = field(default_factory=dict)
     """By offset, the receipt of its last delivery."""
     rejected: set[int] = field(default_factory=set)
 

@@ -130,6 +130,6 @@ def test_of_each_cursor_one_reserve_is_kept_however_often_writing_fails() -> Non
         stage.take(max_messages=1_000, settled=True)
         batch = merge_batches(batch, stage.group.outbox.take_writes())
     cursor = stage.cursor()
-    assert batch.reserves == {cursor: (cursor.epoch, cursor.reserved_next)}
+    assert batch.reserves == {cursor: (cursor.epoch, cursor.reserved_next, True)}
     stage.group.outbox.mark_committed(batch)
     assert cursor.reserved_durable == cursor.reserved_next > 10_000
