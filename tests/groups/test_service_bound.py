@@ -120,7 +120,7 @@ async def test_only_a_group_with_timed_leases_waits_after_a_power_loss(
         assert bodies_of(await link(broker)) == (numbers(4) if has_timed else [])
 
 
-async def test_a_killed_broker_keeps_timed_leases_next_to_bound_ones(tmp_path: Path) -> None:  # T33
+async def test_a_killed_broker_keeps_timed_leases_next_to_bound_ones(tmp_path: Path) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
     async with started(before) as broker:
         await broker.topic()
@@ -167,7 +167,7 @@ async def test_what_a_member_holds_returns_in_place_when_it_leaves(tmp_path: Pat
         ) == [("2", 2, 0, True), ("4", 2, 0, True), ("6", 2, 0, True)]
 
 
-async def test_one_of_several_members_of_a_connection_leaves(tmp_path: Path) -> None:  # A5, T5
+async def test_one_of_several_members_of_a_connection_leaves(tmp_path: Path) -> None:  # T5
     async with running_group(tmp_path, numbers(4)) as broker:
         for member in ("c-1", "c-2"):
             await link(broker, 2, member)
@@ -328,7 +328,7 @@ async def test_available_counts_what_a_link_could_get(tmp_path: Path) -> None:  
 
 async def test_the_next_link_of_a_single_active_group_is_told_and_begins_in_order(
     tmp_path: Path,
-) -> None:  # A33, A34, A37, A41, T24
+) -> None:  # A33, A34, A37, T24
     async with running_group(tmp_path, numbers(6), mode="single_active") as broker:
         told: list[tuple[str, bool]] = []
 
