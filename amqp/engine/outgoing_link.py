@@ -36,7 +36,7 @@ class DeliveryIds:
     def take(self) -> int:
         """Return the next id."""
         taken = self._next
-        self._next = serials.add(taken, 1)
+        self._next = (taken + 1) & 0xFFFFFFFF
         self.count += 1
         return taken
 
@@ -61,6 +61,7 @@ class OutgoingLink(Link):
         self._edge = 0
         self._waiting: deque[bytes] = deque()
         self._encoder: TransferEncoder | None = None
+        self._limit = 0
         self.is_draining = False
         """Whether the receiver wants the credit used up or given back: see `drained`."""
         self.available: int | None = None
@@ -95,30 +96,30 @@ class OutgoingLink(Link):
 
         Raises LinkFailed if the message is larger than the receiver accepts.
         """
-        assert self.credit > 0
+        assert self._delivery_count != self._edge, "there is no credit"
         assert not self._waiting
-        limit = self.max_message_bytes
-        if limit and len(message) > limit:
-            raise LinkFailed(MESSAGE_SIZE_EXCEEDED, f"the receiver accepts at most {limit} bytes")
+        wiring = self._wiring
         encoder = self._encoder
         if encoder is None:
-            wiring = self._wiring
             encoder = self._encoder = TransferEncoder(
                 wiring.channel, self.handle, wiring.writer.max_frame_bytes
             )
+            self._limit = self.max_message_bytes
+        if self._limit and len(message) > self._limit:
+            raise LinkFailed(
+                MESSAGE_SIZE_EXCEEDED, f"the receiver accepts at most {self._limit} bytes"
+            )
         delivery_id = self._ids.take()
-        if tag is None:
-            tag = delivery_id.to_bytes(4, "big")
-        self._delivery_count = serials.add(self._delivery_count, 1)
+        number = delivery_id.to_bytes(4, "big")
+        self._delivery_count = (self._delivery_count + 1) & 0xFFFFFFFF
         if not settled:
-            self._unsettled.add(delivery_id, Sent(self, tag, context))
-        frames = encoder.frames(delivery_id, tag, settled, message)
-        if len(frames) == 1 and self._wiring.windows.outgoing_room > 0:
-            self._wiring.writer.write_bytes(frames[0])
-            self._wiring.windows.sent(1)
-        else:
-            self._waiting.extend(frames)
-            self.continue_delivery()
+            self._unsettled.add(delivery_id, Sent(self, number if tag is None else tag, context))
+        octets = encoder.frame(number, settled, message) if tag is None else None
+        if octets is not None and wiring.windows.take_room():
+            wiring.writer.write_bytes(octets)
+            return delivery_id
+        self._waiting.extend(encoder.frames(delivery_id, tag or number, settled, message))
+        self.continue_delivery()
         return delivery_id
 
     def continue_delivery(self) -> bool:

@@ -66,6 +66,14 @@ class Windows:
         """How many frames may be sent now."""
         return max(0, serials.distance(self.next_outgoing_id, self._remote_edge))
 
+    def take_room(self) -> bool:
+        """Count one frame, which is sent now. Return False if the window has no room for it."""
+        next_id = self.next_outgoing_id
+        if not 0 < (self._remote_edge - next_id) & 0xFFFFFFFF < 0x80000000:
+            return False
+        self.next_outgoing_id = (next_id + 1) & 0xFFFFFFFF
+        return True
+
     def sent(self, frames: int) -> None:
         """Count transfer frames that were sent."""
         self.next_outgoing_id = serials.add(self.next_outgoing_id, frames)

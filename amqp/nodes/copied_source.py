@@ -211,12 +211,14 @@ class CopiedSource:
         None if all were sent."""
         batch, encoder = part.batch, None
         base, expire = batch.header.base_offset, batch.expires_timestamps_us is not None
-        now_ms = self._parts.wall_us() // 1000
+        now_ms, link = self._parts.wall_us() // 1000, self._link
+        room = self._work.room()
         for row in map(int, part.rows):
             if expire and 0 < batch.expires_at_ms(row) <= now_ms:
                 continue
-            if not self._work.room():
+            if not room or link.is_partly_sent:
                 return base + row
+            room -= 1
             if encoder is None or row >= encoder.end_row:
                 encoder = self._encoder(batch, row)
             self._send(encoder, row, _Copy(queue, base + row, 1, 0), now_ms)

@@ -120,6 +120,8 @@ def _last_fields(buffer: Buffer, at: int, count: int) -> Any:
 _BOOLEANS = {0x40: None, 0x41: True, 0x42: False}
 
 _FRAME = struct.Struct(">IBBH")
+#: The bytes of the fields from the delivery-id on, with a tag of four bytes.
+_FIELDS_AFTER_HANDLE = 5 + 6 + 1 + 1
 
 
 class TransferEncoder:
@@ -132,6 +134,27 @@ class TransferEncoder:
         self._channel = channel
         self._max_frame_bytes = max_frame_bytes
         self._handle = bytes((0x52, handle)) if handle < 256 else struct.pack(">BI", 0x70, handle)
+        fields = len(self._handle) + _FIELDS_AFTER_HANDLE
+        #: The bytes of a frame with a tag of four bytes, without its message; the first part of it
+        #: between its size and its delivery-id; and the last part, by whether it is settled.
+        self._size = 8 + 6 + fields
+        self._start = b"\x02\x00%b\x00\x53\x14\xc0%c\x05%b\x70" % (
+            channel.to_bytes(2, "big"),
+            fields + 1,
+            self._handle,
+        )
+        self._ends = b"\x43\x42", b"\x43\x41"
+
+    def frame(self, number: bytes, is_settled: bool, message: Buffer) -> bytes | None:
+        """Return the frame of a delivery whose id and tag both have these four bytes. Return None
+        if the delivery needs several frames."""
+        size = self._size + len(message)
+        if size > self._max_frame_bytes:
+            return None
+        return b"".join((
+            size.to_bytes(4, "big"), self._start, number, b"\xa0\x04", number,
+            self._ends[is_settled], message,
+        ))  # fmt: skip
 
     def frames(
         self, delivery_id: int, tag: bytes, is_settled: bool, message: Buffer

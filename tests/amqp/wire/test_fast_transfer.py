@@ -108,3 +108,7 @@ def test_a_delivery_is_cut_into_frames_that_the_peer_allows(
     assert len(frames) == len(parts)
     assert all(len(frame) <= 512 for frame in frames)
     assert all(len(frame) == 512 for frame in frames[:-1])
+    number = (2**32 - 1).to_bytes(4, "big")
+    whole = encoder.frames(2**32 - 1, number, is_settled, message[:size])
+    fast = encoder.frame(number, is_settled, message[:size])
+    assert fast == (whole[0] if len(whole) == 1 else None)
