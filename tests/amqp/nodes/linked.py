@@ -24,7 +24,9 @@ from holdfast.amqp.engine.outgoing_link import OutgoingLink
 from holdfast.amqp.engine.session import Session
 from holdfast.amqp.messages.sections import Sections
 from holdfast.amqp.nodes.addresses import parse_address
+from holdfast.amqp.nodes.browsing_source import BrowsingSource
 from holdfast.amqp.nodes.copied_source import CopiedSource
+from holdfast.amqp.nodes.leased_source import LeasedSource
 from holdfast.amqp.nodes.node import BrokerParts, Peer
 from holdfast.amqp.nodes.terminus import FromTopic, read_source
 from holdfast.amqp.wire.conditions import AmqpError, LinkFailed
@@ -154,8 +156,13 @@ class Client:
         try:
             wanted = read_source(attach.source, parse_address(attach.source.address))
             peer = cast(Peer, self)
-            assert isinstance(wanted, FromTopic)
-            source = CopiedSource(peer, link, wanted)
+            source: Any
+            if isinstance(wanted, FromTopic):
+                source = CopiedSource(peer, link, wanted)
+            elif wanted.is_browsed:
+                source = BrowsingSource(peer, link, wanted)
+            else:
+                source = LeasedSource(peer, link, wanted)
             link.context = source
             await source.start()
         except LinkFailed as error:

@@ -256,3 +256,49 @@ async def test_a_copy_ends_with_its_topic(tmp_path: Path) -> None:
         await broker.store.topics.delete("t")
         broker.hold.topic_deleted(topic.topic_id)
         assert await receiver.error() == RESOURCE_DELETED
+
+
+async def test_a_browser_sees_what_is_not_leased_and_takes_nothing(tmp_path: Path) -> None:
+    # Q12, Q15
+    async with linked(tmp_path) as (broker, connect):
+        await broker.topic()
+        await broker.group("g")
+        await broker.publish(["m0", "m1", "m2", "m3"])
+        client = connect()
+        member = await client.attach("/groups/g")
+        member.grant(1)
+        assert await member.bodies(1) == ["m0"]
+        browsers = [await client.attach("/groups/g", distribution_mode="copy") for _ in range(2)]
+        for browser in browsers:
+            browser.grant(2)
+            got = await browser.receive(2)
+            assert [body_of(each) for each in got] == ["m1", "m2"]
+            browser.settle(got, Released())
+            browser.grant(10, drain=True)
+            assert await browser.drained() == ["m3"]
+        browsers[0].grant(10)
+        await until(lambda: broker.hold.stats().held == 1)
+        await broker.publish("m4")
+        assert await browsers[0].bodies(1) == ["m4"]
+        member.grant(10)
+        assert await member.bodies(4) == ["m1", "m2", "m3", "m4"]
+
+
+async def test_a_browser_with_a_selector_and_a_small_window_misses_nothing(
+    tmp_path: Path,
+) -> None:
+    # Q12
+    async with linked(tmp_path) as (broker, connect):
+        await broker.topic()
+        await broker.group("g")
+        for number in range(10):
+            await broker.publish(f"m{number}", properties={"n": str(number)})
+        client = connect()
+        session = client.session(2)
+        fields = {"distribution_mode": "copy", **_selector("n >= 2")}
+        browser = await client.attach("/groups/g", session, **fields)
+        browser.grant(3)
+        got = await browser.bodies(3)
+        browser.grant(10, drain=True)
+        got += await browser.drained()
+        assert got == [f"m{number}" for number in range(2, 10)]

@@ -1,0 +1,361 @@
+"""A link that receives messages of a group under leases: the link is a member of the group.
+
+    credit -> an ask, which waits at the group -> deliveries -> transfers -> the next ask
+    disposition -> the group settles -> after the commit: settled, if the client has not settled
+
+The link keeps at most one ask at the group. It asks for at most as many messages as it can send
+now: the smallest of its credit, `queue_credit` and the room of the session; and it does not ask
+while the socket has no room. So neither messages nor their encoded bytes wait in the link.
+Messages that cannot be sent after all go back to the group. A flow that reduces the credit cancels
+the ask.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from math import inf
+from typing import Any
+
+from holdfast.amqp.conditions_of import amqp_error
+from holdfast.amqp.engine.outgoing_link import OutgoingLink, Sent
+from holdfast.amqp.messages.from_rows import RowEncoder
+from holdfast.amqp.nodes.delivery_ages import DeliveryAges, runs
+from holdfast.amqp.nodes.group_access import ensure_group, make_member, may_consume
+from holdfast.amqp.nodes.link_task import LinkTask
+from holdfast.amqp.nodes.node import Peer
+from holdfast.amqp.nodes.settling import settlement_of
+from holdfast.amqp.nodes.stored_message import Unsent, read_message
+from holdfast.amqp.nodes.terminus import FromGroup, Outcome
+from holdfast.amqp.wire.conditions import (
+    NOT_IMPLEMENTED,
+    RESOURCE_DELETED,
+    RESOURCE_LIMIT_EXCEEDED,
+    LinkFailed,
+)
+from holdfast.amqp.wire.performatives import Accepted, TransactionalState
+from holdfast.amqp.wire.types import Symbol
+from holdfast.consumequeue.errors import StateUnavailable, StoreError, UnknownGroup
+from holdfast.groups.service_types import Delivery, Receipt, ReceiveRequest, Status
+
+#: An ask returns messages of at most this many bytes, or a single larger message.
+SLICE_BYTES = 256 * 1024
+#: At most this many messages are settled with one call.
+SETTLED_AT_ONCE = 256
+#: The property of a flow that tells a consumer of a single active group whether it is active.
+ACTIVE = Symbol("rabbitmq:active")
+_ACCEPTED = Accepted()
+
+
+class LeasedSource:
+    """See the module. It implements `Source` of node.py."""
+
+    def __init__(self, peer: Peer, link: OutgoingLink, wanted: FromGroup) -> None:
+        self._peer, self._link, self._wanted = peer, link, wanted
+        self._parts, self._config = peer.parts, peer.parts.config
+        self._groups = peer.parts.groups
+        self._member = make_member(peer.container_id)
+        self._may_consume = may_consume(peer, wanted.group)
+        #: Whether the client wants messages that are settled already (snd-settle-mode settled).
+        self._is_settled = link.remote is not None and link.remote.snd_settle_mode == 1
+        link.answers_echo = False
+        self._work = LinkTask(peer, link, self._config.queue_credit, self._serve)
+        self._loop = asyncio.get_running_loop()
+        #: The leases of the messages that the client has, by delivery-id, in the order sent.
+        self._unsettled: dict[int, Receipt] = {}
+        self._ages = DeliveryAges(self._config.delivery_timeout_ms / 1000)
+        self._timeout: asyncio.TimerHandle | None = None
+        #: Messages that were acknowledged to be sent settled, before the window closed.
+        self._unsent: deque[Unsent] = deque()
+        self._leaving: asyncio.Task[None] | None = None
+        self._is_single_active = False
+        self._is_active = True
+        self._reported_active: bool | None = None
+
+    # -- the methods of Source -----------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Become a member of the group; make the group if the address allows that."""
+        try:
+            state = await ensure_group(self._peer, self._wanted)
+            self._is_single_active = state.record.config.mode == "single_active"
+            group, member = self._wanted.group, self._member
+            self._is_active = self._groups.join(group, member, self._activity_changed)
+            await self._groups.receive(group, self._request(0, 0.0))  # checks the filter
+        except Exception as error:
+            raise amqp_error(error, LinkFailed) from error
+
+    def credit_changed(self) -> None:
+        """The client changed the credit of the link, or asks for a drain or an echo."""
+        self._report_activity()
+        if self._link.owes_echo and not self._link.is_draining:
+            self._count_available()
+            self._link.send_flow()
+            self._peer.flush()
+        self._work.wake()
+
+    def room_changed(self) -> None:
+        """The window of the session or the socket has room again."""
+        self._work.wake()
+
+    def disposed(
+        self, deliveries: Sequence[tuple[int, Sent]], state: Any, *, is_settled: bool
+    ) -> None:
+        """Settle messages as `settling.py` describes. If the client has not settled, tell it when
+        that is durable."""
+        if isinstance(state, TransactionalState):
+            self._work.fail(LinkFailed(NOT_IMPLEMENTED, "this broker has no transactions"))
+            return
+        if not isinstance(state, Outcome):  # none, or only progress (received)
+            if not is_settled:
+                return
+            state = self._wanted.default_outcome
+        unsettled = self._unsettled
+        ids = [delivery_id for delivery_id, _ in deliveries if delivery_id in unsettled]
+        receipts = [unsettled.pop(delivery_id) for delivery_id in ids]
+        try:
+            for first in range(0, len(ids), SETTLED_AT_ONCE):
+                part = slice(first, first + SETTLED_AT_ONCE)
+                _, durable = self._begin_settling(state, receipts[part])
+                if is_settled:
+                    continue
+                answer = partial(self._answer_settled, ids[part], state)
+                if durable is None:
+                    answer(None)
+                else:
+                    durable.add_done_callback(answer)
+        except UnknownGroup as error:
+            self._work.fail(LinkFailed(RESOURCE_DELETED, str(error)))
+
+    def stop(self, *, is_closed: bool) -> None:
+        """Leave the group. Unsettled messages get the default outcome of the link."""
+        if self._work.is_stopped:
+            return
+        running = self._work.stop()
+        if self._timeout is not None:
+            self._timeout.cancel()
+        receipts = list(self._unsettled.values())
+        self._link.forget(self._unsettled)
+        self._unsettled.clear()
+        # Leaving the group would release the messages too, but later than this iteration.
+        with suppress(UnknownGroup):
+            for first in range(0, len(receipts), SETTLED_AT_ONCE):
+                part = receipts[first : first + SETTLED_AT_ONCE]
+                self._begin_settling(self._wanted.default_outcome, part)
+        self._leaving = asyncio.create_task(self._leave(running), name="amqp-leave")
+
+    async def finish(self) -> None:
+        """Return once the link has left its group."""
+        if self._leaving is not None:
+            await asyncio.wait([self._leaving])
+
+    async def _leave(self, running: "asyncio.Task[None] | None") -> None:
+        if running is not None:
+            await asyncio.wait([running])
+        with suppress(UnknownGroup, StateUnavailable):
+            await self._groups.leave(self._wanted.group, self._member)
+
+    # -- asking ----------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        """Ask and send until there is no credit or no room."""
+        link, work, receive = self._link, self._work, self._groups.receive
+        group = self._wanted.group
+        while not work.is_stopped:
+            if self._unsent and not await self._send_unsent():
+                return
+            room = work.room()
+            if room and not link.is_draining:
+                with work.waiting(room):
+                    received = await receive(group, self._request(room, inf))
+                await self._send(received.deliveries)
+            elif room:
+                received = await receive(group, self._request(room, 0.0))
+                await self._send(received.deliveries)
+                if not received.deliveries and link.is_draining:
+                    self._finish_drain(is_empty=True)
+            elif not link.is_draining or not self._finish_drain():
+                return
+
+    def _finish_drain(self, *, is_empty: bool = False) -> bool:
+        """Give back the credit that is left. Return False if the link must first get room for a
+        message that the credit covers."""
+        link = self._link
+        has_more = self._count_available() > 0 and link.credit > 0 and not is_empty
+        if has_more or link.is_partly_sent:
+            return False
+        link.drained()
+        self._peer.flush()
+        return True
+
+    def _request(self, most: int, wait_s: float) -> ReceiveRequest:
+        """Return an ask for at most `most` messages."""
+        wanted = self._wanted
+        return ReceiveRequest(
+            self._member,
+            most,
+            max_bytes=SLICE_BYTES,
+            bound=True,
+            receipt_values=True,
+            client=self._peer.client,
+            wait_s=wait_s,
+            topic_names=wanted.topics,
+            filter_text=wanted.condition,
+            may_consume=self._may_consume,
+        )
+
+    def _count_available(self) -> int:
+        """Count the messages that the link could get, for the next flow."""
+        try:
+            available = self._groups.available(self._wanted.group, self._request(0, 0.0))
+        except StoreError:  # the group was deleted, or a topic
+            available = 0
+        self._link.available = available
+        return available
+
+    def _activity_changed(self, is_active: bool) -> None:
+        self._is_active = is_active
+        self._report_activity()
+
+    def _report_activity(self) -> None:
+        """Tell a consumer of a single active group if it has become active or inactive."""
+        is_changed = self._is_active is not self._reported_active
+        if self._is_single_active and is_changed and self._link.is_attached:
+            self._reported_active = self._is_active
+            self._link.send_flow({ACTIVE: self._is_active})
+            self._peer.flush()
+
+    # -- sending ---------------------------------------------------------------------------------
+
+    async def _send(self, deliveries: Sequence[Delivery]) -> None:
+        """Send messages, as far as there is credit and room now; give the others back."""
+        if not deliveries:
+            return
+        if not self._peer.has_room:
+            self._give_back(deliveries)
+            return
+        if self._is_settled:
+            deliveries = await self._settle_before_sending(deliveries)
+        count = self._send_now(deliveries)
+        rest = deliveries[count:]
+        if rest and self._is_settled:
+            self._unsent += [Unsent(*each[:3], each.attempt, each.failures) for each in rest]
+        elif rest:
+            self._give_back(rest)
+        self._peer.flush()
+        # The output leaves at the end of this event loop iteration. After it, `has_room` is true
+        # only if the socket took the output.
+        await asyncio.sleep(0)
+
+    async def _settle_before_sending(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Acknowledge the messages that can be sent now, durably, and give the others back. So
+        each message is sent at most once, even if the broker crashes. Return the messages that
+        were acknowledged."""
+        fitting = self._link.sendable
+        self._give_back(deliveries[fitting:])
+        deliveries = deliveries[:fitting]
+        receipts = [each.receipt for each in deliveries if isinstance(each.receipt, Receipt)]
+        if not receipts:
+            return ()
+        statuses, durable = self._begin_settling(_ACCEPTED, receipts)
+        if durable is not None:
+            settled = await asyncio.shield(durable)
+            statuses = statuses or settled
+        pairs = zip(deliveries, statuses, strict=True)
+        return [each for each, status in pairs if status is Status.DONE]
+
+    async def _send_unsent(self) -> bool:
+        """Send messages that were acknowledged before the window closed. Return False if the link
+        must wait for room."""
+        while self._unsent:
+            first = self._unsent[0]
+            found = await read_message(self._parts.store, first.topic, first.queue, first.offset)
+            if not self._work.room():
+                return False
+            if found is not None:
+                place = first.topic, first.queue, first.offset
+                self._send_now([
+                    Delivery(*place, *found, None, first.attempt, False, first.failures)
+                ])  # fmt: skip
+            self._unsent.popleft()
+        self._peer.flush()
+        return True
+
+    def _send_now(self, deliveries: Sequence[Delivery]) -> int:
+        """Send messages in this event loop iteration. Return how many were sent. Raises LinkFailed
+        if a message is larger than the client accepts."""
+        link, unsettled, is_settled = self._link, self._unsettled, self._is_settled
+        now_ms = self._parts.wall_us() // 1000
+        encoders: dict[int, RowEncoder] = {}
+        count = delivery_id = 0
+        for each in deliveries[: link.sendable]:
+            if link.is_partly_sent:
+                break
+            batch, row = each.batch, each.row
+            encoder = encoders.get(id(batch))
+            if encoder is None or not encoder.first_row <= row < encoder.end_row:
+                is_durable = each.topic.config.durability == "fsync"
+                encoder = encoders[id(batch)] = RowEncoder(batch, row, is_durable=is_durable)
+            message = encoder.encode(row, each.attempt, each.failures, now_ms)
+            delivery_id = link.send(message, settled=is_settled)
+            count += 1
+            if not is_settled:
+                assert isinstance(each.receipt, Receipt)
+                unsettled[delivery_id] = each.receipt
+        if count and not is_settled:
+            self._ages.add(self._loop.time(), delivery_id)
+            if self._timeout is None:
+                self._check_age()
+        return count
+
+    def _give_back(self, deliveries: Iterable[Delivery]) -> None:
+        receipts = [each.receipt for each in deliveries if each.receipt is not None]
+        if receipts:
+            self._groups.release_undelivered(self._wanted.group, receipts)
+
+    # -- settling --------------------------------------------------------------------------------
+
+    def _begin_settling(
+        self, outcome: Outcome, receipts: Sequence[Receipt]
+    ) -> "tuple[list[Status], asyncio.Future[Any] | None]":
+        how = settlement_of(outcome, self._config.modified_backoff)
+        return self._groups.begin_settling(
+            self._wanted.group, how.verb, receipts, delay_ms=how.delay_ms, reason=how.reason
+        )
+
+    def _answer_settled(
+        self, ids: Sequence[int], state: Outcome, durable: "asyncio.Future[Any] | None"
+    ) -> None:
+        """Tell the client that its outcome of these deliveries is durable."""
+        if self._work.is_stopped:
+            self._link.forget(ids)
+            return
+        error = None if durable is None else durable.exception()
+        if error is not None:
+            assert isinstance(error, Exception)
+            self._work.fail(amqp_error(error, LinkFailed))
+            return
+        for first, last in runs(ids):
+            self._link.settle(first, last, state)
+        self._peer.flush()
+
+    def _check_age(self) -> None:
+        """Detach the link if its oldest unsettled message is too old. Otherwise set the timer to
+        the time at which it may be too old."""
+        self._timeout = None
+        oldest = next(iter(self._unsettled), None)
+        if oldest is None:
+            return
+        timeout_ms = self._config.delivery_timeout_ms
+        left_s = self._ages.sent_s(oldest) + timeout_ms / 1000 - self._loop.time()
+        if left_s > 0:
+            self._timeout = self._loop.call_later(left_s, self._check_age)
+            return
+        self._work.fail(
+            LinkFailed(
+                RESOURCE_LIMIT_EXCEEDED,
+                f"a message was not settled within {timeout_ms} ms (amqp.delivery_timeout_ms); "
+                "all unsettled messages of the link return to the group",
+            )
+        )
