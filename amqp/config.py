@@ -42,6 +42,34 @@ class AmqpConfig:
     )
     max_sessions: int = setting(65_535, "Sessions of one connection.", minimum=1, maximum=65_535)
     max_links: int = setting(1_000, "Links of one session.", minimum=1)
+    max_total_sessions: int = setting(
+        200_000,
+        "Sessions of all AMQP connections together. A session above this limit is ended.",
+        minimum=1,
+        memory_divisor=16,
+        bytes_each=4 * KIB,
+    )
+    max_client_sessions: int = setting(
+        100_000,
+        "Sessions of one client address (one /64 network in IPv6).",
+        minimum=1,
+        memory_divisor=32,
+        bytes_each=4 * KIB,
+    )
+    max_total_links: int = setting(
+        200_000,
+        "Links of all AMQP connections together. A link above this limit is detached.",
+        minimum=1,
+        memory_divisor=8,
+        bytes_each=8 * KIB,
+    )
+    max_client_links: int = setting(
+        100_000,
+        "Links of one client address (one /64 network in IPv6).",
+        minimum=1,
+        memory_divisor=16,
+        bytes_each=8 * KIB,
+    )
     max_frame_bytes: int = setting(
         64 * KIB, "Largest frame that the broker accepts.", minimum=512, maximum=16 * MIB
     )

@@ -16,6 +16,10 @@ import lmdb
 from prometheus_client import CollectorRegistry
 
 from holdfast import __version__
+from holdfast.amqp.connections import AmqpConnections
+from holdfast.amqp.listener import AmqpServer
+from holdfast.amqp.metrics import AmqpCollector
+from holdfast.amqp.nodes.node import BrokerParts
 from holdfast.commitlog.ageing_clock import wall_clock_us
 from holdfast.config import Config, changed_keys
 from holdfast.consumequeue.damage.damage_book import Fault
@@ -27,6 +31,7 @@ from holdfast.holdservice.pull_request_hold_service import PullRequestHoldServic
 from holdfast.http_api.access.service import AccessService
 from holdfast.http_api.app import ApiContext, BrokerStatus, HttpContext, make_app
 from holdfast.http_api.server import Server, start_server
+from holdfast.http_api.wire.tls import TlsUnusable
 from holdfast.storage.storage import Storage, StorageEvents
 from holdfast.storage.storage_metrics import StorageCollector
 
@@ -49,6 +54,10 @@ class Broker:
         self._groups: GroupService | None = None
         self._server: Server | None = None
         self._access: AccessService | None = None
+        self._amqp: AmqpServer | None = None
+        self.any_amqp_port = False
+        """Whether to listen for AMQP on any free port, also over TLS if there is a certificate.
+        Tests set this before `start`."""
         self._arrival_listeners: list[ArrivalListener] = []
         self.failed: asyncio.Future[Exception] | None = None
         """A future that `start` creates. It completes with the error when a part has failed and
@@ -60,6 +69,16 @@ class Broker:
         assert self._server is not None
         host = f"[{self._server.host}]" if ":" in self._server.host else self._server.host
         return f"{self._server.scheme}://{host}:{self._server.port}"
+
+    @property
+    def amqp_port(self) -> int | None:
+        """The port for AMQP over TCP; None if the broker does not listen there."""
+        return None if self._amqp is None else self._amqp.port
+
+    @property
+    def amqp_tls_port(self) -> int | None:
+        """The port for AMQP over TLS; None if the broker does not listen there."""
+        return None if self._amqp is None else self._amqp.tls_port
 
     @property
     def status(self) -> BrokerStatus:
@@ -88,8 +107,8 @@ class Broker:
         """Recover and serve; return once the broker answers requests.
 
         Raise DataDirInUse, NotADataDir, UnknownFormatVersion, RemoteWithoutAccess,
-        StorageUnusable, or OSError (a port in use, a directory that is not writable). After an
-        error nothing is left running.
+        RemoteWithoutTls, TlsUnusable, StorageUnusable, or OSError (a port in use, a directory that
+        is not writable). After an error nothing is left running.
         """
         if self._http is not None:
             return
@@ -123,7 +142,10 @@ class Broker:
             self._audit("broker.start", version=__version__, config=changed_keys(self._config))
             app = make_app(http)
             self._server = await start_server(app, self._config.http_api)
-            app.serve(await self._open(storage, http))
+            amqp = self._amqp = await self._bind_amqp(access, http, self._server)
+            context = await self._open(storage, http)
+            app.serve(context)
+            await amqp.serve(self._amqp_parts(context))
             collector.storage = storage
         except BaseException:
             await self.stop()
@@ -137,6 +159,52 @@ class Broker:
             is_encrypted=bool(http_api.tls_certificate),
             asks_for_certificates=bool(http_api.tls_client_ca)
             and http_api.tls_client_certificates == "required",
+        )
+
+    async def _bind_amqp(
+        self, access: AccessService, http: HttpContext, server: Server
+    ) -> AmqpServer:
+        """Bind the ports for AMQP. Connections are accepted later, by `serve`."""
+        config = self._config.amqp
+        amqp = AmqpServer(
+            AmqpConnections(
+                config,
+                access.access,
+                audit=access.audit,
+                arriving=http.connections.arriving,
+                unsent=http.connections.unsent,
+                version=__version__,
+            )
+        )
+        http.registry.register(AmqpCollector(amqp.connections.figures))
+        if config.port or self.any_amqp_port:
+            await access.check_login_address(config.host, is_encrypted=False)
+            await amqp.bind(config.host, config.port)
+        if config.tls_port or (self.any_amqp_port and server.tls is not None):
+            if server.tls is None:
+                raise TlsUnusable("nothing", "amqp.tls_port is given without tls_certificate")
+            http_api = self._config.http_api
+            await access.check_login_address(
+                config.host,
+                is_encrypted=True,
+                asks_for_certificates=bool(http_api.tls_client_ca)
+                and http_api.tls_client_certificates == "required",
+            )
+            await amqp.bind_tls(config.host, config.tls_port, server.tls)
+        return amqp
+
+    def _amqp_parts(self, context: ApiContext) -> BrokerParts:
+        return BrokerParts(
+            config=self._config.amqp,
+            store=context.store,
+            groups=context.groups,
+            hold=context.hold,
+            access=context.http.access,
+            topics_config=context.topics_config,
+            groups_config=context.groups_config,
+            publish_limiter=context.publish_limiter,
+            topic_counters=context.http.metrics.topic,
+            wall_us=wall_clock_us,
         )
 
     async def _open(self, storage: Storage, http: HttpContext) -> ApiContext:
@@ -198,6 +266,9 @@ class Broker:
             await self._hold.stop()
         if self._groups is not None:
             self._groups.drain()
+        if self._amqp is not None:
+            await self._amqp.stop(self._config.http_api.shutdown_timeout_ms / 1000)
+            self._amqp = None
         if self._server is not None:
             await self._server.stop()
         if self._groups is not None:

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from holdfast.amqp.config import AmqpConfig
 from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.setting import KIB, MIB, setting
 from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
@@ -95,6 +96,7 @@ class Config:
     groups: GroupsConfig = field(default_factory=GroupsConfig)
     holdservice: HoldServiceConfig = field(default_factory=HoldServiceConfig)
     http_api: HttpConfig = field(default_factory=HttpConfig)
+    amqp: AmqpConfig = field(default_factory=AmqpConfig)
     access: AccessConfig = field(default_factory=AccessConfig)
 
 

@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "groups": ("commitlog", "consumequeue", "holdservice"),
     "http_api": ("commitlog", "consumequeue", "holdservice", "groups"),
     "holdfast.config": (
+        "amqp.config",
         "commitlog.config",
         "commitlog.setting",
         "consumequeue.config",
@@ -79,6 +80,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "holdfast.storage.storage_metrics": ("commitlog", "consumequeue", "holdfast.storage.storage"),
     # The composition root: the only file that knows every part of the broker.
     "holdfast.broker": (
+        "amqp",
         "commitlog",
         "consumequeue",
         "groups",

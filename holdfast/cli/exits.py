@@ -64,7 +64,7 @@ def failure_of(error: Exception) -> Failure | None:
     from holdfast.commitlog.disk.owned_files import UnsafeFile
     from holdfast.commitlog.errors import LogError, UnknownFormatVersion
     from holdfast.config import ConfigError
-    from holdfast.http_api.access.service import RemoteWithoutAccess
+    from holdfast.http_api.access.service import RemoteWithoutAccess, RemoteWithoutTls
     from holdfast.http_api.access.token_file import TokensLocked, TokensUnreadable
     from holdfast.http_api.wire.aiohttp_parser import ParserMissing
     from holdfast.http_api.wire.tls import TlsUnusable
@@ -75,8 +75,8 @@ def failure_of(error: Exception) -> Failure | None:
         return Failure(str(error), ExitCode.USAGE)
     refused = (
         *(BackupRefused, BelongsToAnother, CannotActAsOwner, DataDirInUse, NotADataDir),
-        *(ParserMissing, RemoteWithoutAccess, RestoreRefused, TlsUnusable, TokensLocked),
-        *(TokensUnreadable, UnknownFormatVersion, UnsafeFile),
+        *(ParserMissing, RemoteWithoutAccess, RemoteWithoutTls, RestoreRefused, TlsUnusable),
+        *(TokensLocked, TokensUnreadable, UnknownFormatVersion, UnsafeFile),
     )
     if isinstance(error, refused):
         return Failure(str(error), ExitCode.REFUSED)

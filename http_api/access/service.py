@@ -50,8 +50,26 @@ class AccessService:
             # With TLS, the broker need not check names: browsers compare them with the certificate.
             names = [host_name(host), *names_in(self._config.allowed_hosts)]
             self.access.hosts = AllowedHosts(names, any_address=remote)
-        if not remote:
+        if remote:
+            self._check_remote(host, is_encrypted, asks_for_certificates)
+
+    async def check_login_address(
+        self, host: str, *, is_encrypted: bool, asks_for_certificates: bool = False
+    ) -> None:
+        """Check an address on which clients authenticate once for each connection (AMQP).
+
+        Raises RemoteWithoutAccess as `check_address` does. Raises RemoteWithoutTls if other
+        machines can reach the address and would send tokens unencrypted. Raises OSError if `host`
+        cannot be resolved.
+        """
+        if not await is_remote(host):
             return
+        config = self._config
+        if config.authentication and not is_encrypted and not config.insecure_remote:
+            raise RemoteWithoutTls(host)
+        self._check_remote(host, is_encrypted, asks_for_certificates)
+
+    def _check_remote(self, host: str, is_encrypted: bool, asks_for_certificates: bool) -> None:
         if not self._config.authentication and not asks_for_certificates:
             if not self._config.insecure_remote:
                 raise RemoteWithoutAccess(host)
@@ -108,6 +126,20 @@ class RemoteWithoutAccess(Exception):
             "everything; make a token with 'holdfast token create' and ask for it "
             "(--access-authentication true), listen on 127.0.0.1, or, where the network itself "
             "keeps others out, say so (--access-insecure-remote true)"
+        )
+
+
+@dataclass(eq=False, repr=False)
+class RemoteWithoutTls(Exception):
+    """The broker must not ask for tokens where they would cross the network unencrypted."""
+
+    host: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.host} can be reached by other machines, which would send their tokens "
+            "unencrypted over AMQP; use --amqp-tls-port with a certificate, listen on 127.0.0.1, "
+            "or, where the network itself keeps others out, say so (--access-insecure-remote true)"
         )
 
 

@@ -304,6 +304,7 @@ def test_a_link_that_is_detached_before_the_answer_to_its_attach_is_answered_wit
     ready = Ready()
     ready.pair.server.on_event = lambda event: type(event) is Attached
     _, link = ready.pair.sender(ready.client_session, "short")
+    assert link.remote
     ready.send_raw(Detach(link.remote.handle, closed=True))
     ready.pump()
     (attached,) = ready.client_events(Attached)[-1:]

@@ -1,0 +1,236 @@
+"""The connections of AMQP, and what they share: limits, memory, deadlines, names and counters.
+
+All belong to one event loop. The budgets for bytes that arrive and for bytes that wait to be sent
+are those of HTTP: the broker has one of each, for all protocols.
+"""
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass, field
+from operator import methodcaller
+from typing import NoReturn, Protocol
+
+from holdfast.amqp.config import AmqpConfig
+from holdfast.amqp.engine.connection import ConnectionSettings
+from holdfast.amqp.engine.link import Link
+from holdfast.amqp.metrics import AmqpCounters, AmqpFigures
+from holdfast.amqp.sasl import FailureLimit
+from holdfast.amqp.wire.conditions import AmqpError
+from holdfast.http_api.access.audit import AuditLog
+from holdfast.http_api.access.authorization import UNKNOWN, Access
+from holdfast.http_api.access.grants import Principal
+from holdfast.http_api.wire.admission import Admission, ConnectionLimits
+from holdfast.http_api.wire.body_reader import ArrivingBytes
+from holdfast.http_api.wire.connection_registry import ClientByteBudget, SlowReader, TimeoutQueue
+
+#: How often the broker checks that the tokens of connections are still valid.
+TOKEN_CHECK_S = 0.5
+
+ANONYMOUS_RELAY = "ANONYMOUS-RELAY"
+SOLE_CONNECTION = "sole-connection-for-container"
+
+
+class Member(Protocol):
+    """A connection, as the others and the listener see it."""
+
+    principal: Principal
+    container_id: str
+
+    @property
+    def messages_out(self) -> int:
+        """How many messages were sent in the sessions that are open."""
+
+    def detach(self, link: Link, error: AmqpError) -> None:
+        """Detach a link, and stop its node."""
+
+    def close(self, error: AmqpError) -> None:
+        """Close the connection with an error."""
+
+    def close_slow_handshake(self) -> None:
+        """Close: the client did not open the connection in time."""
+
+    def end_access(self) -> None:
+        """Detach all links and close: the client's token is not valid any more."""
+
+    def set_publishing(self, *, is_stopped: bool) -> None:
+        """Close or reopen the windows of the sessions on which the client publishes."""
+
+    async def finish_publishes(self) -> None:
+        """Return once all deliveries that arrived have their outcomes."""
+
+    def abort(self) -> None:
+        """Close without sending the remaining bytes."""
+
+
+class AmqpConnections(Admission):
+    """The open connections of AMQP."""
+
+    def __init__(
+        self,
+        config: AmqpConfig,
+        access: Access,
+        *,
+        audit: AuditLog | None,
+        arriving: ArrivingBytes,
+        unsent: ClientByteBudget[SlowReader],
+        version: str,
+    ) -> None:
+        super().__init__(config.max_connections, config.max_connections_per_client)
+        self.config = config
+        self.access = access
+        self.audit = audit
+        self.arriving = arriving
+        self.unsent = unsent
+        self.settings = ConnectionSettings(
+            container_id="holdfast",
+            max_frame_bytes=config.max_frame_bytes,
+            channel_max=config.max_sessions - 1,
+            idle_timeout_ms=config.idle_timeout_ms // 2,
+            incoming_window=config.incoming_window,
+            handle_max=config.max_links - 1,
+            offered_capabilities=(ANONYMOUS_RELAY, SOLE_CONNECTION),
+            properties={
+                "product": config.announce_product,
+                "version": version,
+                "platform": "Python",
+            },
+            requires_sasl=config.sasl_required or access.is_required,
+        )
+        self.open: set[Member] = set()
+        self.handshaking: TimeoutQueue[Member] = TimeoutQueue(
+            config.handshake_timeout_ms / 1000, methodcaller("close_slow_handshake")
+        )
+        """The connections whose clients have not opened them, each with its deadline."""
+        self.sessions = ConnectionLimits(config.max_total_sessions, config.max_client_sessions)
+        self.links = ConnectionLimits(config.max_total_links, config.max_client_links)
+        self.sasl_failures = FailureLimit()
+        self.names = Names()
+        self.counters = AmqpCounters()
+        self.is_publishing_stopped = False
+        self.is_stopping = False
+        self.tasks: set[asyncio.Task[None]] = set()
+        """Tasks of connections and of ended nodes."""
+        self._watch: asyncio.Task[NoReturn] | None = None
+
+    def start(self) -> None:
+        """Begin to check tokens."""
+        if self.access.is_required:
+            self._watch = asyncio.create_task(self._watch_tokens(), name="amqp-tokens")
+
+    async def stop(self, timeout_s: float, error: AmqpError) -> None:
+        """Answer outstanding publishes, close each connection with `error`, and end all tasks.
+
+        Publishes may take half of the time, and clients may take the rest of it to close.
+        """
+        self.is_stopping = True
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + timeout_s
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.cancel()
+            await asyncio.wait([watch])
+        for each in self.handshakes.copy():
+            each.abort()
+        publishes = [asyncio.create_task(each.finish_publishes()) for each in self.open]
+        if publishes:
+            await asyncio.wait(publishes, timeout=timeout_s / 2)
+        for task in publishes:
+            task.cancel()
+        await asyncio.gather(*publishes, return_exceptions=True)
+        for connection in list(self.open):
+            connection.close(error)
+        while self.open and loop.time() < ends_at:  # noqa: ASYNC110 - each end needs some iterations
+            await asyncio.sleep(0.005)
+        for connection in list(self.open):
+            connection.abort()
+        while self.open or self.handshakes:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        while self.tasks:
+            await asyncio.wait(self.tasks)
+        self.handshaking.stop()
+
+    def figures(self) -> AmqpFigures:
+        """Return the figures for metrics."""
+        return AmqpFigures(
+            self.counters,
+            self.limits.count,
+            self.sessions.count,
+            self.counters.messages_out + sum([each.messages_out for each in self.open]),
+            self.closed_early,
+            self.refused,
+        )
+
+    def publishing_changed(self, refusal: Exception | None) -> None:
+        """Called when the first alarm is raised, and when the last alarm has ended."""
+        self.is_publishing_stopped = refusal is not None
+        for each in list(self.open):
+            each.set_publishing(is_stopped=self.is_publishing_stopped)
+
+    async def _watch_tokens(self) -> NoReturn:
+        while True:
+            await asyncio.sleep(TOKEN_CHECK_S)
+            by_principal: dict[str, list[Member]] = defaultdict(list)
+            for each in self.open:
+                by_principal[each.principal.name].append(each)
+            for connections in by_principal.values():
+                principal = connections[0].principal
+                if principal is UNKNOWN or self.access.is_still_valid(principal):
+                    continue
+                for each in connections:
+                    each.end_access()
+
+
+@dataclass(slots=True)
+class _Container:
+    connections: set[Member] = field(default_factory=set)
+    is_sole: bool = False
+    links: dict[tuple[str, bool], tuple[Member, Link]] = field(default_factory=dict)
+    """The attached links by name and role."""
+
+
+class Names:
+    """The names that are unique: containers that want one connection only, and links.
+
+    Both are unique within one principal: no client can disturb a client of another principal.
+    """
+
+    def __init__(self) -> None:
+        self._containers: dict[tuple[str, str], _Container] = {}
+
+    def enter(self, connection: Member, *, wants_sole: bool) -> bool:
+        """Add a connection. Return False if its container must not have another connection."""
+        key = connection.principal.name, connection.container_id
+        container = self._containers.get(key)
+        if container is not None and container.connections and (wants_sole or container.is_sole):
+            return False
+        if container is None:
+            container = self._containers[key] = _Container()
+        container.connections.add(connection)
+        container.is_sole = wants_sole
+        return True
+
+    def leave(self, connection: Member) -> None:
+        """Remove a connection, if it was added, with its links."""
+        key = connection.principal.name, connection.container_id
+        container = self._containers.get(key)
+        if container is None or connection not in container.connections:
+            return
+        container.connections.discard(connection)
+        if not container.connections:
+            del self._containers[key]
+
+    def attach(self, connection: Member, link: Link) -> tuple[Member, Link] | None:
+        """Add a link. Return the link of the same container, name and role that it replaces."""
+        container = self._containers[connection.principal.name, connection.container_id]
+        before = container.links.get((link.name, link.role))
+        container.links[link.name, link.role] = connection, link
+        return before
+
+    def detach(self, connection: Member, link: Link) -> None:
+        """Remove a link, unless another has replaced it."""
+        key = connection.principal.name, connection.container_id
+        container = self._containers.get(key)
+        if container is not None:
+            found = container.links.get((link.name, link.role))
+            if found is not None and found[1] is link:
+                del container.links[link.name, link.role]

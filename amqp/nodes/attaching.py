@@ -1,0 +1,116 @@
+"""The node behind an attach: what its address names, the grants it needs, and the answer.
+
+| terminus of the broker                      | node                                        |
+|---------------------------------------------|---------------------------------------------|
+| target with an address                      | PublishTarget; its topic is made by need    |
+| target without an address                   | PublishTarget; each message names its topic |
+| source: see `terminus.py`                   | LeasedSource, CopiedSource, BrowsingSource  |
+| coordinator of transactions, dynamic target | refused: amqp:not-implemented               |
+"""
+
+from typing import Any
+
+from holdfast.amqp.engine.incoming_link import IncomingLink
+from holdfast.amqp.engine.outgoing_link import OutgoingLink
+from holdfast.amqp.engine.session import Session
+from holdfast.amqp.nodes.addresses import Address, Kind, parse_address
+from holdfast.amqp.nodes.node import BrokerParts, Peer, Source, Target
+from holdfast.amqp.nodes.publish_target import Destination, PublishTarget
+from holdfast.amqp.wire import performatives
+from holdfast.amqp.wire.conditions import (
+    INVALID_FIELD,
+    NOT_ALLOWED,
+    NOT_FOUND,
+    NOT_IMPLEMENTED,
+    LinkFailed,
+)
+from holdfast.amqp.wire.performatives import Attach, Coordinator
+from holdfast.consumequeue.topics import Topic, check_queue
+from holdfast.http_api.access.authorization import check_may_create, missing_grant
+from holdfast.http_api.access.grants import Principal
+
+_QUEUE, _TOPIC = "queue", "topic"
+
+
+async def make_target(peer: Peer, session: Session, link: IncomingLink) -> tuple[Target, Attach]:
+    """Return the node to which a client sends, and the answer to its attach.
+
+    Raises LinkFailed, or an error that `amqp_error` translates: the link is to be refused.
+    """
+    attach = _attach_of(link)
+    given = attach.target
+    if isinstance(given, Coordinator):
+        raise LinkFailed(NOT_IMPLEMENTED, "this broker has no transactions")
+    if given is None:
+        given = performatives.Target()
+    if given.dynamic:
+        raise LinkFailed(NOT_IMPLEMENTED, "this broker has no dynamic targets")
+    destination: Destination | None = None
+    capabilities: tuple[str, ...] = ()
+    link.max_message_bytes = peer.parts.topics_config.default_max_message_bytes
+    if given.address is not None:
+        address = parse_address(_text(given.address))
+        destination = await _find_destination(peer.parts, peer.principal, address)
+        link.max_message_bytes = destination.topic.config.max_message_bytes
+        is_topic = address.kind is Kind.TOPIC or _TOPIC in given.capabilities
+        capabilities = (_TOPIC if is_topic else _QUEUE,)
+    node = PublishTarget(peer, session, link, destination)
+    answer = Attach(
+        link.name,
+        link.handle,
+        link.role,
+        attach.snd_settle_mode,
+        attach.rcv_settle_mode,
+        attach.source,
+        given._replace(dynamic_node_properties=None, capabilities=capabilities),
+        max_message_size=link.max_message_bytes,
+    )
+    return node, answer
+
+
+async def make_source(peer: Peer, link: OutgoingLink) -> tuple[Source, Attach]:
+    """Return the node from which a client receives, and the answer to its attach.
+
+    Raises LinkFailed, or an error that `amqp_error` translates: the link is to be refused.
+    """
+    attach = _attach_of(link)
+    given = attach.source
+    if given is None:
+        raise LinkFailed(NOT_FOUND, "there is no subscription of this name")
+    if given.dynamic:
+        raise LinkFailed(NOT_IMPLEMENTED, "this broker has no dynamic sources")
+    raise LinkFailed(NOT_IMPLEMENTED, "this broker has no sources yet")
+
+
+async def _find_destination(
+    parts: BrokerParts, principal: Principal, address: Address
+) -> Destination:
+    """Return where messages of a link go. Make the topic if that is allowed."""
+    if address.kind is Kind.GROUP:
+        raise LinkFailed(NOT_ALLOWED, "clients publish to topics, not to groups")
+    if address.kind in (Kind.TEMP, Kind.MANAGER):
+        raise LinkFailed(NOT_IMPLEMENTED, f"this broker has no {address.kind.value} targets")
+    if not principal.may(("publish",), address.name):
+        raise missing_grant(principal, ("publish",), topic=address.name)
+    topic = await _ensure_topic(parts, principal, address.name)
+    if address.queue is not None:
+        check_queue(topic, address.queue)
+    return Destination(topic, address.queue, address.tag)
+
+
+async def _ensure_topic(parts: BrokerParts, principal: Principal, name: str) -> Topic:
+    if parts.topics_config.auto_create_topics and parts.store.table.find(name) is None:
+        check_may_create(principal, name)
+    topic, _ = await parts.store.topics.ensure(name, queues=parts.config.auto_queues)
+    return topic
+
+
+def _attach_of(link: IncomingLink | OutgoingLink) -> Attach:
+    assert link.remote is not None
+    return link.remote
+
+
+def _text(address: Any) -> str:
+    if not isinstance(address, str) or not address:
+        raise LinkFailed(INVALID_FIELD, "the address is not a text, or is empty")
+    return address
