@@ -279,6 +279,11 @@ class Connection:
                 limit = MAX_SASL_FRAME_BYTES
                 if phase is not Phase.SASL:
                     limit = self.settings.max_frame_bytes
+                at, count = self._run_arrived(buffer, at, end, left, events)
+                left -= count
+                if not left:
+                    self.has_backlog = at < end
+                    break
                 for each in cut(buffer, at, end, limit):
                     at = each.end
                     self._frame_arrived(buffer, each, events)
@@ -292,6 +297,8 @@ class Connection:
                     if not left:
                         self.has_backlog = at < end
                         break
+                    if events:
+                        break  # after a delivery, others may follow as a run
                 else:
                     break
                 if not left:
@@ -344,6 +351,20 @@ class Connection:
         if self.is_server:
             self._writer.write(0, SaslMechanisms(self._mechanisms), SASL_FRAME)
         return True
+
+    def _run_arrived(
+        self, buffer: Buffer, at: int, end: int, left: int, events: list[Event]
+    ) -> tuple[int, int]:
+        """Process transfer frames that are whole deliveries of one link, at most `left` if it is
+        not negative. Return the offset after them, and their number."""
+        if self._phase is not Phase.FRAMES or end - at < HEADER_BYTES or type(buffer) is not bytes:
+            return at, 0
+        channel = buffer[at + 6] << 8 | buffer[at + 7]
+        session = self._by_remote_channel.get(channel)
+        if session is None or session.state is not SessionState.MAPPED:
+            return at, 0
+        most = end - at if left < 0 else left
+        return session.run_arrived(buffer, at, end, most, self.settings.max_frame_bytes, events)
 
     def _frame_arrived(self, buffer: Buffer, found: Frame, events: list[Event]) -> None:
         if self._phase is Phase.SASL:

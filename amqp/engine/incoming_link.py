@@ -107,6 +107,15 @@ class IncomingLink(Link):
             return True
         return False
 
+    @property
+    def run_room(self) -> int:
+        """How many frames that are whole deliveries may arrive now."""
+        return self._allowed if self._first is None else 0
+
+    def run_arrived(self, deliveries: int) -> None:
+        """Count whole deliveries: see `run_room`."""
+        self._count(deliveries)
+
     def transfer_arrived(self, transfer: Transfer, part: bytes) -> Delivery | None:
         """Add a transfer frame; return the delivery that it completes.
 

@@ -22,6 +22,7 @@ from holdfast.amqp.engine.free_numbers import FreeNumbers
 from holdfast.amqp.engine.incoming_link import Delivery, IncomingLink
 from holdfast.amqp.engine.link import HeldBytes, Link, LinkState, Wiring, error_of
 from holdfast.amqp.engine.outgoing_link import DeliveryIds, OutgoingLink, Sent
+from holdfast.amqp.engine.transfer_run import first_handle, frame_start, read_run
 from holdfast.amqp.engine.unsettled import Unsettled
 from holdfast.amqp.engine.windows import Windows
 from holdfast.amqp.wire.conditions import (
@@ -229,6 +230,33 @@ class Session:
             events.append(Received(link, []))
         if self.windows.is_renewal_due:
             self._writer.write(self.channel, self.windows.flow())
+
+    def run_arrived(
+        self, buffer: bytes, at: int, end: int, most: int, max_frame_bytes: int,
+        events: list[Event],
+    ) -> tuple[int, int]:  # fmt: skip
+        """Process transfer frames from `at` on as long as they are whole deliveries of one link,
+        at most `most`. Return the offset after them, and their number."""
+        start = frame_start(self.remote_channel)
+        handle = first_handle(buffer, at, end, start)
+        link = self._by_remote_handle.get(handle[1] if len(handle) > 1 else 0)
+        if not handle or not isinstance(link, IncomingLink) or not link.is_attached:
+            return at, 0
+        most = min(most, self.windows.run_room, link.run_room)
+        at, deliveries = read_run(
+            buffer, at, end, start, handle, link, self.incoming_unsettled, most, max_frame_bytes
+        )
+        if deliveries:
+            link.run_arrived(len(deliveries))
+            self.windows.run_arrived(len(deliveries))
+            last = events[-1] if events else None
+            if type(last) is Received and last.link is link:
+                last.deliveries.extend(deliveries)
+            else:
+                events.append(Received(link, deliveries))
+            if self.windows.is_renewal_due:
+                self._writer.write(self.channel, self.windows.flow())
+        return at, len(deliveries)
 
     def disposition_arrived(self, disposition: Disposition, events: list[Event]) -> None:
         """Process a disposition. Deliveries that are not known are ignored."""

@@ -55,6 +55,19 @@ class Windows:
         self.next_incoming_id = (self.next_incoming_id + 1) & 0xFFFFFFFF  # type: ignore[operator]
 
     @property
+    def run_room(self) -> int:
+        """How many frames may arrive before the window is due to be announced again."""
+        if not self.incoming_size:
+            return self._allowed
+        return min(self._allowed, max(1, self.incoming_left - self.incoming_size // 2))
+
+    def run_arrived(self, frames: int) -> None:
+        """Count transfer frames: see `run_room`."""
+        self._allowed -= frames
+        self.incoming_left -= frames
+        self.next_incoming_id = serials.add(self.next_incoming_id or 0, frames)
+
+    @property
     def is_renewal_due(self) -> bool:
         """Whether half of the window is used up, so that it should be announced again."""
         return self.incoming_left * 2 <= self.incoming_size > 0
