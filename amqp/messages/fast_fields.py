@@ -115,6 +115,53 @@ def read_routing(buffer: Buffer, start: int, end: int) -> Routing | None:
     return Routing(subject, expiry, group_id) if at == end else None
 
 
+def read_texts(buffer: Buffer, start: int, end: int) -> dict[bytes, bytes | None] | None:
+    """Read the map at `start`, whose keys are short symbols and whose values are not compound.
+
+    Return symbol -> UTF-8 of a string, None for any other value. Return None if the generic codec
+    must read the map.
+    """
+    if end - start < 3 or buffer[start] != 0xC1 or start + 2 + buffer[start + 1] != end:
+        return None
+    at, found = start + 3, {}
+    try:
+        for _ in range(buffer[start + 2] // 2):
+            if buffer[at] != 0xA3:
+                return None
+            begin = at + 2
+            at = begin + buffer[at + 1]
+            name = bytes(buffer[begin:at])
+            code = buffer[at]
+            text = None
+            if code in _SHORT:
+                begin = at + 2
+                at = begin + buffer[at + 1]
+                text = bytes(buffer[begin:at])
+                if not text.isascii():
+                    return None
+                if code != 0xA1:
+                    text = None
+            elif code in _CHECKED_BY_SIZE:
+                at += 1 + _WIDTHS[code >> 4]
+            else:
+                return None
+            if name in found or not name.isascii():
+                return None
+            found[name] = text
+    except IndexError:
+        return None
+    return found if at == end and not buffer[start + 2] % 2 else None
+
+
+#: String and symbol with a size of one byte.
+_SHORT = frozenset({0xA1, 0xA3})
+#: Numbers, timestamps, uuid, null and booleans whose constructor is the value.
+_CHECKED_BY_SIZE = frozenset({
+    *(0x40, 0x41, 0x42, 0x43, 0x44, 0x50, 0x51, 0x52, 0x53, 0x54, 0x55),
+    *(0x70, 0x71, 0x72, 0x80, 0x81, 0x82, 0x83, 0x98),
+})  # fmt: skip
+
+
 def _list(buffer: Buffer, start: int, end: int) -> tuple[int, int] | None:
     """Return where the first element of a list is, and the number of elements. The list must end
     at `end`."""

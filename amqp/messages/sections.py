@@ -11,7 +11,7 @@ sections, one or more `amqp-sequence` sections, or one `amqp-value`.
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from holdfast.amqp.messages.fast_fields import Routing, read_header, read_routing
+from holdfast.amqp.messages.fast_fields import Routing, read_header, read_routing, read_texts
 from holdfast.amqp.wire.conditions import DecodeError
 from holdfast.amqp.wire.performatives import Header, Properties, from_described
 from holdfast.amqp.wire.types import Buffer, Described, Symbol, ULong, decode, skip
@@ -44,6 +44,7 @@ _NAMES = {
 }
 _KINDS = {int(kind): kind for kind in Kind}
 _BODIES = (Kind.DATA, Kind.AMQP_SEQUENCE, Kind.AMQP_VALUE)
+_CONTENTS: dict[Kind, type] = {Kind.DATA: bytes, Kind.AMQP_SEQUENCE: list}
 _REPEATABLE = (Kind.DATA, Kind.AMQP_SEQUENCE)
 
 
@@ -76,7 +77,7 @@ class Sections:
         offset = 0
         while offset < len(buffer):
             kind, value = _kind_at(buffer, offset)
-            end = skip(buffer, value)
+            end = _end_of(buffer, value)
             if last is not None and (kind < last or (kind == last and kind not in _REPEATABLE)):
                 raise DecodeError(f"the section {kind.name} is not in its place")
             span = Span(offset, value, end)
@@ -115,6 +116,19 @@ class Sections:
         """Return the message-annotations, or an empty dict if there are none."""
         return self._map(Kind.MESSAGE_ANNOTATIONS)
 
+    def text_annotation(self, name: str) -> str | None:
+        """Return the message-annotation `name` if it is a string, otherwise None. Raises
+        DecodeError if the message-annotations are not valid."""
+        span = self._spans.get(Kind.MESSAGE_ANNOTATIONS)
+        if span is None:
+            return None
+        texts = read_texts(self.buffer, span.value, span.end)
+        if texts is not None:
+            text = texts.get(name.encode())
+            return None if text is None else text.decode()
+        found = self.annotations().get(Symbol(name))
+        return str(found) if type(found) is str else None
+
     def application_properties(self) -> dict[str, Any]:
         """Return the application-properties. Raises DecodeError if a name is not a string."""
         found = self._map(Kind.APPLICATION_PROPERTIES)
@@ -125,6 +139,35 @@ class Sections:
     def body_value(self, index: int = 0) -> Any:
         """Return the decoded value of a body section."""
         return decode(self.buffer, self.body[index][1].value)[0]
+
+    def only_text(self) -> bytes | None:
+        """Return the content of the body, if it is one binary value, or one string in an
+        amqp-value: then the content as UTF-8. Raises DecodeError for a string that is not UTF-8."""
+        if len(self.body) != 1:
+            return None
+        kind, (_, value, end) = self.body[0]
+        code = self.buffer[value]
+        if code == 0xA0:
+            return bytes(self.buffer[value + 2 : end])
+        if code == 0xB0:
+            return bytes(self.buffer[value + 5 : end])
+        if kind is Kind.AMQP_VALUE and code in (0xA1, 0xB1):
+            content = bytes(self.buffer[value + (2 if code == 0xA1 else 5) : end])
+            self.body_value()  # checks it
+            return content
+        return None
+
+    def check_body(self) -> None:
+        """Raise DecodeError if the content of a body section is not valid."""
+        for kind, span in self.body:
+            value, _ = decode(self.buffer, span.value)
+            expected = _CONTENTS.get(kind)
+            if expected is not None and type(value) is not expected:
+                raise DecodeError(f"the section {kind.name} is not valid")
+
+    def check_footer(self) -> None:
+        """Raise DecodeError if there is a footer that is not valid."""
+        self._map(Kind.FOOTER)
 
     def bare(self) -> bytes:
         """Return the encoded sections after the header and the delivery-annotations."""
@@ -170,6 +213,20 @@ class Sections:
         if type(value) is not dict:
             raise DecodeError(f"the section {kind.name} is not a map")
         return value
+
+
+def _end_of(buffer: Buffer, value: int) -> int:
+    """Return the offset after the value at `value`, as `skip` does, but faster for values whose
+    size is in one byte."""
+    if value + 1 < len(buffer) and buffer[value] in _SIZE_IN_ONE_BYTE:
+        end = value + 2 + buffer[value + 1]
+        if end <= len(buffer):
+            return end
+    return skip(buffer, value)
+
+
+#: The constructors of binary, string, list and map with a size of one byte.
+_SIZE_IN_ONE_BYTE = frozenset({0xA0, 0xA1, 0xC0, 0xC1})
 
 
 def _kind_at(buffer: Buffer, offset: int) -> tuple[Kind, int]:

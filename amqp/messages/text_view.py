@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from holdfast.amqp.messages.sections import Kind, Sections
-from holdfast.amqp.wire.types import Array, Described, Symbol
-
-_PARTITION_KEY = Symbol("x-opt-partition-key")
+from holdfast.amqp.wire.types import Array, Described
 
 
 class TextView(NamedTuple):
@@ -40,9 +38,10 @@ def text_view(sections: Sections, now_ms: int, max_tag_bytes: int) -> TextView:
     """
     header, properties = sections.header(), sections.routing()
     key = properties.group_id
-    if key is None and Kind.MESSAGE_ANNOTATIONS in sections:
-        found = sections.annotations().get(_PARTITION_KEY)
-        key = str(found) if isinstance(found, str) else None
+    partition_key = sections.text_annotation("x-opt-partition-key")
+    if key is None:
+        key = partition_key
+    sections.check_footer()
     tag = properties.subject
     if tag is not None and not 0 < len(tag.encode()) <= max_tag_bytes:
         tag = None
@@ -59,13 +58,10 @@ def text_view(sections: Sections, now_ms: int, max_tag_bytes: int) -> TextView:
 
 
 def _body(sections: Sections) -> bytes:
-    kind = sections.body[0][0]
-    if kind is not Kind.AMQP_SEQUENCE and len(sections.body) == 1:
-        value = sections.body_value()
-        if type(value) is bytes:
-            return value
-        if kind is Kind.AMQP_VALUE and type(value) is str:
-            return value.encode()
+    text = sections.only_text()
+    if text is not None:
+        return text
+    sections.check_body()
     return sections.body_bytes()
 
 

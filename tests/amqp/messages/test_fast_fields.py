@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.amqp.messages.fast_fields import Routing, read_header, read_routing
+from holdfast.amqp.messages.fast_fields import Routing, read_header, read_routing, read_texts
 from holdfast.amqp.messages.sections import Sections
 from holdfast.amqp.wire.conditions import DecodeError
 from holdfast.amqp.wire.performatives import (
@@ -16,7 +16,17 @@ from holdfast.amqp.wire.performatives import (
     decode_composite,
     encode_composite,
 )
-from holdfast.amqp.wire.types import Described, Timestamp, UInt, ULong, encode
+from holdfast.amqp.wire.types import (
+    Described,
+    Float,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    decode,
+    encode,
+)
 
 DATA = encode(Described(ULong(0x75), b""))
 _TEXT = st.none() | st.text(max_size=4) | st.just("x" * 300)
@@ -53,6 +63,41 @@ def test_routing_is_that_of_the_generic_codec(properties: Properties) -> None:
     expected = Routing(properties.subject, properties.absolute_expiry_time, properties.group_id)
     assert read_routing(octets, 3, len(octets)) == expected
     assert Sections(octets + DATA).routing() == expected
+
+
+_VALUES = st.one_of(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=4),
+    st.integers(0, 255).map(UByte),
+    st.text(max_size=4).map(lambda text: Symbol(text.encode("ascii", "ignore").decode())),
+    st.binary(max_size=4) | st.lists(st.booleans(), max_size=2) | st.uuids() | st.just(Float(1)),
+)
+_NAMES = st.text("abc", max_size=3).map(Symbol)
+
+
+@given(st.dictionaries(_NAMES, _VALUES, max_size=4))
+def test_annotations_are_those_of_the_generic_codec(values: dict[Symbol, Any]) -> None:
+    octets = encode(values)
+    texts = read_texts(octets, 0, len(octets))
+    sections = Sections(b"\x00\x53\x72" + octets + DATA)
+    assert sections.annotations() == values
+    for name, value in values.items():
+        expected = value if type(value) is str else None
+        assert sections.text_annotation(name) == expected
+        if texts is not None:
+            assert texts[name.encode()] == (None if expected is None else expected.encode())
+
+
+@given(st.data())
+def test_changed_annotations_are_valid_or_left_to_the_generic_codec(data: st.DataObject) -> None:
+    octets = bytearray(encode({Symbol("ab"): "x", Symbol("c"): 5, Symbol("d"): True}))
+    for _ in range(data.draw(st.integers(0, 3))):
+        octets[data.draw(st.integers(0, len(octets) - 1))] = data.draw(st.integers(0, 255))
+    octets = octets[: data.draw(st.integers(0, len(octets)))]
+    texts = read_texts(octets, 0, len(octets))
+    if texts is not None:
+        values, end = decode(octets)
+        assert end == len(octets)
+        assert {name.encode() for name in values} == set(texts)
 
 
 @given(HEADERS)

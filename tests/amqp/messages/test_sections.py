@@ -104,6 +104,12 @@ def test_bytes_that_are_no_message_are_refused(octets: bytes, reason: str) -> No
         (section(0x73, [None, "user"]) + DATA, "not of type binary"),
         (section(0x72, []) + DATA, "not a map"),
         (section(0x74, {Symbol("s"): 1}) + DATA, "not a string"),
+        (DATA + section(0x78, []), "not a map"),
+        (section(0x75, "text"), "DATA is not valid"),
+        (DATA + section(0x75, "text"), "DATA is not valid"),
+        (section(0x76, {}), "AMQP_SEQUENCE is not valid"),
+        (section(0x77, "text")[:-1] + b"\xff", "not valid utf-8"),
+        (section(0x77, ["text"])[:-1] + b"\xff", "not valid utf-8"),
     ],
 )
 def test_sections_that_are_not_valid_are_refused_when_they_are_seen(
