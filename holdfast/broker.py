@@ -146,6 +146,8 @@ class Broker:
             context = await self._open(storage, http)
             app.serve(context)
             await amqp.serve(self._amqp_parts(context))
+            if self._config.amqp.websocket:
+                http.amqp = amqp.accept_websocket
             collector.storage = storage
         except BaseException:
             await self.stop()

@@ -14,8 +14,12 @@ from holdfast.amqp.engine.incoming_link import IncomingLink
 from holdfast.amqp.engine.outgoing_link import OutgoingLink
 from holdfast.amqp.engine.session import Session
 from holdfast.amqp.nodes.addresses import Address, Kind, parse_address
+from holdfast.amqp.nodes.browsing_source import BrowsingSource
+from holdfast.amqp.nodes.copied_source import CopiedSource
+from holdfast.amqp.nodes.leased_source import LeasedSource
 from holdfast.amqp.nodes.node import BrokerParts, Peer, Source, Target
 from holdfast.amqp.nodes.publish_target import Destination, PublishTarget
+from holdfast.amqp.nodes.terminus import FromGroup, read_source
 from holdfast.amqp.wire import performatives
 from holdfast.amqp.wire.conditions import (
     INVALID_FIELD,
@@ -79,7 +83,30 @@ async def make_source(peer: Peer, link: OutgoingLink) -> tuple[Source, Attach]:
         raise LinkFailed(NOT_FOUND, "there is no subscription of this name")
     if given.dynamic:
         raise LinkFailed(NOT_IMPLEMENTED, "this broker has no dynamic sources")
-    raise LinkFailed(NOT_IMPLEMENTED, "this broker has no sources yet")
+    wanted = read_source(given, parse_address(_text(given.address)))
+    node: Source
+    if not isinstance(wanted, FromGroup):
+        node = CopiedSource(peer, link, wanted)
+    elif wanted.is_browsed:
+        node = BrowsingSource(peer, link, wanted)
+    else:
+        node = LeasedSource(peer, link, wanted)
+    try:
+        await node.start()
+    except BaseException:
+        node.stop(is_closed=False)
+        raise
+    answer = Attach(
+        link.name,
+        link.handle,
+        link.role,
+        attach.snd_settle_mode,
+        attach.rcv_settle_mode,
+        wanted.answer,
+        attach.target if isinstance(attach.target, performatives.Target) else None,
+        initial_delivery_count=0,
+    )
+    return node, answer
 
 
 async def _find_destination(

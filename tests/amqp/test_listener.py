@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from holdfast import __version__
@@ -396,3 +397,34 @@ async def test_connections_wait_until_the_listener_serves() -> None:
     await listener.wait_closed()
     with pytest.raises(OSError, match=r".*"):
         socket.create_connection(listener.address, timeout=TIMEOUT_S)
+
+
+# -- WebSockets ----------------------------------------------------------------------------------
+
+
+async def test_a_websocket_carries_amqp_with_the_principal_of_its_handshake(
+    tmp_path: Path,
+) -> None:
+    token = token_of(tmp_path, "all")[1]
+    external = frame(0, encode_composite(SaslInit("EXTERNAL", b"", None)), SASL_FRAME)
+    data = SASL_HEADER + external + AMQP_HEADER + frame(0, encode_composite(Open("c")))
+    async with (
+        amqp_broker(tmp_path, access=AUTHENTICATION) as broker,
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session,
+        session.ws_connect(f"{broker.url}/amqp", protocols=["amqp"]) as web_socket,
+    ):
+        await web_socket.send_bytes(data)
+        received = b""
+        while b"Holdfast" not in received:
+            received += await web_socket.receive_bytes(timeout=TIMEOUT_S)
+        assert await figure(broker, "connections", token) == 1
+    assert b"EXTERNAL" in received
+
+
+async def test_websockets_may_be_off(tmp_path: Path) -> None:
+    async with (
+        amqp_broker(tmp_path, websocket=False) as broker,
+        aiohttp.ClientSession() as session,
+    ):
+        with pytest.raises(aiohttp.WSServerHandshakeError):
+            await session.ws_connect(f"{broker.url}/amqp", protocols=["amqp"])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.amqp.engine.connection import ConnectionSettings
+from holdfast.amqp.engine.events import Ended
 from holdfast.amqp.nodes.publish_target import PublishTarget
 from holdfast.amqp.wire.frames import frame
 from holdfast.amqp.wire.performatives import (
@@ -18,11 +19,52 @@ from holdfast.amqp.wire.performatives import (
     Open,
     Source,
     Target,
+    TransactionalState,
     encode_composite,
 )
+from holdfast.commitlog.errors import DiskLow
+from holdfast.http_api.access.token_file import TokenFile, revoke_tokens
+from holdfast.storage import alarms
 from tests.amqp.broker import amqp_broker, figure
 from tests.amqp.client import TIMEOUT_S, AmqpClient, amqp_client, data_message
-from tests.amqp.test_listener import port_of, raw_frames
+from tests.amqp.test_listener import AUTHENTICATION, port_of, raw_frames, token_of
+
+
+async def test_messages_go_from_a_sender_to_a_receiver(tmp_path: Path) -> None:
+    # A1, A2
+    async with amqp_broker(tmp_path) as broker, amqp_client(port_of(broker)) as client:
+        session = await client.session()
+        sender = await client.sender(session, "orders")
+        ids = await client.send(sender, *[data_message(b"%d" % index) for index in range(20)])
+        outcomes = await client.outcomes(ids)
+        assert set(outcomes.values()) == {Accepted()}
+        receiver = await client.receiver(session, "orders", credit=10)
+        deliveries = await client.receive(10)
+        assert [each.message[-1:] for each in deliveries] == [b"%d" % index for index in range(10)]
+        assert receiver.credit == 0
+        session.dispose(deliveries[0].id, deliveries[-1].id, Accepted(), settled=True)
+        receiver.grant(10)
+        assert (await client.receive(10))[0].message[-2:] == b"10"
+
+
+async def test_the_answer_to_an_attach_has_the_values_in_force(tmp_path: Path) -> None:
+    async with amqp_broker(tmp_path) as broker, amqp_client(port_of(broker)) as client:
+        session = await client.session()
+        sender = await client.sender(session, "orders", snd_settle_mode=0, rcv_settle_mode=1)
+        assert sender.remote
+        assert isinstance(sender.remote.target, Target)
+        assert (sender.remote.target.address, sender.remote.target.capabilities) == (
+            "orders",
+            ("queue",),
+        )
+        assert (sender.remote.snd_settle_mode, sender.remote.rcv_settle_mode) == (0, 1)
+        assert sender.remote.max_message_size == 4 * 1024 * 1024
+        receiver = await client.receiver(session, "orders")
+        assert receiver.remote
+        assert isinstance(receiver.remote.source, Source)
+        assert receiver.remote.source.address == "orders"
+        assert receiver.remote.source.default_outcome is not None
+        assert receiver.remote.source.outcomes
 
 
 @pytest.mark.parametrize(
@@ -38,6 +80,8 @@ from tests.amqp.test_listener import port_of, raw_frames
         (True, Coordinator(), "amqp:not-implemented"),
         (False, None, "amqp:not-found"),
         (False, Source(dynamic=True), "amqp:not-implemented"),
+        (False, Source("/groups/unknown"), "amqp:not-found"),
+        (False, Source(None), "amqp:invalid-field"),
     ],
 )
 async def test_a_refused_link_is_attached_without_a_terminus_and_detached(
@@ -54,6 +98,38 @@ async def test_a_refused_link_is_attached_without_a_terminus_and_detached(
             assert link.remote.source is None
         assert (await client.detached(link)).condition == condition
         await client.send(await client.sender(session, "orders"), data_message(b"still served"))
+
+
+async def test_a_link_needs_a_grant(tmp_path: Path) -> None:
+    token = token_of(tmp_path, "publish:orders", "admin:orders", "consume:read:g")[1]
+    async with (
+        amqp_broker(tmp_path, access=AUTHENTICATION) as broker,
+        amqp_client(
+            port_of(broker), mechanism="PLAIN", response=b"\x00x\x00" + token.encode()
+        ) as client,
+    ):
+        session = await client.session()
+        allowed = await client.sender(session, "orders")
+        await client.outcomes(await client.send(allowed, data_message(b"")))
+        for link in (
+            await client.sender(session, "others"),
+            await client.receiver(session, "orders"),
+        ):
+            assert (await client.detached(link)).condition == "amqp:unauthorized-access"
+
+
+async def test_a_revoked_token_ends_links_and_the_connection(tmp_path: Path) -> None:
+    token_id, token = token_of(tmp_path, "all")
+    plain: dict[str, Any] = {"mechanism": "PLAIN", "response": b"\x00x\x00" + token.encode()}
+    async with (
+        amqp_broker(tmp_path, access=AUTHENTICATION) as broker,
+        amqp_client(port_of(broker), **plain) as client,
+    ):
+        session = await client.session()
+        link = await client.receiver(session, "orders", credit=1)
+        revoke_tokens(TokenFile(tmp_path / "data"), [token_id])
+        assert (await client.detached(link)).condition == "amqp:unauthorized-access"
+        assert (await client.closed()).condition == "amqp:unauthorized-access"
 
 
 @pytest.mark.parametrize("limit", ["max_total_links", "max_client_links"])
@@ -81,6 +157,72 @@ async def test_a_handle_above_max_links_closes_the_connection(tmp_path: Path) ->
         attach = Attach("x", 1, False, source=Source(), target=Target("orders"))
         client.transport.write(frame(session.channel, encode_composite(attach)))
         assert (await client.closed()).condition == "amqp:connection:framing-error"
+
+
+async def test_a_link_that_is_detached_at_once_is_served_nothing(tmp_path: Path) -> None:
+    async with amqp_broker(tmp_path) as broker, amqp_client(port_of(broker)) as client:
+        session = await client.session()
+        for name in ("short", "shorter"):
+            attach = Attach(name, 5, True, source=Source("orders"), target=Target("client"))
+            octets = encode_composite(attach), encode_composite(Detach(5, closed=True))
+            client.transport.write(b"".join(frame(session.channel, each) for each in octets))
+        await client.outcomes(
+            await client.send(await client.sender(session, "orders"), data_message(b""))
+        )
+        async with asyncio.timeout(TIMEOUT_S):
+            while await figure(broker, "links") != 1:
+                await asyncio.sleep(0.02)
+
+
+async def test_a_transaction_ends_the_session(tmp_path: Path) -> None:
+    async with amqp_broker(tmp_path) as broker, amqp_client(port_of(broker)) as client:
+        session = await client.session()
+        await client.outcomes(
+            await client.send(await client.sender(session, "orders"), data_message(b""))
+        )
+        await client.receiver(session, "orders", credit=1)
+        (delivery,) = await client.receive(1)
+        session.dispose(delivery.id, delivery.id, TransactionalState(b"t"), settled=False)
+        ended = await client.next(Ended)
+        assert ended.error
+        assert ended.error.condition == "amqp:not-implemented"
+
+
+# -- alarms --------------------------------------------------------------------------------------
+
+
+async def test_alarms_stop_publishers_only_until_all_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A48
+    async with amqp_broker(tmp_path) as broker, amqp_client(port_of(broker)) as client:
+        session, other = await client.session(), await client.session()
+        sender = await client.sender(session, "orders")
+        await client.outcomes(await client.send(sender, data_message(b"before")))
+        monkeypatch.setattr(alarms, "memory_use", lambda limit: (2, 1))
+        monkeypatch.setattr(alarms, "disk_low", lambda free, least: DiskLow("data", 1, 2))
+        await client.until(lambda: not session.windows.outgoing_room, "closed window")
+        assert other.windows.outgoing_room == 400
+        await client.receiver(session, "orders", credit=1)
+        (delivery,) = await client.receive(1)
+        session.dispose(delivery.id, delivery.id, Accepted(), settled=True)
+        async with amqp_client(port_of(broker), ConnectionSettings("second")) as second:
+            begun = await second.session()
+            await second.sender(begun, "orders")
+            await second.until(lambda: not begun.windows.outgoing_room, "closed window")
+        monkeypatch.setattr(alarms, "memory_use", lambda limit: (0, 1))
+        await logged(caplog, "the memory alarm has ended")
+        assert not session.windows.outgoing_room
+        monkeypatch.setattr(alarms, "disk_low", lambda free, least: None)
+        await client.until(lambda: session.windows.outgoing_room == 400, "open window")
+        await client.outcomes(await client.send(sender, data_message(b"after")))
+        assert await figure(broker, "window_closures_total") == 2
+
+
+async def logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while text not in caplog.text:
+            await asyncio.sleep(0.05)
 
 
 # -- defects, and clients that do not read ---------------------------------------------------------
