@@ -114,6 +114,13 @@ async def test_a_frame_has_a_limit(size: int, is_accepted: bool) -> None:
             assert served[0].received == b""
 
 
+async def test_a_client_that_still_sends_gets_the_close_code_and_no_reset() -> None:
+    async with serving_websockets() as (api, _), raw_websocket(api.server.port) as client:
+        await client.send(frame(b"text", Opcode.TEXT) + frame(bytes(4 * MIB)))
+        assert await client.close_code() == 1003
+        assert await client.connection.reader.read() == b""
+
+
 async def test_the_broker_closes_with_a_handshake() -> None:
     async with (
         serving_websockets() as (api, served),
@@ -151,19 +158,27 @@ async def test_an_abort_sends_nothing() -> None:
         await served[0].lost.wait()
 
 
-async def test_a_stop_closes_websockets_and_waits_for_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(websocket, "CLOSING_S", 0.05)
+async def test_a_stop_closes_websockets_and_waits_for_them() -> None:
+    clock = LoopClock()
     async with (
         serving_websockets() as (api, served),
         connect(f"ws://127.0.0.1:{api.server.port}/amqp", subprotocols=AMQP) as socket,
+        raw_websocket(api.server.port) as late,
         raw_websocket(api.server.port),  # it answers nothing
     ):
-        await api.server.stop()
+        stopped = asyncio.create_task(api.server.stop())
+        assert await late.close_code() == 1001
+        await late.send(frame((1001).to_bytes(2), Opcode.CLOSE))
+        assert await late.connection.reader.read() == b""  # no reset
         with pytest.raises(ConnectionClosed):
             await socket.recv()
         assert socket.close_code == 1001
+        await clock.advance(websocket.CLOSING_S - 0.1)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not stopped.done()
+        await clock.advance(0.2)
+        await stopped
         assert all(each.lost.is_set() for each in served)
 
 
