@@ -122,6 +122,12 @@ class QueueLane:
         self.selection.mark_settled(offset)
         return [] if lease is None else [lease]
 
+    def finish_run(self, leases: Sequence[Lease]) -> None:
+        """Acknowledge live leases of adjacent offsets, in order."""
+        self.cursor.finish_run(leases)
+        for lease in leases:
+            self.selection.mark_settled(lease.head.offset)
+
     def give_back(
         self,
         offset: int,

@@ -95,7 +95,13 @@ def settle(
         settle(group, verb, receipts_below(group, receipts, now_ms), now_ms, used_ms=used_ms)
     terms = Terms(verb, now_ms, group.allowed_lease_ms(lease_ms), delay_ms, used_ms, reason)
     touched: dict[QueueLane, None] = {}
-    statuses = [_settle_one(group, receipt, terms, touched) for receipt in receipts]
+    statuses: list[Status] = []
+    while (index := len(statuses)) < len(receipts):
+        count = _ack_run(group, receipts, index, terms, touched) if verb is Verb.ACK else 0
+        if count:
+            statuses += [Status.DONE] * count
+        else:
+            statuses.append(_settle_one(group, receipts[index], terms, touched))
     for lane in touched:
         group.update_lane(lane)
     return statuses
@@ -151,6 +157,60 @@ def settle_unreadable(group: Group, messages: Sequence[SelectedMessage], now_ms:
 def _has_new_deadline(group: Group, receipt: Receipt) -> bool:
     lease = group.lease((receipt.topic_id, receipt.queue), receipt.offset, receipt.lease_number)
     return lease is not None and lease.deadline_ms != receipt.deadline_ms
+
+
+def _ack_run(
+    group: Group,
+    receipts: Sequence[Receipt | None],
+    start: int,
+    terms: Terms,
+    touched: dict[QueueLane, None],
+) -> int:
+    """Acknowledge together the receipts from `start` on that have live leases of adjacent offsets
+    of one queue, as `_settle_one` would one by one. Return their number; 0 if it would be 1."""
+    run = _adjacent(receipts, start)
+    lane = group.lane((run[0].topic_id, run[0].queue)) if len(run) > 1 else None
+    if lane is None or run[0].group_id != group.group_id or run[0].epoch != lane.cursor.epoch:
+        return 0
+    _expire(group, lane, run[0].offset, terms.now_ms, is_first=lane not in touched)
+    touched[lane] = None
+    ended: list[Lease] = []
+    leases = lane.cursor.leases
+    for receipt in run:
+        lease = leases.get(receipt.offset)
+        if lease is None or lease.number != receipt.lease_number:
+            break
+        if lease.deadline_ms <= terms.now_ms:
+            break
+        ended.append(lease)
+    if len(ended) < 2:
+        return 0
+    lane.finish_run(ended)
+    for member in {lease.member for lease in ended}:
+        group.members.mark_seen(member, terms.now_ms)
+    group.account_ended(lane.key[0], ended, terms.now_ms, terms.used_ms)
+    if group.config.mode == "keyed":
+        group.lane_changed(lane)
+    return len(ended)
+
+
+def _adjacent(receipts: Sequence[Receipt | None], start: int) -> list[Receipt]:
+    """Return the receipts from `start` on that have adjacent offsets of one queue, in order."""
+    run: list[Receipt] = []
+    first = receipts[start]
+    if first is not None:
+        group_id, topic_id, queue, offset, _, epoch, *_ = first
+        for index in range(start, len(receipts)):
+            receipt = receipts[index]
+            if receipt is None or receipt.offset != offset:
+                break
+            if receipt.queue != queue or receipt.topic_id != topic_id:
+                break
+            if receipt.epoch != epoch or receipt.group_id != group_id:
+                break
+            run.append(receipt)
+            offset += 1
+    return run
 
 
 def _settle_one(

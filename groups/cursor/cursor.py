@@ -308,7 +308,18 @@ class Cursor:
             self.changes.attempts.add(offset)
         if attempts is not None or end is not End.ACKED:
             self._note_settled(offset, number, end)
-        self._mark_done(offset)
+        self._mark_done(offset, offset + 1)
+
+    def finish_run(self, leases: Sequence[Lease]) -> None:
+        """Acknowledge live leases of adjacent offsets, in order."""
+        for lease in leases:
+            offset = lease.head.offset
+            self.leases.remove(offset)
+            if self.attempts and self.attempts.pop(offset, None) is not None:
+                self.changes.attempts.add(offset)
+                self._note_settled(offset, lease.number, End.ACKED)
+        first = leases[0].head.offset
+        self._mark_done(first, first + len(leases))
 
     def give_back(
         self, offset: int, end: End, number: int, *, ready_at_ms: int = 0, most_failures: int = 0
@@ -470,9 +481,9 @@ class Cursor:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _mark_done(self, offset: int) -> None:
+    def _mark_done(self, start: int, end: int) -> None:
         floor = self.done.floor
-        self.done.add(offset)
+        self.done.add_range(start, end)
         if self.done.floor != floor:
             self.next = max(self.next, self.done.floor)
             self.changes.is_cursor_dirty = True

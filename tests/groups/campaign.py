@@ -7,7 +7,16 @@ from collections import Counter
 
 from tests.groups.world import World
 
-COUNTS = ("deliveries", "bound_deliveries", "checks", "crashes", "stops", "repeated", "rescues")
+COUNTS = (
+    "deliveries",
+    "bound_deliveries",
+    "adjacent_acks",
+    "checks",
+    "crashes",
+    "stops",
+    "repeated",
+    "rescues",
+)
 MODES = ("competing", "keyed", "single_active", "exclusive")
 
 

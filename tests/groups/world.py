@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import cast
@@ -181,7 +182,7 @@ class World:
         #: The last offset of each queue that had a timed lease at a power loss.
         self.must_wait: dict[QueueKey, int] = {}
         self.checks = self.deliveries = self.crashes = self.rescues = self.stops = 0
-        self.bound_deliveries = 0
+        self.bound_deliveries = self.adjacent_acks = 0
         self.repeated = 0
         #: Requests that may be repeated, with their answers and times.
         self.asked: list[tuple[ReceiveRequest, list[SelectedMessage], int]] = []
@@ -544,7 +545,7 @@ class World:
 
     def settle(self) -> None:
         if not self.receipts:
-            return
+            return None
         verb = self.rng.choices(list(Verb), [6, 3, 2, 2, 1])[0]
         count = min(len(self.receipts), self.rng.choice([1, 1, 4, 10]))
         # The newest receipts are chosen most often, the oldest rarely.
@@ -555,6 +556,8 @@ class World:
             chosen.sort(key=lambda each: (each.topic_id, each.queue, each.offset))
             chosen = [each for each in chosen if self.is_first_of_its_key(each)]
         delay = self.rng.choice([None, 0, 900])
+        if verb is Verb.ACK and self.bound_rng.random() < self.share_bound:
+            return self.ack_together()
         for receipt in chosen:
             expected = self.expect(receipt, verb, delay)
             cumulative = verb is Verb.ACK and self.config.mode != "keyed"
@@ -567,6 +570,26 @@ class World:
             assert status in expected, (status, expected, verb, receipt)
         if self.rng.random() < 0.3:
             self.commit()
+        return None
+
+    def ack_together(self) -> None:
+        """Acknowledge the newest receipts with one call: the same as one by one."""
+        chosen = self.receipts[-self.bound_rng.randrange(2, 30) :]
+        chosen.sort(key=lambda each: (each.topic_id, each.queue, each.offset))
+        if self.config.mode == "keyed" and self.config.max_in_flight_per_key > 1:
+            chosen = [each for each in chosen if self.is_first_of_its_key(each)]
+        chosen += self.bound_rng.sample(chosen, min(len(chosen), 2))
+        expected = [self.expect(each, Verb.ACK, None) for each in chosen]
+        for one, other in pairwise(chosen):
+            is_adjacent = (one.topic_id, one.queue, one.offset + 1) == (
+                other.topic_id,
+                other.queue,
+                other.offset,
+            )
+            self.adjacent_acks += is_adjacent
+        statuses = settle(self.group, Verb.ACK, chosen, self.now)
+        for status, allowed, receipt in zip(statuses, expected, chosen, strict=True):
+            assert status in allowed, (status, allowed, receipt)
 
     def tick(self) -> None:
         self.now += self.rng.choice([1, 10, 300, 1_000, 4_000, 9_000])
