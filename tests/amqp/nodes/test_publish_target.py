@@ -17,9 +17,11 @@ from holdfast.amqp.wire.performatives import (
     encode_composite,
 )
 from holdfast.amqp.wire.types import Described, ULong, encode
+from holdfast.client.read.message import MessageBatch
 from holdfast.commitlog.errors import DiskFull
-from holdfast.commitlog.format.batch import queue_for_key
+from holdfast.commitlog.format.batch import iter_batches, queue_for_key
 from holdfast.http_api.access.grants import Principal, parse_grants
+from holdfast.http_api.routing.codecs import BATCH
 from tests.amqp.nodes.publishing import ACCEPTED, Publishing, data, publishing, send_all
 from tests.support.standing_syncs import StandingSyncs
 from tests.support.stored import until
@@ -92,11 +94,24 @@ async def test_the_parts_of_a_message_are_stored(node: Publishing) -> None:  # T
     assert (second.body(at), second.key(at), second.tag(at)) == (b"text", "k1", "red")
     assert second.properties(at) == {"size": "3"}
     assert -1_000 < second.expires_timestamp_us(at) - before_us - 60_000_000 < 60_000_000
-    publisher = publisher_hash(node.container_id)  # T28
+    publisher = publisher_hash(node.container_id)
     assert decode_envelope(first.envelope(row)) == Envelope(publisher)
     envelope = decode_envelope(second.envelope(at))
     assert (envelope.publisher, envelope.is_durable, envelope.priority) == (publisher, True, 7)
     assert message.endswith(envelope.message(b"text"))
+
+
+async def test_other_protocols_see_no_envelopes(node: Publishing) -> None:
+    properties = encode_composite(Properties("id", subject="red", reply_to="elsewhere"))
+    link = await node.sender()
+    await node.publish(link, [data(b"plain"), properties + data(b"with sections")])
+    path = "/v1/topics/orders/queues/0/messages?offset=0"
+    as_json = await node.api.get(path)
+    assert [each["body"] for each in as_json.json()["messages"]] == ["plain", "with sections"]
+    assert b"elsewhere" not in as_json.body
+    (batch,) = iter_batches((await node.api.get(path, Accept=BATCH)).body)
+    seen = [(each.body, each.tag, each.properties) for each in MessageBatch("orders", batch, 0, 2)]
+    assert seen == [(b"plain", None, {}), (b"with sections", "red", {})]
 
 
 async def test_large_messages_of_several_links_arrive_whole(node: Publishing) -> None:  # T8, T17
@@ -225,8 +240,8 @@ async def test_credit_values_are_settings() -> None:  # A13
         assert link.credit == 20
 
 
-@pytest.mark.parametrize("is_settled", [False, True])  # A12, A14
-async def test_a_slow_topic_never_has_more_than_255_unconfirmed_messages(
+@pytest.mark.parametrize("is_settled", [False, True])
+async def test_a_slow_topic_never_has_more_than_255_unconfirmed_messages(  # A12, A14
     is_settled: bool, node: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     syncs = StandingSyncs(monkeypatch)
@@ -253,12 +268,21 @@ async def test_a_slow_target_does_not_slow_the_other_links(  # A15, A16, A17, A1
     syncs = StandingSyncs(monkeypatch)
     slow = await node.sender()
     fast = await _written(node)
+    receiver, outgoing = node.pair.receiver(node.session)
+    receiver.grant(2_000)
     syncs.hold()
     flood(node, slow)
-    for _ in range(20):  # 2,000 messages pass, and are accepted, while the other target stands
+    for _ in range(20):  # 2,000 messages pass in both directions while the slow target stands
         outcomes = await node.publish(fast, [data(b"x")] * 100)
         assert outcomes == [ACCEPTED] * 100
         assert fast.credit > 85
+        ids = [outgoing.send(data(b"x")) for _ in range(100)]
+        node.pair.pump()
+        assert len(node.pair.client.messages()) == 100
+        node.session.dispose(ids[0], ids[-1], Accepted(), settled=True)
+        node.pair.pump()
+        (disposed,) = node.pair.server.take(Disposed)
+        assert [each for each, _ in disposed.deliveries] == ids
     assert slow.credit == 0
     assert node.target(slow).unconfirmed == 255
     syncs.release()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.commitlog.format.batch import Batch
-from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch_encoding import Rows, as_batch, encode_batch
 from holdfast.commitlog.format.batch_header import ANY_QUEUE, HEADER_SIZE
 from holdfast.commitlog.format.checksum import crc32c
 from tests.support.api_server import Answer, Api, running_api
@@ -119,6 +119,13 @@ async def test_the_problem_names_the_wrong_field(
     assert (answer.status, answer.problem) == (400, "malformed-batch"), problem
     assert (problem["reason"], problem["batch"]) == (reason, 1)
     assert "encode it again" in problem["detail"]
+    assert api.publishes == []
+
+
+async def test_a_batch_with_envelopes_is_refused(api: Api) -> None:
+    batch = as_batch(Rows(0, [b"x"], 1, envelopes=[b"of AMQP"]))
+    answer = await send(api, bytes(batch.block))
+    assert (answer.problem, answer.json()["reason"]) == ("malformed-batch", "envelopes")
     assert api.publishes == []
 
 
