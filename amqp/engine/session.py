@@ -237,6 +237,7 @@ class Session:
     ) -> tuple[int, int]:  # fmt: skip
         """Process transfer frames from `at` on as long as they are whole deliveries of one link,
         at most `most`. Return the offset after them, and their number."""
+        assert self.remote_channel is not None
         start = frame_start(self.remote_channel)
         handle = first_handle(buffer, at, end, start)
         link = self._by_remote_handle.get(handle[1] if len(handle) > 1 else 0)
