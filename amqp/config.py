@@ -135,9 +135,9 @@ class AmqpConfig:
         3_600_000, "How long messages of temporary queues are kept.", minimum=1_000
     )
     sasl_required: bool = setting(
-        True,
-        "Whether clients must begin with SASL. Without authentication, false admits clients that "
-        "begin with AMQP.",
+        False,
+        "Whether clients must begin with SASL although authentication is off. With authentication, "
+        "they always must.",
     )
     announce_product: str = setting(
         "Holdfast",

@@ -7,6 +7,7 @@ needs no retry of its own. If it gives up, nothing of it remains in the broker.
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from functools import partial
 
 from holdfast.amqp.connections import AmqpConnections
@@ -14,12 +15,28 @@ from holdfast.amqp.nodes.node import BrokerParts
 from holdfast.amqp.protocol import AmqpConnection
 from holdfast.amqp.wire.conditions import CONNECTION_FORCED, ConnectionFailed
 from holdfast.http_api.access.grants import Principal
-from holdfast.http_api.wire.listener import Listener
+from holdfast.http_api.wire.listener import Listener, MakeProtocol
 from holdfast.http_api.wire.request import Peer
 from holdfast.http_api.wire.tls import ServerTls
 from holdfast.http_api.wire.tls_handshake import TlsHandshakeProtocol
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, repr=False)
+class CannotListen(Exception):
+    """A port for AMQP cannot be bound. `key` is the setting of the port."""
+
+    host: str
+    port: int
+    key: str
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"cannot listen for AMQP on {self.host}, port {self.port}: {self.reason}; stop the "
+            f"process that listens there, or change amqp.host or amqp.{self.key}"
+        )
 
 
 class AmqpServer:
@@ -35,22 +52,24 @@ class AmqpServer:
         self._listeners: list[Listener] = []
 
     async def bind(self, host: str, port: int) -> None:
-        """Bind a port for TCP; 0 means any. Raises OSError."""
-        listener = await Listener.bind(host, port, self._connect)
-        self._listeners.append(listener)
-        self.port = listener.address[1]
+        """Bind a port for TCP; 0 means any. Raises CannotListen."""
+        self.port = await self._bind(host, port, self._connect, "port")
 
     async def bind_tls(self, host: str, port: int, tls: ServerTls) -> None:
-        """Bind a port for TLS; 0 means any. Raises OSError."""
+        """Bind a port for TLS; 0 means any. Raises CannotListen."""
         connections = self.connections
         timeout_s = connections.config.handshake_timeout_ms / 1000
-        listener = await Listener.bind(
-            host,
-            port,
-            partial(TlsHandshakeProtocol, tls, timeout_s, connections, self._connect),
-        )
+        make = partial(TlsHandshakeProtocol, tls, timeout_s, connections, self._connect)
+        self.tls_port = await self._bind(host, port, make, "tls_port")
+
+    async def _bind(self, host: str, port: int, make: MakeProtocol, key: str) -> int:
+        try:
+            listener = await Listener.bind(host, port, make)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise CannotListen(host, port, key, reason) from error
         self._listeners.append(listener)
-        self.tls_port = listener.address[1]
+        return listener.address[1]
 
     async def serve(self, parts: BrokerParts) -> None:
         """Accept connections: the storage is open."""

@@ -110,6 +110,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "spark",
     ),
     "holdfast.cli": (
+        "amqp.listener",
         "commitlog.disk.data_dir",
         "commitlog.errors",
         "commitlog.disk.owned_files",

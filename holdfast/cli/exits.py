@@ -58,6 +58,7 @@ class Failure(Exception):
 def failure_of(error: Exception) -> Failure | None:
     """Return the Failure for `error`. Return None for an exception that is not expected (a bug)."""
     from holdfast.acting_user import BelongsToAnother, CannotActAsOwner
+    from holdfast.amqp.listener import CannotListen
     from holdfast.backup.create import BackupRefused
     from holdfast.backup.restore import RestoreRefused
     from holdfast.commitlog.disk.data_dir import DataDirInUse, NotADataDir
@@ -74,9 +75,9 @@ def failure_of(error: Exception) -> Failure | None:
     if isinstance(error, ConfigError):
         return Failure(str(error), ExitCode.USAGE)
     refused = (
-        *(BackupRefused, BelongsToAnother, CannotActAsOwner, DataDirInUse, NotADataDir),
+        *(BackupRefused, BelongsToAnother, CannotActAsOwner, CannotListen, DataDirInUse),
         *(ParserMissing, RemoteWithoutAccess, RemoteWithoutTls, RestoreRefused, TlsUnusable),
-        *(TokensLocked, TokensUnreadable, UnknownFormatVersion, UnsafeFile),
+        *(NotADataDir, TokensLocked, TokensUnreadable, UnknownFormatVersion, UnsafeFile),
     )
     if isinstance(error, refused):
         return Failure(str(error), ExitCode.REFUSED)

@@ -13,6 +13,7 @@ import pytest
 from holdfast import __version__
 from holdfast.amqp.engine.connection import ConnectionSettings
 from holdfast.amqp.engine.events import Ended, Opened, SaslEnded
+from holdfast.amqp.listener import CannotListen
 from holdfast.amqp.wire.frames import AMQP_HEADER, EMPTY_FRAME, SASL_FRAME, SASL_HEADER, frame
 from holdfast.amqp.wire.performatives import Begin, Open, SaslInit, Transfer, encode_composite
 from holdfast.broker import Broker
@@ -85,18 +86,21 @@ async def test_an_unknown_protocol_header_is_answered_with_ours(
 ) -> None:
     async with amqp_broker(tmp_path) as broker:
         assert await exchange(port_of(broker), header) == SASL_HEADER
-        assert await exchange(port_of(broker), AMQP_HEADER) == SASL_HEADER
 
 
-async def test_without_authentication_clients_may_leave_out_sasl_if_that_is_configured(
-    tmp_path: Path,
-) -> None:
+async def test_without_authentication_clients_may_leave_out_sasl(tmp_path: Path) -> None:
     async with (
-        amqp_broker(tmp_path, sasl_required=False) as broker,
+        amqp_broker(tmp_path) as broker,
         amqp_client(port_of(broker), ConnectionSettings("c", requires_sasl=False)),
         amqp_client(port_of(broker)),
     ):
         pass
+
+
+@pytest.mark.parametrize("settings", [{"sasl_required": True}, {"access": AUTHENTICATION}])
+async def test_sasl_can_be_required(tmp_path: Path, settings: dict[str, Any]) -> None:
+    async with amqp_broker(tmp_path, **settings) as broker:
+        assert await exchange(port_of(broker), AMQP_HEADER) == SASL_HEADER
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "ANONYMOUS"])
@@ -187,6 +191,13 @@ async def test_a_remote_address_needs_authentication_and_tls(
     broker.any_amqp_port = True
     with pytest.raises(error):
         await broker.start()
+
+
+async def test_a_port_that_is_in_use_is_named(tmp_path: Path) -> None:
+    async with amqp_broker(tmp_path) as broker:
+        second = Broker(amqp_config(tmp_path / "second", port=port_of(broker)))
+        with pytest.raises(CannotListen, match=f"port {port_of(broker)}: .*amqp.port"):
+            await second.start()
 
 
 # -- deadlines ---------------------------------------------------------------------------------
