@@ -107,7 +107,7 @@ def rows(messages: int, rounds: int) -> Iterator[Row]:
     for (name, durability, credit), found in cases.items():
         bar = _BAR_US if name == "data" else None
         case = f"{name} over AMQP, credit {credit}"
-        yield Row("B5", case, durability, "cpu us", found, _BODY_BYTES, at_most=bar)
+        yield Row("", case, durability, "cpu us", found, _BODY_BYTES, at_most=bar)
 
 
 class _Broker:

@@ -75,7 +75,11 @@ def to_columns(messages: Sequence[bytes], now_ms: int, rules: Rules) -> Columns:
         else:
             _add(columns, message, now_ms, rules)
     if rules.tag is not None:
-        columns.tags = dict.fromkeys(range(len(bodies)), rules.tag)
+        indexes, size = range(len(bodies)), len(rules.tag.encode())
+        columns.tags = dict.fromkeys(indexes, rules.tag)
+        if size > rules.limits.max_tag_bytes:
+            error = LimitExceeded("max_tag_bytes", rules.limits.max_tag_bytes, size, 0)
+            columns.refused = dict.fromkeys(indexes, error)
     return columns
 
 

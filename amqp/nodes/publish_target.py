@@ -43,8 +43,9 @@ from holdfast.groups.serving.letters import RESERVED_PREFIX
 from holdfast.http_api.access.authorization import Denied, missing_grant
 from holdfast.http_api.limits.rate_limiter import limited_name
 
-#: A publish takes no further message when its messages have this many bytes.
-PUBLISH_BYTES = 1024 * 1024
+#: Several messages are published together only if they have at most this many bytes: then they fit
+#: in a segment of any size.
+PUBLISH_BYTES = 256 * 1024
 #: A link gets no credit for this time after messages were released: the sender would send them
 #: again immediately.
 RETRY_S = 1.0
@@ -363,14 +364,16 @@ class PublishTarget:
 
 
 def _portions(deliveries: Sequence[Delivery]) -> Iterator[Sequence[Delivery]]:
-    """Yield the deliveries in portions that are small enough for one publish."""
-    start = size = 0
+    """Yield the deliveries in portions of at most PUBLISH_BYTES; a portion may be one larger
+    message."""
+    start = total = 0
     for index, each in enumerate(deliveries):
-        size += len(each.message)
-        if size > PUBLISH_BYTES:
-            yield deliveries[start : index + 1]
-            start, size = index + 1, 0
-    if start < len(deliveries):
+        size = len(each.message)
+        if total + size > PUBLISH_BYTES and total:
+            yield deliveries[start:index]
+            start, total = index, 0
+        total += size
+    if deliveries:
         yield deliveries[start:] if start else deliveries
 
 

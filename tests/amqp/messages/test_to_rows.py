@@ -104,6 +104,12 @@ def test_a_tag_of_the_address_replaces_the_subject() -> None:
     assert to_columns([DATA, PROPERTIES + DATA], NOW_MS, rules).tags == {0: "KEY", 1: "KEY"}
 
 
+@pytest.mark.parametrize(("size", "refused"), [(9, []), (10, []), (11, [0, 1])])
+def test_a_tag_of_the_address_has_a_limit(size: int, refused: list[int]) -> None:
+    rules = Rules(RULES.limits, 7, "reserved-", tag="K" * size)
+    assert list(to_columns([DATA, PROPERTIES + DATA], NOW_MS, rules).refused) == refused
+
+
 @pytest.mark.parametrize(
     ("expiry_ms", "stored_us"),
     [(NOW_MS, NOW_MS * 1_000), (1, 1_000), (-5, 1_000), (2**63 - 1, 2**63 - 1)],

@@ -406,6 +406,23 @@ async def test_messages_are_released_while_the_disk_is_full_and_credit_is_withhe
     assert await node.outcomes(ids) == [ACCEPTED] * 70
 
 
+async def test_messages_for_a_full_topic_are_released(node: Publishing) -> None:
+    topic, _ = await node.store.topics.create("small", queues=1, fields={"max_bytes": 1_000})
+    full, link = await node.sender(topic, "full"), await node.sender()
+    assert await node.publish(full, [data(bytes(700))]) == [ACCEPTED]
+    assert await node.publish(full, [data(bytes(700))] * 2) == [Released()] * 2
+    assert await node.publish(link, [data(b"x")]) == [ACCEPTED]
+
+
+async def test_large_messages_of_one_read_fit_in_small_segments(node: Publishing) -> None:
+    link = await node.sender()
+    bodies = [bytes([number]) * 200_000 for number in range(10)]
+    assert await node.publish(link, [data(body) for body in bodies]) == [ACCEPTED] * 10
+    rows = await node.rows()
+    assert [batch.body(row) for batch, row in rows] == bodies
+    assert max(batch.total_size for batch, _ in rows) < 300_000
+
+
 async def test_a_link_of_a_deleted_topic_is_detached(node: Publishing) -> None:
     link = await node.sender()
     idle = await node.sender(name="idle")
