@@ -16,16 +16,20 @@ CACHE = ROOT / ".interop"
 
 #: Toolchains that a machine may lack, and the tests that each one needs.
 TOOLCHAINS: Mapping[str, str] = {
-    "go": "the generated Go client (package golang)",
-    "node": "the generated TypeScript client and EventSource (package nodejs)",
-    "npm": "the generated TypeScript client and EventSource (package npm)",
+    "go": "the generated Go client and go-amqp (package golang)",
+    "node": "the generated TypeScript client, EventSource and rhea (package nodejs)",
+    "npm": "the generated TypeScript client, EventSource and rhea (package npm)",
     "curl": "the examples of docs/http.md (package curl)",
+    "cc": "python-qpid-proton, which is compiled (package gcc)",
+    "javac": "qpid-jms and protonj2 (package openjdk-17-jdk-headless)",
+    "mvn": "qpid-jms and protonj2 (package maven)",
+    "cargo": "fe2o3-amqp (package cargo)",
 }
 
 OAPI_CODEGEN = "github.com/oapi-codegen/oapi-codegen/v2/cmd/oapi-codegen@v2.8.2"
 
 #: Long enough for a download on a slow network, or a compiler on a busy machine.
-_BUILD_S = 420
+BUILD_S = 420
 
 
 def need(*tools: str) -> None:
@@ -61,16 +65,18 @@ def run(
 def go_client(document: bytes) -> Path:
     """Return the program of go/, built with a client generated from an OpenAPI document."""
     sources = sorted((HERE / "go").iterdir())
-    folder = _folder("go", [OAPI_CODEGEN.encode(), document, *(s.read_bytes() for s in sources)])
+    folder = cached_folder(
+        "go", [OAPI_CODEGEN.encode(), document, *(s.read_bytes() for s in sources)]
+    )
     program = folder / "client"
     if program.exists():
         return program
     generator = _generator()
     (folder / "holdfast").mkdir(exist_ok=True)
-    _copy(sources, folder)
+    copy_into(folder, sources)
     (folder / "openapi.json").write_bytes(document)
     run([generator, "-config", "oapi-codegen.yaml", "openapi.json"], cwd=folder)
-    run(["go", "build", "-mod=readonly", "-o", "built", "."], cwd=folder, timeout_s=_BUILD_S)
+    run(["go", "build", "-mod=readonly", "-o", "built", "."], cwd=folder, timeout_s=BUILD_S)
     (folder / "built").rename(program)
     return program
 
@@ -78,41 +84,41 @@ def go_client(document: bytes) -> Path:
 def typescript_client(document: bytes) -> Path:
     """Return the folder whose `built/` has typescript/, compiled for an OpenAPI document."""
     sources = sorted(path for path in (HERE / "typescript").iterdir() if path.is_file())
-    folder = _folder("typescript", [document, *(source.read_bytes() for source in sources)])
+    folder = cached_folder("typescript", [document, *(source.read_bytes() for source in sources)])
     if (folder / "built").exists():
         return folder
-    _copy(sources, folder)
+    copy_into(folder, sources)
     modules = _node_modules()
     if not (folder / "node_modules").exists():
         (folder / "node_modules").symlink_to(modules)
     (folder / "openapi.json").write_bytes(document)
     binaries = modules / ".bin"
     run([binaries / "openapi-typescript", "openapi.json", "-o", "schema.d.ts"], cwd=folder)
-    run([binaries / "tsc", "--outDir", "unfinished"], cwd=folder, timeout_s=_BUILD_S)
+    run([binaries / "tsc", "--outDir", "unfinished"], cwd=folder, timeout_s=BUILD_S)
     (folder / "unfinished").rename(folder / "built")
     return folder
 
 
 def _generator() -> Path:
-    folder = _folder("oapi-codegen", [OAPI_CODEGEN.encode()])
+    folder = cached_folder("oapi-codegen", [OAPI_CODEGEN.encode()])
     program = folder / "oapi-codegen"
     if not program.exists():
-        run(["go", "install", OAPI_CODEGEN], timeout_s=_BUILD_S, GOBIN=str(folder))
+        run(["go", "install", OAPI_CODEGEN], timeout_s=BUILD_S, GOBIN=str(folder))
     return program
 
 
 def _node_modules() -> Path:
     manifests = [HERE / "typescript" / name for name in ("package.json", "package-lock.json")]
-    folder = _folder("node", [each.read_bytes() for each in manifests])
+    folder = cached_folder("node", [each.read_bytes() for each in manifests])
     modules = folder / "node_modules"
     if not (folder / "complete").exists():
-        _copy(manifests, folder)
-        run(["npm", "ci", "--no-audit", "--no-fund"], cwd=folder, timeout_s=_BUILD_S)
+        copy_into(folder, manifests)
+        run(["npm", "ci", "--no-audit", "--no-fund"], cwd=folder, timeout_s=BUILD_S)
         (folder / "complete").touch()
     return modules
 
 
-def _folder(name: str, parts: Sequence[bytes]) -> Path:
+def cached_folder(name: str, parts: Sequence[bytes]) -> Path:
     """Return the folder for these inputs; if it is new, delete the folders of older inputs."""
     digest = sha256(b"\0".join(parts)).hexdigest()[:16]
     folder = CACHE / f"{name}-{digest}"
@@ -123,6 +129,6 @@ def _folder(name: str, parts: Sequence[bytes]) -> Path:
     return folder
 
 
-def _copy(sources: Sequence[Path], folder: Path) -> None:
+def copy_into(folder: Path, sources: Sequence[Path]) -> None:
     for source in sources:
         shutil.copy(source, folder)
