@@ -465,6 +465,12 @@ def encode_any(value: Any) -> bytes:
     return encode(value)
 
 
+def _encode_map(value: dict[Any, Any]) -> bytes:
+    """Encode a map whose keys are names. Some clients refuse names that are not symbols."""
+    names = (Symbol(key) if type(key) is str else key for key in value)
+    return encode_any(dict(zip(names, value.values(), strict=True)))
+
+
 #: Kind of a field -> its encoder. `_DECODED` has the type that a decoded value must have.
 _ENCODE: dict[str, Callable[[Any], bytes]] = {
     "boolean": encode,
@@ -476,7 +482,7 @@ _ENCODE: dict[str, Callable[[Any], bytes]] = {
     "string": encode,
     "symbol": lambda value: encode(Symbol(value)),
     "binary": encode,
-    "map": encode_any,
+    "map": _encode_map,
     "any": encode_any,
 }
 _DECODED: dict[str, type] = {

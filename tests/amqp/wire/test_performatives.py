@@ -171,3 +171,9 @@ def test_a_flipped_bit_is_decoded_or_refused(value: tuple[Any, ...], data: st.Da
     octets[bit // 8] ^= 1 << bit % 8
     with contextlib.suppress(DecodeError):
         decode_composite(octets)
+
+
+def test_the_keys_of_maps_are_symbols() -> None:
+    """fe2o3-amqp refuses an open whose properties have strings as keys."""
+    opened, _ = decode_composite(encode_composite(Open("c", properties={"product": "P"})))
+    assert [type(key) for key in opened.properties] == [Symbol]
