@@ -54,10 +54,8 @@ public final class QpidJms {
             return JmsScenarios.run(asked.scenario, asked.address);
         }
         String options = asked.frame_bytes > 0 ? "&amqp.maxFrameSize=" + asked.frame_bytes : "";
-        int credit = Math.max(asked.credit, asked.count);
-        if (asked.verb.equals("receive")) {
-            options += "&jms.prefetchPolicy.all=" + credit;
-        }
+        // Without prefetch: what is not received is not taken, and so not given back as failed.
+        options += "&jms.prefetchPolicy.all=0";
         if (asked.settled) {
             options += "&jms.presettlePolicy.presettleAll=true";
         }

@@ -88,8 +88,8 @@ class Send(Command):
 
     def on_sendable(self, event: Any) -> None:
         while event.sender.credit and self.waiting:
-            delivery = event.sender.send(decode_message(self.waiting.pop(0)))
-            if delivery.settled:
+            event.sender.send(decode_message(self.waiting.pop(0)))
+            if self.asked.get("settled"):
                 self._append(event.sender, "settled")
 
     def on_delivery(self, event: Any) -> None:
