@@ -171,7 +171,7 @@ class AmqpClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:
+        if kind is None and self._socket.fileno() >= 0:
             self.close()
         else:
             self.cut()

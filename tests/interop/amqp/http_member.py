@@ -36,11 +36,11 @@ def work(calls: Calls, path: str, member: str) -> None:
     if not messages:
         return
     receipts = [each["receipt"] for each in messages]
-    results = calls("POST", f"{path}/ack", {"member": member, "receipts": receipts})
+    results = calls("POST", f"{path}/ack", {"receipts": receipts})
     if results.status != 200:
         return
     for each, result in zip(messages, results.json["results"], strict=True):
-        if result["status"] == "ok":
+        if result["status"] == "done":
             report("settled", each["body"])
 
 
