@@ -14,6 +14,9 @@ from holdfast.commitlog.errors import CorruptBatch, LogError
 from holdfast.commitlog.format.batch import Batch, Int32s
 from holdfast.commitlog.format.batch_header import HEADER_SIZE, SECTION_NAMES
 
+#: This many bytes of an envelope are the broker's own; a message whose size is at the limit needs
+#: them as well.
+ENVELOPE_HEAD_BYTES = 14
 #: The longest time to live. With it, an expiry time in microseconds is below 2^63.
 MAX_TTL_MS = 10**15
 
@@ -74,7 +77,8 @@ def check_batch(batch: Batch, limits: MessageLimits) -> None:
     if header.born_timestamp_us < 0:
         raise CorruptBatch("born-timestamp", "a negative timestamp")
     if batch.envelope_offsets is not None:
-        sizes = sizes + _check_offsets("envelope", batch.envelope_offsets, header.envelope_bytes)
+        envelopes = _check_offsets("envelope", batch.envelope_offsets, header.envelope_bytes)
+        sizes = sizes + np.maximum(envelopes - ENVELOPE_HEAD_BYTES, 0)
     _check_limit("max_message_bytes", limits.max_message_bytes, sizes)
 
 

@@ -13,8 +13,6 @@ from holdfast.commitlog.format.batch_check import LimitExceeded, MessageLimits, 
 from holdfast.commitlog.format.batch_encoding import Rows, as_batch
 
 LIMITS = MessageLimits(4096, 64, 32, 256)
-#: An envelope with sections has 14 bytes more than the message.
-STORED_LIMITS = MessageLimits(4096 + 14, 64, 32, 256)
 RULES = Rules(LIMITS, publisher=7, reserved_prefix="holdfast-dead-")
 
 
@@ -64,7 +62,7 @@ def check(data: bytes) -> None:
     )
     batch = as_batch(rows)
     assert batch.total_size == rows.total_size
-    check_batch(batch, STORED_LIMITS)
+    check_batch(batch, LIMITS)
     envelope = decode_envelope(batch.envelope(0))
     bare = Sections(data).bare()
     assert envelope.annotations + envelope.message(batch.body(0)) == bare
