@@ -6,6 +6,7 @@
 
 import os
 import signal
+import sys
 from typing import Any
 
 import pytest
@@ -27,6 +28,10 @@ _TERMINALS = {"FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "C
 for name in list(os.environ):
     if name in _TERMINALS or name.startswith("HOLDFAST_"):  # settings of a broker or a client
         del os.environ[name]
+
+# Each process that a test starts would compile the whole product again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell starts background jobs with SIGINT ignored, and child processes would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
