@@ -4,8 +4,9 @@
                                    body, footer
     may change on the way        | the rest is stored and delivered byte for byte
 
-Only the body is mandatory. The sections have this order. The body is one or more `data`
-sections, one or more `amqp-sequence` sections, or one `amqp-value`.
+The sections have this order. Only the body is mandatory: one or more `data` sections, one or more
+`amqp-sequence` sections, or one `amqp-value`. A message without a body gets an `amqp-value` that is
+null.
 """
 
 from enum import IntEnum
@@ -89,7 +90,20 @@ class Sections:
                 self._spans[kind] = span
             last, offset = kind, end
         if not self.body:
-            raise DecodeError("a message has no body")
+            self._add_null_body()
+
+    def _add_null_body(self) -> None:
+        """Add the body that the specification asks for. Qpid Proton sends messages without one."""
+        if not self.buffer:
+            raise DecodeError("a message has no section")
+        footer = self._spans.get(Kind.FOOTER)
+        start = footer.start if footer else len(self.buffer)
+        self.buffer = b"".join((self.buffer[:start], _NULL_BODY, self.buffer[start:]))
+        end = start + len(_NULL_BODY)
+        self.body.append((Kind.AMQP_VALUE, Span(start, end - 1, end)))
+        if footer:
+            moved = (each + len(_NULL_BODY) for each in footer)
+            self._spans[Kind.FOOTER] = Span(*moved)
 
     def header(self) -> Header:
         """Return the header. Without a header section, return the default header."""
@@ -213,6 +227,10 @@ class Sections:
         if type(value) is not dict:
             raise DecodeError(f"the section {kind.name} is not a map")
         return value
+
+
+#: An amqp-value section whose value is null.
+_NULL_BODY = b"\x00\x53\x77\x40"
 
 
 def _end_of(buffer: Buffer, value: int) -> int:

@@ -74,11 +74,19 @@ def test_descriptors_may_be_symbols_and_wide_numbers() -> None:
     assert sections.body_value() == b"x"
 
 
+@pytest.mark.parametrize("after", [b"", FOOTER])
+def test_a_message_without_a_body_gets_a_null_value(after: bytes) -> None:
+    sections = Sections(HEADER + PROPERTIES + after)
+    assert sections.body_value() is None
+    assert sections.bare() == PROPERTIES + section(0x77, None) + after
+    assert sections.around_body()[2] == after
+    sections.check_footer()
+
+
 @pytest.mark.parametrize(
     ("octets", "reason"),
     [
-        (b"", "no body"),
-        (HEADER + FOOTER, "no body"),
+        (b"", "no section"),
         (DATA + HEADER, "HEADER is not in its place"),
         (HEADER + HEADER + DATA, "HEADER is not in its place"),
         (PROPERTIES + ANNOTATIONS + DATA, "MESSAGE_ANNOTATIONS is not in its place"),
