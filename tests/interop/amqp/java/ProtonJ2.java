@@ -330,10 +330,10 @@ public final class ProtonJ2 {
                         return array(name, value);
                     }
                     if (value instanceof Decimal32 found) {
-                        return array("decimal32", HEX.toHexDigits(found.intValue()));
+                        return array("decimal32", HEX.toHexDigits(found.getBits()));
                     }
                     if (value instanceof Decimal64 found) {
-                        return array("decimal64", HEX.toHexDigits(found.longValue()));
+                        return array("decimal64", HEX.toHexDigits(found.getBits()));
                     }
                     if (value instanceof Decimal128 found) {
                         return array("decimal128", HEX.formatHex(found.asBytes()));

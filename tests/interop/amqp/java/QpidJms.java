@@ -85,7 +85,10 @@ public final class QpidJms {
                         header.has("ttl") ? header.get("ttl").getAsLong() : 0);
                 outcomes.add(asked.settled ? "settled" : "accepted");
             } catch (jakarta.jms.JMSException error) {
-                outcomes.add(error.getMessage().contains("REJECTED") ? "rejected" : "failed");
+                if (!error.getMessage().contains("REJECTED")) {
+                    throw error;
+                }
+                outcomes.add("rejected");
             }
         }
         producer.close();
@@ -329,6 +332,9 @@ public final class QpidJms {
                     }
                     if (value instanceof Decimal128 found) {
                         return array("decimal128", HEX.formatHex(found.asBytes()));
+                    }
+                    if (value instanceof byte[] found) {
+                        return array("binary", HEX.formatHex(found));
                     }
                     return value instanceof Binary found
                             ? array("binary", HEX.formatHex(found.getArray()))

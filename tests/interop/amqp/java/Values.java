@@ -144,20 +144,19 @@ abstract class Values {
         if (value instanceof UUID found) {
             return array("uuid", found.toString().replace("-", ""));
         }
-        if (value instanceof byte[] found) {
-            return array("binary", HEX.formatHex(found));
-        }
         if (value instanceof List<?> found) {
             return array("list", encodeList(found));
         }
         if (value instanceof Map<?, ?> found) {
             return array("map", encodePairs(found));
         }
-        if (value.getClass().isArray()) {
-            return encodeArray(value);
-        }
         JsonArray own = encodeOwn(value);
-        return own == null ? array("unknown", value.getClass().getName()) : own;
+        if (own != null) {
+            return own;
+        }
+        return value.getClass().isArray()
+                ? encodeArray(value)
+                : array("unknown", value.getClass().getName());
     }
 
     JsonArray encodeList(Iterable<?> values) {
