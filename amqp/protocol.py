@@ -150,7 +150,8 @@ class AmqpConnection(asyncio.Protocol):
         shared = self._shared
         self._transport = self._raw = None
         if self not in shared.open:
-            return  # it was not admitted
+            self._sessions.release()  # it was not admitted
+            return
         shared.open.discard(self)
         shared.limits.leave(self.client)
         shared.handshaking.remove(self)
@@ -160,8 +161,10 @@ class AmqpConnection(asyncio.Protocol):
             self._timer.cancel()
         if self._login is not None:
             self._login.stop()
+            self._login = None
         self._is_ending = True
         self._sessions.stop()
+        self._sessions.release()
         shared.names.leave(self)
 
     # ---- Peer: what nodes use

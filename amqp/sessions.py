@@ -83,6 +83,10 @@ class Sessions:
         for link in list(self._links):
             self._release(link)
 
+    def release(self) -> None:
+        """End the reference cycle with the connection, which is lost. No other call may follow."""
+        del self._peer
+
     def detach(self, link: Link, error: AmqpError) -> None:
         """Detach a link with an error, and stop its node."""
         if link.state is LinkState.ATTACH_RECEIVED:

@@ -72,11 +72,13 @@ class LinkTask:
     def stop(self) -> "asyncio.Task[None] | None":
         """End the work. Return the task, which may need another event loop iteration to end."""
         self.is_stopped = True
+        del self._serve  # ends the reference cycle with the source; `wake` does nothing any more
         if self._retry is not None:
             self._retry.cancel()
-        if self._task is not None:
-            self._task.cancel()
-        return self._task
+        running, self._task = self._task, None  # a cancelled task keeps the frames that it ran
+        if running is not None:
+            running.cancel()
+        return running
 
     def fail(self, error: AmqpError) -> None:
         """Detach the link for an error."""

@@ -1,6 +1,7 @@
 """What links do on a real broker: attach, refusals, alarms, defects, clients that do not read."""
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from holdfast.amqp.engine.connection import ConnectionSettings
 from holdfast.amqp.engine.events import Ended
 from holdfast.amqp.nodes.publish_target import PublishTarget
+from holdfast.amqp.protocol import AmqpConnection
 from holdfast.amqp.wire.frames import frame
 from holdfast.amqp.wire.performatives import (
     Accepted,
@@ -313,3 +315,27 @@ async def test_connections_that_stop_at_every_byte_of_the_handshake_end(tmp_path
                 await asyncio.sleep(0.1)
         for writer in sockets:
             writer.close()
+
+
+async def test_an_ended_connection_is_freed_without_the_garbage_collector(tmp_path: Path) -> None:
+    async with amqp_broker(tmp_path) as broker:
+        gc.collect()
+        gc.disable()
+        try:
+            for name in ("sent", "received", "stopped"):
+                settings = ConnectionSettings(name)
+                async with amqp_client(port_of(broker), settings, opens=name != "stopped") as one:
+                    if name == "stopped":
+                        continue
+                    session = await one.session()
+                    if name == "sent":
+                        link = await one.sender(session, "orders")
+                        await one.outcomes(await one.send(link, data_message(b"")))
+                    else:
+                        await one.receiver(session, "orders", credit=10)
+                        await one.receive(1)
+            async with asyncio.timeout(TIMEOUT_S):
+                while any(isinstance(each, AmqpConnection) for each in gc.get_objects()):
+                    await asyncio.sleep(0.1)
+        finally:
+            gc.enable()
