@@ -428,7 +428,7 @@ def test_an_index_that_cannot_be_committed_catches_up_later(
     with caplog.at_level(logging.WARNING), run() as reput:
         reput.append([log.write(WRITTEN) for _ in range(20)])
         reput.sync(log.end)
-        reput.until(lambda: attempts >= 5)
+        reput.until(lambda: attempts >= 2)
         assert reput.visible(WRITTEN) == list(range(20))
         assert reput.max_offset(WRITTEN) == 20
         is_full.clear()

@@ -87,7 +87,7 @@ def test_a_run_equals_selecting_one_by_one(mode: str, cost: str, engine: str, se
         World(seed, mode=mode, engine=engine, cost=cost, make_group=each)
         for each in (Group, OneByOne)
     )
-    for _ in range(300):
+    for _ in range(200):
         runs.step()
         singles.step()
         assert runs.receipts == singles.receipts
@@ -97,7 +97,7 @@ def test_a_run_equals_selecting_one_by_one(mode: str, cost: str, engine: str, se
 
 @engines
 @pytest.mark.parametrize("cost", COSTS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_long_queues_are_shared_as_one_by_one(engine: str, cost: str, data: st.DataObject) -> None:
     """Nearly all steps are receives here, so runs are as long as possible."""
@@ -162,7 +162,7 @@ def test_a_request_of_one_topic_is_one_run(
 
 @engines
 @pytest.mark.parametrize("queues", [1, 4])
-@pytest.mark.parametrize("credits", [(1,), (7,), (32,), (1_000,), (1, 7, 32, 5)])
+@pytest.mark.parametrize("credits", [(1,), (32,), (1_000,), (1, 7, 32, 5)])
 def test_shares_follow_the_weights_in_every_reply(
     engine: str, queues: int, credits: tuple[int, ...]
 ) -> None:  # F2, F3, F8, F15, F19, F21, P2
@@ -173,25 +173,31 @@ def test_shares_follow_the_weights_in_every_reply(
         max_in_flight=10**6,
         max_in_flight_per_member=10**6,
     )
-    for topic_id in WEIGHTS:
+    for topic_id, weight in WEIGHTS.items():
         for queue in range(queues):
-            stage.publish(3_200 // queues, (topic_id, queue))
+            stage.publish(40 * weight // queues, (topic_id, queue))
     rng = random.Random(1)
     served, total = dict.fromkeys(WEIGHTS, 0), sum(WEIGHTS.values())
     offsets: dict[QueueKey, int] = defaultdict(int)
     count = 0
-    while count < 50 * total:
+
+    def assert_fair(topic_id: int) -> None:
+        # One quantum and one cost, or two messages.
+        bound = WEIGHTS[topic_id] + 1 if engine == "dwrr" else 2
+        assert abs(served[topic_id] - count * WEIGHTS[topic_id] / total) <= bound
+
+    while count < 25 * total:
         for message in stage.take(rng.choice("abc"), rng.choice(credits)):
+            assert_fair(message.queue[0])  # a topic's share is smallest before its next message
             count += 1
             served[message.queue[0]] += 1
+            assert_fair(message.queue[0])
             assert message.offset == offsets[message.queue]
             offsets[message.queue] += 1
-            # One quantum and one cost, or two messages.
-            bounds = [weight + 1 if engine == "dwrr" else 2 for weight in WEIGHTS.values()]
-            for (topic_id, weight), bound in zip(WEIGHTS.items(), bounds, strict=True):
-                assert abs(served[topic_id] - count * weight / total) <= bound
-            if count == 50 * total:
+            if count == 25 * total:
                 assert served == {
-                    each: pytest.approx(50 * weight, rel=0.005) for each, weight in WEIGHTS.items()
+                    each: pytest.approx(25 * weight, rel=0.005) for each, weight in WEIGHTS.items()
                 }
+    for topic_id in WEIGHTS:
+        assert_fair(topic_id)
     assert sum(stage.group.fair.served.values()) == count
