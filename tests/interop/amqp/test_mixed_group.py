@@ -52,7 +52,8 @@ class Member:
         while True:
             assert self._process.stdout is not None
             for line in self._process.stdout:
-                self.lines.append(json.loads(line))
+                if not line.startswith('{"error"'):  # the broker is away
+                    self.lines.append(json.loads(line))
             self._process.wait()
             if self._is_stopping:
                 return
