@@ -89,6 +89,9 @@ class AmqpConnection(asyncio.Protocol):
         """Whether reading is paused because the client does not read the answers."""
         self._answer_bytes = 0
         self._has_counted_bytes = False
+        """Whether the limit of arriving bytes counts this connection."""
+        self._has_unsent = False
+        """Whether the limit of unsent bytes counts this connection."""
 
     # ---- The transport
 
@@ -139,7 +142,7 @@ class AmqpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The socket takes bytes again: sources may send."""
         self.has_room = True
-        self._shared.unsent.discard(self)
+        self._count_unsent(0)
         if self._is_choked:
             self._is_choked = False
             self._update_reading()
@@ -283,8 +286,8 @@ class AmqpConnection(asyncio.Protocol):
             transport.write(output)
             self._sent_s = self._loop.time()
             self._shared.counters.bytes_out += len(output)
-            if not self.has_room:
-                self._count_unsent(len(output))
+        if not self.has_room or self._engine.waiting_bytes > _UNCOUNTED_BYTES or self._has_unsent:
+            self._count_unsent(len(output))
         if self._engine.is_closed and not self._is_ending:
             self._end_transport(transport)
 
@@ -329,14 +332,21 @@ class AmqpConnection(asyncio.Protocol):
         self._is_ending = True  # the client may send more, which is discarded
 
     def _count_unsent(self, answer_bytes: int) -> None:
-        """Count the bytes that the socket has not taken; the slowest clients are cut off."""
+        """Count the bytes that the socket or the client's windows have not taken. Above the limit,
+        the clients with the most bytes are cut off."""
         transport = self._transport
         if transport is None:
             return
-        size = transport.get_write_buffer_size()
+        waiting = self._engine.waiting_bytes
+        self._has_unsent = not self.has_room or waiting > _UNCOUNTED_BYTES
+        if not self._has_unsent:
+            self._shared.unsent.discard(self)
+            return
+        size = waiting + transport.get_write_buffer_size()
         if self._raw is not None:
             size += self._raw.get_write_buffer_size()
-        self._answer_bytes += answer_bytes
+        if not self.has_room:
+            self._answer_bytes += answer_bytes
         if self._answer_bytes > _MAX_ANSWER_BYTES and not self._is_choked:
             self._is_choked = True
             self._update_reading()

@@ -215,6 +215,11 @@ class Sessions:
         link.context = node
         counters = self._shared.counters
         link.send_attach(answer)
+        if link.remote is not None:  # keep no maps and lists that the client chose
+            link.remote = link.remote._replace(
+                source=None, target=None, unsettled=None, properties=None,
+                offered_capabilities=(), desired_capabilities=(),
+            )  # fmt: skip
         if isinstance(link, IncomingLink):
             counters.links_in += 1
             if self._shared.is_publishing_stopped:

@@ -254,7 +254,12 @@ class Connection:
     @property
     def unfinished_bytes(self) -> int:
         """The bytes held for unfinished frames and deliveries."""
-        return len(self._buffer) + self._held.count
+        return len(self._buffer) + self._held.arriving
+
+    @property
+    def waiting_bytes(self) -> int:
+        """The bytes of frames that wait for windows of the peer."""
+        return self._held.waiting
 
     # ---- Bytes of the peer
 

@@ -147,7 +147,7 @@ class IncomingLink(Link):
             )
         if transfer.more:
             self._parts.append(part)
-            self._wiring.held.count += len(part)
+            self._wiring.held.arriving += len(part)
             self.unfinished_bytes = size
             return None
         message = b"".join([*self._parts, part]) if self._parts else part
@@ -182,5 +182,5 @@ class IncomingLink(Link):
         self._first = None
         if self._parts:
             self._parts = []
-            self._wiring.held.count -= self.unfinished_bytes
+            self._wiring.held.arriving -= self.unfinished_bytes
             self.unfinished_bytes = 0

@@ -32,12 +32,15 @@ class LinkState(Enum):
 
 
 class HeldBytes:
-    """Counts the bytes of one connection's deliveries whose last frames have not arrived."""
+    """Counts the bytes of one connection's deliveries that have not arrived or left completely."""
 
-    __slots__ = ("count",)
+    __slots__ = ("arriving", "waiting")
 
     def __init__(self) -> None:
-        self.count = 0
+        self.arriving = 0
+        """The bytes of deliveries whose last frames have not arrived."""
+        self.waiting = 0
+        """The frames that wait for the peer's window."""
 
 
 class Wiring(NamedTuple):

@@ -118,7 +118,9 @@ class OutgoingLink(Link):
         if octets is not None and wiring.windows.take_room():
             wiring.writer.write_bytes(octets)
             return delivery_id
-        self._waiting.extend(encoder.frames(delivery_id, tag or number, settled, message))
+        frames = encoder.frames(delivery_id, tag or number, settled, message)
+        self._waiting.extend(frames)
+        wiring.held.waiting += sum(map(len, frames))
         self.continue_delivery()
         return delivery_id
 
@@ -126,12 +128,15 @@ class OutgoingLink(Link):
         """Send frames of a partly sent delivery; return whether all of it is sent."""
         windows, waiting = self._wiring.windows, self._waiting
         room = min(windows.outgoing_room, len(waiting))
-        self._wiring.writer.write_all([waiting.popleft() for _ in range(room)])
+        frames = [waiting.popleft() for _ in range(room)]
+        self._wiring.writer.write_all(frames)
+        self._wiring.held.waiting -= sum(map(len, frames))
         windows.sent(room)
         return not waiting
 
     def discard(self) -> None:
         """Free the frames of a delivery that will not be sent."""
+        self._wiring.held.waiting -= sum(map(len, self._waiting))
         self._waiting.clear()
 
     def drained(self) -> None:

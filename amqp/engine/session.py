@@ -304,6 +304,8 @@ class Session:
                 link.answer_echo()
 
     def _continue_deliveries(self) -> None:
+        if not self._wiring.held.waiting:
+            return
         for link in self._links.values():
             if isinstance(link, OutgoingLink) and link.is_partly_sent:
                 link.continue_delivery()

@@ -34,6 +34,8 @@ from holdfast.http_api.access.authorization import check_may_create, missing_gra
 from holdfast.http_api.access.grants import Principal
 
 _QUEUE, _TOPIC = "queue", "topic"
+#: The longest address. The broker keeps it while the link is attached.
+_MAX_ADDRESS_CHARACTERS = 1024
 
 
 async def make_target(peer: Peer, session: Session, link: IncomingLink) -> tuple[Target, Attach]:
@@ -138,6 +140,8 @@ def _attach_of(link: IncomingLink | OutgoingLink) -> Attach:
 
 
 def _text(address: Any) -> str:
-    if not isinstance(address, str) or not address:
-        raise LinkFailed(INVALID_FIELD, "the address is not a text, or is empty")
+    if not isinstance(address, str) or not 0 < len(address) <= _MAX_ADDRESS_CHARACTERS:
+        raise LinkFailed(
+            INVALID_FIELD, f"an address is a text of 1 to {_MAX_ADDRESS_CHARACTERS} characters"
+        )
     return address

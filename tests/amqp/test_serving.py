@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,7 @@ async def test_the_answer_to_an_attach_has_the_values_in_force(tmp_path: Path) -
         (True, Target("/management"), "amqp:not-implemented"),
         (True, Target("/nonsense/at/all"), "amqp:invalid-field"),
         (True, Target(""), "amqp:invalid-field"),
+        (True, Target("x" * 1025), "amqp:invalid-field"),
         (True, Target(7), "amqp:invalid-field"),
         (True, Target(dynamic=True), "amqp:not-implemented"),
         (True, Target("/topics/orders/queues/9"), "amqp:not-found"),
@@ -339,3 +341,26 @@ async def test_an_ended_connection_is_freed_without_the_garbage_collector(tmp_pa
                     await asyncio.sleep(0.1)
         finally:
             gc.enable()
+
+
+async def test_messages_that_wait_for_windows_count_as_unsent(tmp_path: Path) -> None:
+    # A52: of two connections whose windows are shut, one is cut off at the limit
+    async with (
+        amqp_broker(tmp_path, http={"max_unsent_bytes": 2_000_000}) as broker,
+        amqp_client(port_of(broker)) as publisher,
+        AsyncExitStack() as stack,
+    ):
+        sender = await publisher.sender(await publisher.session(), "/topics/orders")
+        for name in ("one", "another"):
+            settings = ConnectionSettings(name, incoming_window=1)
+            client = await stack.enter_async_context(amqp_client(port_of(broker), settings))
+            for index in range(3):
+                session = await client.session()
+                await client.receiver(session, "/topics/orders", f"{index}", credit=1)
+            client.transport.pause_reading()
+        ids = await publisher.send(sender, data_message(bytes(400_000)))
+        await publisher.outcomes(ids)
+        async with asyncio.timeout(TIMEOUT_S):
+            while await figure(broker, "closed_early_total") != 1:
+                await asyncio.sleep(0.05)
+        assert await figure(broker, "connections") == 2
