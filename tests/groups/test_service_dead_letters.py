@@ -203,11 +203,9 @@ async def test_a_letter_of_the_largest_size_is_kept_with_one_that_is_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # R11: of letters that are appended together, only those above the limit are given up
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.topic("dead")
-        await broker.group(dead_letter_topic="dead")
-        await broker.publish(["x", "larger" * 100, "z"])
+    async with running_group(
+        tmp_path, ["x", "larger" * 100, "z"], dead_letter_topic="dead"
+    ) as broker:
         held = await broker.receive()
         letters = broker.groups.registry.by_name["g"].dead_letters
         make, sizes = letters._rows, list[int]()
@@ -230,11 +228,7 @@ async def test_letters_that_the_log_does_not_take_for_the_moment_are_sent_again(
 ) -> None:
     # R11: a failed append is retried, and no letter is lost or stored twice
     monkeypatch.setattr(dead_letters, "RETRY_S", 0.01)
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.topic("dead")
-        await broker.group(dead_letter_topic="dead")
-        await broker.publish(["x", "y"])
+    async with running_group(tmp_path, ["x", "y"], dead_letter_topic="dead") as broker:
         letters = broker.groups.registry.by_name["g"].dead_letters
         publish, refused = letters._publish, list[int]()
 
@@ -259,11 +253,7 @@ async def test_a_message_that_cannot_be_read_for_the_moment_holds_up_no_other_le
 ) -> None:
     # R11: a letter that fails must not block later letters
     monkeypatch.setattr(dead_letters, "RETRY_S", 0.01)
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.topic("dead")
-        await broker.group(dead_letter_topic="dead")
-        await broker.publish(["x", "y", "z"])
+    async with running_group(tmp_path, ["x", "y", "z"], dead_letter_topic="dead") as broker:
         delivering = broker.groups.registry.by_name["g"]._flow
         batch, is_bad = delivering.batch, True
 
@@ -363,11 +353,9 @@ async def test_large_letters_go_few_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, together: list[int]
 ) -> None:
     monkeypatch.setattr(dead_letters, "AT_ONCE_BYTES", most)
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.topic("dead")
-        await broker.group(dead_letter_topic="dead")
-        await broker.publish([letter * 10_000 for letter in "xyz"])
+    async with running_group(
+        tmp_path, [letter * 10_000 for letter in "xyz"], dead_letter_topic="dead"
+    ) as broker:
         publish, sizes = broker.store.publishing.publish, []
 
         async def counted(*args: Any, **how: Any) -> Any:

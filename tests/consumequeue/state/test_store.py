@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from operator import methodcaller
 from pathlib import Path
 
 import lmdb
@@ -16,6 +17,7 @@ import pytest
 from holdfast.commitlog.format.checksum import crc32c
 from holdfast.consumequeue.errors import StateUnavailable
 from holdfast.consumequeue.state.store import StateCorrupt, StateStore
+from tests.support.three_segments import change_lmdb
 
 MAP = 1 << 24
 _DEADLINE_S = 20
@@ -80,16 +82,6 @@ def raw_records(directory: Path) -> dict[bytes, bytes]:
             found = {bytes(key): bytes(value) for key, value in txn.cursor()}
         env.close()
     return found
-
-
-def overwrite(directory: Path, key: bytes, value: bytes | None) -> None:
-    env = lmdb.open(str(directory))
-    with env.begin(write=True) as txn:
-        if value is None:
-            txn.delete(key)
-        else:
-            txn.put(key, value)
-    env.close()
 
 
 # -- committing ----------------------------------------------------------------------------
@@ -295,7 +287,7 @@ def test_readonly_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
-    overwrite(tmp_path, b"\0format", b"holdfast-state-2")
+    change_lmdb(tmp_path, lambda txn: txn.put(b"\0format", b"holdfast-state-2"))
     with pytest.raises(StateCorrupt, match="holdfast-state-2"):
         StateStore(tmp_path, MAP)
 
@@ -313,7 +305,7 @@ def test_a_damaged_record_is_reported_and_left_out(tmp_path: Path) -> None:
     good = raw_records(tmp_path)[b"a"]
     damages = [bytes(good[:at]) + bytes([good[at] ^ 4]) + good[at + 1 :] for at in range(len(good))]
     for value in [*damages, *(good[:size] for size in range(len(good)))]:
-        overwrite(tmp_path, b"a", value)
+        change_lmdb(tmp_path, methodcaller("put", b"a", value))
         store = StateStore(tmp_path, MAP, readonly=True)
         assert store.damaged == [b"a"]
         assert store.records == {b"b": b"second"}
@@ -324,7 +316,7 @@ def test_a_value_under_another_key_is_damaged(tmp_path: Path) -> None:
     store = StateStore(tmp_path, MAP)
     store.restore({b"topic/a": b"first"})
     store.stop()
-    overwrite(tmp_path, b"topic/b", raw_records(tmp_path)[b"topic/a"])
+    change_lmdb(tmp_path, lambda txn: txn.put(b"topic/b", txn.get(b"topic/a")))
     store = StateStore(tmp_path, MAP)
     assert store.damaged == [b"topic/b"]
     store.stop()
@@ -335,7 +327,7 @@ def test_restoring_replaces_damaged_records(tmp_path: Path) -> None:
     store.restore({b"a": b"1", b"b": b"2", b"c": b"3"})
     store.stop()
     for key in (b"a", b"c"):
-        overwrite(tmp_path, key, b"?????")
+        change_lmdb(tmp_path, methodcaller("put", key, b"?????"))
     store = StateStore(tmp_path, MAP)
     assert store.damaged == [b"a", b"c"]
     store.restore({b"a": b"1"})

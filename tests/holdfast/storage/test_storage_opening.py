@@ -3,7 +3,8 @@
 import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,15 @@ async def check_filled(data_dir: Path, *, degraded: int = 0) -> None:
         topic = storage.store.table.get("t")
         assert await read_queue(storage.store, topic) == WANTED
         assert storage.store.offsets.stored_offsets("g", topic) == StoredOffsets({0: 7}, 1)
+
+
+@contextmanager
+def changing_segment(data_dir: Path) -> Iterator[bytearray]:
+    """Yield the bytes of the first segment, and write them back when the block ends."""
+    segment = data_dir / "commitlog" / ("0" * 20)
+    image = bytearray(segment.read_bytes())
+    yield image
+    segment.write_bytes(image)
 
 
 def open_files(directory: Path) -> list[str]:
@@ -236,10 +246,8 @@ async def test_a_lost_record_keeps_its_messages(
 
 async def test_a_state_from_a_damaged_log_stays_marked(tmp_path: Path) -> None:
     await fill(tmp_path)
-    segment = tmp_path / "commitlog" / ("0" * 20)
-    image = bytearray(segment.read_bytes())
-    image[image.index(b"topic/t")] ^= 1
-    segment.write_bytes(image)
+    with changing_segment(tmp_path) as image:
+        image[image.index(b"topic/t")] ^= 1
     shutil.rmtree(tmp_path / "state")
     for _ in range(2):
         async with open_storage(small_config(tmp_path)) as storage:
@@ -249,13 +257,9 @@ async def test_a_state_from_a_damaged_log_stays_marked(tmp_path: Path) -> None:
 
 async def test_a_new_topic_does_not_get_the_id_of_a_lost_topic(tmp_path: Path) -> None:
     await fill(tmp_path)
-    segment = tmp_path / "commitlog" / ("0" * 20)
-    image = bytearray(segment.read_bytes())
-    for record in (b"topic/t", b"next_topic_id"):
-        at = -1
-        while (at := image.find(record, at + 1)) >= 0:
-            image[at] ^= 1
-    segment.write_bytes(image)
+    with changing_segment(tmp_path) as image:
+        for record in (b"topic/t", b"next_topic_id"):
+            image[:] = image.replace(record, bytes([record[0] ^ 1]) + record[1:])
     shutil.rmtree(tmp_path / "state")
     async with open_storage(small_config(tmp_path)) as storage:
         assert storage.store.table.all() == []
@@ -276,6 +280,15 @@ async def fill_segments(data_dir: Path, *, count: int) -> list[Path]:
     return sorted((data_dir / "commitlog").iterdir())
 
 
+async def find_gap(storage: Storage) -> tuple[int, int | None]:
+    """Return the first and the next offset of the damage at which reading the queue fails."""
+    reading, topic = storage.store.reading, storage.store.table.get("t")
+    begin = (await reading.read(topic, 0, 0, max_messages=10_000, max_bytes=16 * MIB)).next_offset
+    with pytest.raises(QueueCorrupt) as caught:
+        await reading.read(topic, 0, begin, max_messages=1, max_bytes=MIB)
+    return begin, caught.value.next_offset
+
+
 @pytest.mark.parametrize("left", [None, 0, 100])
 async def test_a_missing_segment_is_reported(
     tmp_path: Path, left: int | None, caplog: pytest.LogCaptureFixture
@@ -291,14 +304,7 @@ async def test_a_missing_segment_is_reported(
         hole = Fault("missing-segment", f"the log lacks {MIB} to {2 * MIB}")
         assert hole in storage.degraded
         assert f"the log lacks {MIB} to {2 * MIB}" in caplog.text
-        topic = storage.store.table.get("t")
-        first = await storage.store.reading.read(
-            topic, 0, 0, max_messages=10_000, max_bytes=16 * MIB
-        )
-        with pytest.raises(QueueCorrupt):
-            await storage.store.reading.read(
-                topic, 0, first.next_offset, max_messages=1, max_bytes=MIB
-            )
+        await find_gap(storage)
 
 
 async def test_a_hole_is_known_without_the_index(tmp_path: Path) -> None:
@@ -309,13 +315,8 @@ async def test_a_hole_is_known_without_the_index(tmp_path: Path) -> None:
         async with open_storage(small_config(tmp_path)) as storage:
             details = [fault.detail for fault in storage.degraded]
             store, topic = storage.store, storage.store.table.get("t")
-            begin = await store.reading.read(topic, 0, 0, max_messages=10_000, max_bytes=16 * MIB)
-            with pytest.raises(QueueCorrupt) as caught:
-                await store.reading.read(topic, 0, begin.next_offset, max_messages=1, max_bytes=MIB)
-            end = caught.value.next_offset
-            assert any(f"from offset {begin.next_offset} to {end}" in each for each in details), (
-                details
-            )
+            begin, end = await find_gap(storage)
+            assert any(f"from offset {begin} to {end}" in each for each in details), details
             after = await store.reading.read(topic, 0, end, max_messages=1, max_bytes=MIB)
             assert after.message_count == 1
 
@@ -331,11 +332,9 @@ async def test_a_footer_reveals_a_block_without_a_header(tmp_path: Path) -> None
         await fill_segment(storage, topic, 0)
         await settled(storage)
         await until(lambda: storage.log.segments[0].sealed)
-    segment = tmp_path / "commitlog" / ("0" * 20)
-    image = bytearray(segment.read_bytes())
-    at = image.rindex(MAGIC, 0, image.index(b"only"))
-    image[at : at + 128] = bytes(128)
-    segment.write_bytes(image)
+    with changing_segment(tmp_path) as image:
+        at = image.rindex(MAGIC, 0, image.index(b"only"))
+        image[at : at + 128] = bytes(128)
     shutil.rmtree(tmp_path / "consumequeue")
     for _ in range(2):
         async with open_storage(small_config(tmp_path)) as storage:
@@ -360,18 +359,11 @@ async def test_offsets_in_a_missing_segment_are_not_reused(tmp_path: Path) -> No
     async with open_storage(small_config(tmp_path)) as storage:
         assert any(f"to {end}" in each.detail for each in storage.degraded)
         store, topic = storage.store, storage.store.table.get("t")
-
-        async def expect_gap() -> None:
-            begin = await store.reading.read(topic, 0, 0, max_messages=10_000, max_bytes=16 * MIB)
-            with pytest.raises(QueueCorrupt) as caught:
-                await store.reading.read(topic, 0, begin.next_offset, max_messages=1, max_bytes=MIB)
-            assert caught.value.next_offset == end
-
-        await expect_gap()
+        assert (await find_gap(storage))[1] == end
         [published] = await store.publishing.publish(topic, [batch("after")])
         assert published.base_offset == end
         await settled(storage)
-        await expect_gap()
+        assert (await find_gap(storage))[1] == end
 
 
 def has_blocks(path: Path) -> bool:
@@ -498,10 +490,8 @@ async def test_a_half_deleted_index_is_rebuilt(
 
 async def test_a_damaged_log_serves_its_intact_messages(tmp_path: Path) -> None:
     await fill(tmp_path)
-    segment = tmp_path / "commitlog" / ("0" * 20)
-    image = bytearray(segment.read_bytes())
-    image[image.index(b"key 4")] ^= 1
-    segment.write_bytes(image)
+    with changing_segment(tmp_path) as image:
+        image[image.index(b"key 4")] ^= 1
     shutil.rmtree(tmp_path / "consumequeue")
     async with open_storage(small_config(tmp_path)) as storage:
         assert len(storage.degraded) == 1
@@ -515,10 +505,8 @@ async def test_a_damaged_log_serves_its_intact_messages(tmp_path: Path) -> None:
 
 async def test_a_damaged_segment_header_is_reported(tmp_path: Path) -> None:
     await fill(tmp_path)
-    segment = tmp_path / "commitlog" / ("0" * 20)
-    image = bytearray(segment.read_bytes())
-    image[9] ^= 1
-    segment.write_bytes(image)
+    with changing_segment(tmp_path) as image:
+        image[9] ^= 1
     await check_filled(tmp_path, degraded=1)
 
 
@@ -538,11 +526,9 @@ async def test_offsets_are_not_reused_after_a_trim_and_a_lost_end(tmp_path: Path
         await storage.store.topics.change("t", fields={"retention_bytes": 1})
         await storage.retention.run_once()
         assert storage.store.reading.queue_state(topic, 0).min_offset == 10
-    segment = tmp_path / "commitlog" / ("0" * 20)
-    image = bytearray(segment.read_bytes())
-    lost = image.index(b"message 6") - 200
-    image[lost:] = bytes(len(image) - lost)
-    segment.write_bytes(image)
+    with changing_segment(tmp_path) as image:
+        lost = image.index(b"message 6") - 200
+        image[lost:] = bytes(len(image) - lost)
     shutil.rmtree(tmp_path / "consumequeue")
     async with open_storage(config) as storage:
         store, topic = storage.store, storage.store.table.get("t")

@@ -418,14 +418,6 @@ async def test_a_single_active_group_hands_over_with_a_notice(api: GroupApi) -> 
     assert await api.settle("ack", first, group="s") == ["stale"]
 
 
-async def test_the_mode_of_a_busy_group_cannot_change(api: GroupApi) -> None:
-    await api.publish("a")
-    reply = await api.receive()
-    assert await api.refused("PUT", "/v1/groups/g", {"mode": "keyed"}) == (409, "group-busy")
-    await api.settle("ack", reply)
-    assert (await api.group(mode="keyed"))["config"]["mode"] == "keyed"
-
-
 # -- moving, describing, deleting ----------------------------------------------------------
 
 
