@@ -19,6 +19,7 @@ from holdfast import __version__
 from holdfast.amqp.connections import AmqpConnections
 from holdfast.amqp.listener import AmqpServer
 from holdfast.amqp.metrics import AmqpCollector
+from holdfast.amqp.nodes.envelope_fields import read_fields
 from holdfast.amqp.nodes.node import BrokerParts
 from holdfast.commitlog.ageing_clock import wall_clock_us
 from holdfast.config import Config, changed_keys
@@ -27,6 +28,7 @@ from holdfast.consumequeue.errors import StateUnavailable
 from holdfast.consumequeue.publishing import ArrivalListener
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.service import GroupService
+from holdfast.holdservice.envelope_columns import set_reader
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 from holdfast.http_api.access.service import AccessService
 from holdfast.http_api.app import ApiContext, BrokerStatus, HttpContext, make_app
@@ -145,6 +147,7 @@ class Broker:
             amqp = self._amqp = await self._bind_amqp(access, http, self._server)
             context = await self._open(storage, http)
             app.serve(context)
+            set_reader(read_fields)
             await amqp.serve(self._amqp_parts(context))
             if self._config.amqp.websocket:
                 http.amqp = amqp.accept_websocket

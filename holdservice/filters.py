@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from holdfast.commitlog.format.batch import Batch, UInt32s, tag_summary, tags_code
+from holdfast.holdservice.envelope_columns import ENVELOPE_COLUMNS, ENVELOPE_US, reader
 from holdfast.holdservice.errors import InvalidFilter
 from holdfast.holdservice.sql92 import (
     MAX_FILTER_BYTES,
@@ -152,7 +153,10 @@ class Sql92Filter:
         upper limit."""
         condition = self._condition
         per_byte = 0.01 * condition.terms + condition.like_byte_us
-        return 5 + messages * (3 + 3 * condition.terms) + text_bytes * per_byte
+        per_message: float = 3 + 3 * condition.terms
+        if not condition.names.isdisjoint(ENVELOPE_COLUMNS):
+            per_message += ENVELOPE_US
+        return 5 + messages * per_message + text_bytes * per_byte
 
     def matching_rows(self, batch: Batch, start_row: int, end_row: int) -> Sequence[int]:
         """Return the rows in [start_row, end_row) that match, ascending."""
@@ -205,6 +209,8 @@ def row_values(
     first, last = rows[0], rows[-1]
     wanted: dict[bytes, Name] = {name.encode(): name for name in names if isinstance(name, str)}
     has_tag, has_key, has_born = Column.TAG in names, Column.KEY in names, Column.BORN in names
+    foreign = frozenset(each for each in names if each in ENVELOPE_COLUMNS)
+    read = reader()
     starts, entry_names, value_at, texts = _entries(batch, first, last) if wanted else _NO_ENTRIES
     for row in rows:
         values: dict[Name, str] = {}
@@ -219,6 +225,8 @@ def row_values(
             values[Column.KEY] = key
         if has_born:
             values[Column.BORN] = str(batch.born_timestamp_us(row) // 1000)
+        if foreign and read is not None:
+            values |= {**read(batch.envelope(row), foreign)}
         yield row, values
 
 

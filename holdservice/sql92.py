@@ -200,14 +200,15 @@ class _Builder(Transformer[Token, _Node]):
         return _constant(to_number(f"{sign}{word}"), word)
 
     def name(self, word: Token) -> _Node:
-        if word in _UNKNOWN_COLUMNS:
+        name = _COLUMNS.get(word, str(word))
+        if name == _REDELIVERED:
             raise InvalidFilter(
                 "syntax",
-                f"messages cannot be selected by {word}; write it as `{word}` if a property has "
+                f"messages cannot be selected by {name}; write it as `{name}` if a property has "
                 "this name",
                 word.start_pos,
             )
-        return _make_name(_COLUMNS.get(word, str(word)), word)
+        return _make_name(name, word)
 
     def quoted_name(self, word: Token) -> _Node:
         return _make_name(str(word)[1:-1], word)
@@ -329,10 +330,8 @@ _COLUMNS: Final = {
     "JMSType": Column.TAG,
     "JMSXGroupID": Column.KEY,
 }
-#: Names of JMS that no message of this broker has as fields, so a filter cannot use them.
-_UNKNOWN_COLUMNS: Final = frozenset({
-    "JMSMessageID", "JMSCorrelationID", "JMSPriority", "JMSDeliveryMode", "JMSRedelivered",
-})  # fmt: skip
+#: Whether a message was delivered before depends on the reader, so no filter can use it.
+_REDELIVERED: Final = "JMSRedelivered"
 _TERMS: Final = frozenset({"NAME", "QUOTED_NAME", "TEXT", "NUMBER", "TRUE", "FALSE"})
 _DEPTH_CHANGES: Final = {"LPAR": 1, "RPAR": -1}
 _FIXES: Final = {

@@ -20,6 +20,12 @@ class Column(Enum):
     KEY = "KEYS"
     BORN = "JMSTimestamp"
     """When the message was created, in milliseconds."""
+    # The others are read from envelopes: see envelope_columns.py.
+    MESSAGE_ID = "JMSMessageID"
+    CORRELATION_ID = "JMSCorrelationID"
+    PRIORITY = "JMSPriority"
+    DELIVERY_MODE = "JMSDeliveryMode"
+    PUBLISHER = "$publisher"
 
 
 Name = str | Column

@@ -16,6 +16,7 @@ from holdfast.amqp.conditions_of import amqp_error
 from holdfast.amqp.engine.outgoing_link import OutgoingLink, Sent
 from holdfast.amqp.messages.from_rows import RowEncoder
 from holdfast.amqp.nodes.delivery_ages import runs
+from holdfast.amqp.nodes.envelope_fields import not_published_by
 from holdfast.amqp.nodes.group_access import ensure_group, make_member, may_consume
 from holdfast.amqp.nodes.link_task import LinkTask, finish_drain
 from holdfast.amqp.nodes.node import Peer
@@ -42,6 +43,9 @@ class BrowsingSource:
         self._parts, self._config = peer.parts, peer.parts.config
         self._member = make_member(peer.container_id)
         self._may_consume = may_consume(peer, wanted.group)
+        self._condition = wanted.condition
+        if wanted.is_no_local:
+            self._condition = not_published_by(peer.container_id, wanted.condition)
         self._is_settled = link.remote is not None and link.remote.snd_settle_mode == 1
         link.answers_echo = False
         self._work = LinkTask(peer, link, self._config.queue_credit, self._serve)
@@ -148,7 +152,7 @@ class BrowsingSource:
             client=self._peer.client,
             browse=True,
             topic_names=wanted.topics,
-            filter_text=wanted.condition,
+            filter_text=self._condition,
             may_consume=self._may_consume,
         )
 

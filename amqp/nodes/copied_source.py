@@ -17,6 +17,7 @@ from holdfast.amqp.conditions_of import amqp_error
 from holdfast.amqp.engine.outgoing_link import OutgoingLink, Sent
 from holdfast.amqp.messages.from_rows import RowEncoder
 from holdfast.amqp.nodes.delivery_ages import runs
+from holdfast.amqp.nodes.envelope_fields import not_published_by
 from holdfast.amqp.nodes.filters import End, Start
 from holdfast.amqp.nodes.group_access import check_consume, ensure_topic
 from holdfast.amqp.nodes.link_task import LinkTask, finish_drain
@@ -82,7 +83,7 @@ class CopiedSource:
             if wanted.is_made_by_need:
                 await ensure_topic(self._peer, wanted.topic)
             topic = self._topic = store.table.get(wanted.topic)
-            self._filter = await _parsed(wanted)
+            self._filter = await _parsed(wanted, self._peer.container_id)
             queues = range(topic.queue_count) if wanted.queue is None else (wanted.queue,)
             most = self._config.max_copied_queues
             if len(queues) > most:
@@ -306,12 +307,14 @@ class CopiedSource:
         return last if start.end is End.LAST else state.max_offset
 
 
-async def _parsed(wanted: FromTopic) -> MessageFilter | None:
+async def _parsed(wanted: FromTopic, container_id: str) -> MessageFilter | None:
     """Return the filter of a link. Raises InvalidFilter."""
-    length = len(wanted.tags or "") + len(wanted.selector or "")
-    if length <= SHORT_FILTER_CHARACTERS:
-        return parse_filter(wanted.tags, wanted.selector)
-    return await call_in_thread(parse_filter, wanted.tags, wanted.selector)
+    tags, selector = wanted.tags, wanted.selector
+    if wanted.is_no_local:
+        selector = not_published_by(container_id, selector)
+    if len(tags or "") + len(selector or "") <= SHORT_FILTER_CHARACTERS:
+        return parse_filter(tags, selector)
+    return await call_in_thread(parse_filter, tags, selector)
 
 
 def _comes_again(outcome: Outcome) -> tuple[bool, int]:

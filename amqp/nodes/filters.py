@@ -4,6 +4,7 @@
 |-------------------------------------|-------------------------------------------------------|
 | `apache.org:selector-filter:string` | a JMS selector: docs/filters.md has the language      |
 | `amqp:sql-filter`                   | the same                                              |
+| `apache.org:no-local-filter:list`   | any: no messages that this client published           |
 | `holdfast:tags`                     | tags, separated by commas                             |
 | `rabbitmq:stream-offset-spec`       | `first`, `last`, `next`, an offset, or a timestamp    |
 
@@ -11,7 +12,7 @@ A filter is known by its descriptor, or by its key if its value is not described
 attach contains only the filters that are in force, so filters of other types are left out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -50,10 +51,11 @@ class Filters:
     selector: str | None = None
     tags: str | None = None
     start: Start | None = None
+    is_no_local: bool = False
     in_force: Mapping[str, Any] = field(default_factory=dict)
 
 
-_SELECTOR, _TAGS, _START = "selector", "tags", "start"
+_SELECTOR, _TAGS, _START, _NO_LOCAL = "selector", "tags", "start", "no-local"
 _KINDS: dict[object, str] = {
     0x0000_468C_0000_0004: _SELECTOR,
     "apache.org:selector-filter:string": _SELECTOR,
@@ -61,6 +63,8 @@ _KINDS: dict[object, str] = {
     0x120: _SELECTOR,
     "amqp:sql-filter": _SELECTOR,
     "sql-filter": _SELECTOR,
+    0x0000_468C_0000_0003: _NO_LOCAL,
+    "apache.org:no-local-filter:list": _NO_LOCAL,
     "holdfast:tags": _TAGS,
     "rabbitmq:stream-offset-spec": _START,
 }
@@ -82,9 +86,11 @@ def read_filters(given: Mapping[str, Any] | None, *, is_copied: bool) -> Filters
         value = each.value if described else each
         if kind in values:
             raise LinkFailed(INVALID_FIELD, f"there are two filters of the kind {kind}")
-        values[kind] = _start(key, value) if kind == _START else _text(key, value)
+        values[kind] = _READERS[kind](key, value)
         in_force[key] = each
-    return Filters(values.get(_SELECTOR), values.get(_TAGS), values.get(_START), in_force)
+    return Filters(
+        values.get(_SELECTOR), values.get(_TAGS), values.get(_START), _NO_LOCAL in values, in_force
+    )
 
 
 def _text(key: str, value: Any) -> str:
@@ -106,3 +112,11 @@ def _start(key: str, value: Any) -> Start:
         INVALID_FIELD,
         f"the value of the filter {key} is not first, last, next, an offset or a timestamp",
     )
+
+
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    _SELECTOR: _text,
+    _TAGS: _text,
+    _START: _start,
+    _NO_LOCAL: lambda key, value: True,
+}

@@ -22,6 +22,7 @@ from holdfast.amqp.conditions_of import amqp_error
 from holdfast.amqp.engine.outgoing_link import OutgoingLink, Sent
 from holdfast.amqp.messages.from_rows import RowEncoder
 from holdfast.amqp.nodes.delivery_ages import DeliveryAges, runs
+from holdfast.amqp.nodes.envelope_fields import not_published_by
 from holdfast.amqp.nodes.group_access import ensure_group, make_member, may_consume
 from holdfast.amqp.nodes.link_task import LinkTask
 from holdfast.amqp.nodes.node import Peer
@@ -57,6 +58,9 @@ class LeasedSource:
         self._groups = peer.parts.groups
         self._member = make_member(peer.container_id)
         self._may_consume = may_consume(peer, wanted.group)
+        self._condition = wanted.condition
+        if wanted.is_no_local:
+            self._condition = not_published_by(peer.container_id, wanted.condition)
         #: Whether the client wants messages that are settled already (snd-settle-mode settled).
         self._is_settled = link.remote is not None and link.remote.snd_settle_mode == 1
         link.answers_echo = False
@@ -201,7 +205,7 @@ class LeasedSource:
             client=self._peer.client,
             wait_s=wait_s,
             topic_names=wanted.topics,
-            filter_text=wanted.condition,
+            filter_text=self._condition,
             may_consume=self._may_consume,
         )
 

@@ -46,6 +46,8 @@ class FromGroup:
     is_browsed: bool
     condition: str | None
     """Only messages for which this condition of the filter language is true."""
+    is_no_local: bool
+    """No messages that the same client (container) published."""
     default_outcome: Outcome
     answer: Source
 
@@ -61,6 +63,8 @@ class FromTopic:
     start: Start
     tags: str | None
     selector: str | None
+    is_no_local: bool
+    """No messages that the same client (container) published."""
     default_outcome: Outcome
     answer: Source
 
@@ -86,7 +90,14 @@ def read_source(source: Source, address: Address) -> Wanted:
     answer = _answer(source, filters, COPY if is_browsed else MOVE, QUEUE)
     condition = _condition(filters, address.tag)
     return FromGroup(
-        address.name, topics, made, is_browsed, condition, answer.default_outcome, answer
+        address.name,
+        topics,
+        made,
+        is_browsed,
+        condition,
+        filters.is_no_local,
+        answer.default_outcome,
+        answer,
     )
 
 
@@ -109,6 +120,7 @@ def _read_topic(source: Source, address: Address) -> FromTopic:
         start,
         filters.tags,
         selector,
+        filters.is_no_local,
         answer.default_outcome,
         answer,
     )

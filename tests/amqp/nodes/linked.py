@@ -26,6 +26,7 @@ from holdfast.amqp.messages.sections import Sections
 from holdfast.amqp.nodes.addresses import parse_address
 from holdfast.amqp.nodes.browsing_source import BrowsingSource
 from holdfast.amqp.nodes.copied_source import CopiedSource
+from holdfast.amqp.nodes.envelope_fields import read_fields
 from holdfast.amqp.nodes.leased_source import LeasedSource
 from holdfast.amqp.nodes.node import BrokerParts, Peer
 from holdfast.amqp.nodes.terminus import FromTopic, read_source
@@ -33,6 +34,7 @@ from holdfast.amqp.wire.conditions import AmqpError, LinkFailed
 from holdfast.amqp.wire.performatives import Attach, Flow, Source, Target
 from holdfast.consumequeue.config import TopicsConfig
 from holdfast.groups.config import GroupsConfig
+from holdfast.holdservice.envelope_columns import set_reader
 from holdfast.http_api.access.authorization import Access
 from holdfast.http_api.access.grants import ANONYMOUS, Principal
 from tests.amqp.engine.pair import Pair
@@ -284,6 +286,7 @@ async def linked(
     tmp_path: Path, *, window: int | None = None, **config: Any
 ) -> AsyncIterator[tuple[GroupBroker, Callable[..., Client]]]:
     """Run a broker; yield it, and a function that connects clients."""
+    set_reader(read_fields)
     async with running(tmp_path) as broker:
         clients: list[Client] = []
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from holdfast.amqp.engine.events import SenderSettled
+from holdfast.amqp.messages.envelope import Envelope, encode_envelope, publisher_hash
 from holdfast.amqp.messages.sections import Sections
 from holdfast.amqp.wire.conditions import (
     INVALID_FIELD,
@@ -24,6 +25,7 @@ from holdfast.amqp.wire.performatives import (
     Released,
 )
 from holdfast.amqp.wire.types import Described, Symbol, ULong
+from holdfast.commitlog.format.batch_encoding import Rows
 from holdfast.groups.settings import Subscription
 from holdfast.http_api.access.grants import Principal, parse_grants
 from tests.amqp.nodes.linked import body_of, linked
@@ -470,3 +472,20 @@ async def test_only_messages_of_the_topic_in_the_address_arrive(tmp_path: Path) 
         receiver.grant(10)
         assert await receiver.bodies(1) == ["of u"]
         assert await receiver.rest() == []
+
+
+async def test_a_client_does_not_get_its_own_messages_if_it_says_so(tmp_path: Path) -> None:
+    # T28
+    async with linked(tmp_path) as (broker, connect):
+        await _filled(broker, 0)
+        envelopes = [encode_envelope(Envelope(publisher_hash(name))) for name in ("mine", "other")]
+        rows = Rows(0, [b"of mine", b"of other"], 1, envelopes=envelopes)
+        await broker.store.publishing.publish(broker.store.table.get("t"), [rows])
+        no_local = {"f": Described(ULong(0x468C00000003), [])}
+        own = await connect(container_id="mine").attach("/groups/g", filter=no_local)
+        own.grant(5)
+        assert await own.bodies(1) == ["of other"]
+        assert await own.rest() == []
+        other = await connect(container_id="other").attach("/groups/g", filter=no_local)
+        other.grant(5)
+        assert await other.bodies(1) == ["of mine"]

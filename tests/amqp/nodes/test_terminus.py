@@ -162,3 +162,18 @@ def test_a_known_filter_that_is_not_valid_is_refused(given: dict[str, Any]) -> N
     with pytest.raises(LinkFailed) as refused:
         read_filters(given, is_copied=True)
     assert refused.value.condition == INVALID_FIELD
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"no-local": Described(ULong(0x468C00000003), [])},
+        {"f": Described(Symbol("apache.org:no-local-filter:list"), "NoLocalFilter{}")},
+    ],
+)
+def test_a_client_may_leave_out_its_own_messages(filters: dict[str, Any]) -> None:
+    # T28
+    assert read("orders", filter=filters).is_no_local
+    assert read("/topics/t", filter=filters).is_no_local
+    assert read("orders", filter=filters).answer.filter == filters
+    assert not read("orders").is_no_local
