@@ -9,8 +9,7 @@ them; the caller of `hold` reads the messages.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import attrgetter
@@ -73,7 +72,7 @@ class HoldResult(NamedTuple):
 class HoldStats:
     """The number of pulls that are held now, and counts since the start. `held`, `held_max`,
     `refused_total` and `scan_rescues` include the requests of other kinds that wait within the same
-    limits (`PullRequestHoldService.occupied_slot`). The last scan blocked the loop for
+    limits (`PullRequestHoldService.occupy_slot`). The last scan blocked the loop for
     `last_scan_s`."""
 
     held: int = 0
@@ -191,20 +190,19 @@ class PullRequestHoldService:
         config = self._config
         return wait_s if config.long_polling else min(wait_s, config.short_polling_ms / 1000)
 
-    @contextmanager
-    def occupied_slot(self, client: str) -> Iterator[None]:
-        """While the context is open, count one waiting request of another kind in the limits of
-        held pulls. Raise HoldLimitExceeded if a limit is reached."""
+    def occupy_slot(self, client: str) -> None:
+        """Count one more waiting request of another kind in the limits of held pulls, until
+        `free_slot`. Raise HoldLimitExceeded if a limit is reached."""
         try:
             self._table.enter(client)
         except HoldLimitExceeded:
             self._stats.refused_total += 1
             raise
         self._note_held()
-        try:
-            yield
-        finally:
-            self._table.leave(client)
+
+    def free_slot(self, client: str) -> None:
+        """Undo one call of `occupy_slot`."""
+        self._table.leave(client)
 
     def message_arriving(self, advanced: Mapping[QueueKey, int]) -> None:
         """Wake the pulls that wait for new messages. `advanced` maps each queue to its new end; all

@@ -267,12 +267,14 @@ class GroupServer:
         if self._is_ending:  # after an empty answer the client would ask again at once
             raise GroupsStopping
         began_s = monotonic()
-        with self._hold.occupied_slot(request.client), self.watch.waiting() as has_found:
-            answer = await self._wait(
-                request,
-                self._hold.limit_wait(request.wait_s),
-                has_looked=reply.needs is None and not has_found,
-            )
+        self._hold.occupy_slot(request.client)
+        try:  # context managers would double the memory of a waiting request
+            has_looked = not self.watch.begin_waiting() and reply.needs is None
+            wait_s = self._hold.limit_wait(request.wait_s)
+            answer = await self._wait(request, wait_s, has_looked=has_looked)
+        finally:
+            self.watch.end_waiting()
+            self._hold.free_slot(request.client)
         held_s = monotonic() - began_s
         if answer is not None:
             return replace(await self._complete_reply(answer, request), held_s=held_s)

@@ -6,8 +6,7 @@ requests. On the event loop.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.consumequeue.slices import ITEMS_A_TURN
 from holdfast.consumequeue.topics import QueueKey
@@ -165,26 +164,26 @@ class QueueWatch:
                 return
             await asyncio.sleep(0)
 
-    @contextmanager
-    def waiting(self) -> Iterator[bool]:
-        """Return a context in which the group processes changes as soon as they occur, because a
-        request waits. Yield True if the group processed earlier changes at the beginning of the
-        context."""
+    def begin_waiting(self) -> bool:
+        """Let the group process changes as soon as they occur, because a request waits. Return True
+        if the group has processed earlier changes in this call. The caller must call `end_waiting`
+        later, also if this call fails."""
         self._waiting += 1
         if self._waiting == 1:
             for topic_id in self._processed:
                 self._set_watching(topic_id)
-        try:
-            has_found = self.process() > 0
-            if not self.is_current:
-                self._changes.process_soon(self)
-            yield has_found
-        finally:
-            self._waiting -= 1
-            if not self._waiting:
-                self._changes.forget(self)
-                for topic_id in self._processed:
-                    self._set_watching(topic_id)
+        has_found = self.process() > 0
+        if not self.is_current:
+            self._changes.process_soon(self)
+        return has_found
+
+    def end_waiting(self) -> None:
+        """Record that one request less waits."""
+        self._waiting -= 1
+        if not self._waiting:
+            self._changes.forget(self)
+            for topic_id in self._processed:
+                self._set_watching(topic_id)
 
     def _set_watching(self, topic_id: int) -> None:
         changed = self._changes.by_topic.get(topic_id)

@@ -16,8 +16,8 @@ import asyncio
 import random
 import shutil
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -433,6 +433,6 @@ class _Places:
     def limit_wait(self, wait_s: float) -> float:
         return wait_s
 
-    @contextmanager
-    def occupied_slot(self, client: str) -> Iterator[None]:
-        yield
+    def occupy_slot(self, client: str) -> None: ...
+
+    def free_slot(self, client: str) -> None: ...
