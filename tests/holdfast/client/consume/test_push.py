@@ -27,16 +27,17 @@ def test_following_a_topic_sends_only_pulls_and_one_per_wait(
     shared_broker: RunningBroker, topic: str
 ) -> None:
     # L1, L3: an idle consumer sends three requests a minute
-    with (
-        dropping_proxy(shared_broker.url, lambda _: False) as proxy,
-        Client(proxy.url) as client,
-        shared_broker.client() as publisher,
-    ):
+    with shared_broker.client() as publisher:
         publisher.create_topic(topic, queues=1)
-        messages = client.pull(topic, queue=0, offset=0)
-        for body in (b"a", b"b", b"c"):
-            publisher.publish(topic, body)
-            assert next(messages).body == body
+        with (
+            dropping_proxy(shared_broker.url, lambda _: False) as proxy,
+            Client(proxy.url) as client,
+        ):
+            messages = client.pull(topic, queue=0, offset=0)
+            for body in (b"a", b"b", b"c"):
+                publisher.publish(topic, body)
+                assert next(messages).body == body
+        publisher.publish(topic, b"d")  # ends a pull that the proxy may still wait for
     waits = [target for target in proxy.targets if "wait_ms=0" not in target]
     assert {target.split("?")[0] for target in proxy.targets} == {
         f"/v1/topics/{topic}/queues/0/messages"
