@@ -230,11 +230,8 @@ async def test_a_mode_waits_for_leases_of_before_a_restart_too(tmp_path: Path) -
 
 
 async def test_a_topic_that_is_added_again_continues_at_the_floor(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.topic("u")
-        both = {"t": Subscription(), "u": Subscription()}
-        await broker.group(topics=both)
+    both = {"t": Subscription(), "u": Subscription()}
+    async with running_group(tmp_path, topics=both) as broker:
         await broker.publish(["a", "b", "c", "d", "e"])
         held = receipts_of(await broker.receive())
         assert await broker.settle(held[:3]) == [Status.DONE] * 3
@@ -247,11 +244,8 @@ async def test_a_topic_that_is_added_again_continues_at_the_floor(tmp_path: Path
 async def test_a_receipt_is_stale_after_its_topic_was_removed_and_added_again(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.topic("u")
-        both = {"t": Subscription(), "u": Subscription()}
-        await broker.group(topics=both)
+    both = {"t": Subscription(), "u": Subscription()}
+    async with running_group(tmp_path, topics=both) as broker:
         await broker.publish(["x", "y"])
         old: list[str] = []
         numbers: set[int] = set()

@@ -13,9 +13,7 @@ from tests.support.group_broker import bodies_of, receipts_of, running, running_
 @pytest.mark.parametrize("more", [-1, 0, 1])
 async def test_all_groups_together_have_a_most_of_leases(tmp_path: Path, more: int) -> None:
     # S5: each group had only its own limit, and eight groups killed a broker with 512 MiB
-    async with running(tmp_path, limits=GroupsConfig(max_leases=10)) as broker:
-        await broker.topic()
-        await broker.group("g")
+    async with running_group(tmp_path, limits=GroupsConfig(max_leases=10)) as broker:
         await broker.group("h")
         await broker.publish([str(number) for number in range(20)])
         first = await broker.receive(6, group="g")

@@ -56,9 +56,7 @@ async def test_a_group_at_its_limit_of_returned_messages_gets_no_new_messages(
 
 
 async def test_all_groups_together_have_a_most_of_returned_messages(tmp_path: Path) -> None:
-    async with running(tmp_path, limits=GroupsConfig(max_returned=5)) as broker:
-        await broker.topic()
-        await broker.group("g")
+    async with running_group(tmp_path, limits=GroupsConfig(max_returned=5)) as broker:
         await broker.group("h")
         await broker.publish(numbers(20))
         await delayed(broker, 3, "g")
