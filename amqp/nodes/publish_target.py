@@ -31,7 +31,7 @@ from holdfast.amqp.wire.conditions import (
     AmqpError,
     LinkFailed,
 )
-from holdfast.amqp.wire.performatives import Accepted, Released
+from holdfast.amqp.wire.performatives import Accepted, Rejected, Released
 from holdfast.commitlog.errors import LogError
 from holdfast.commitlog.format.batch import queue_for_key
 from holdfast.commitlog.format.batch_encoding import Rows
@@ -129,7 +129,7 @@ class PublishTarget:
         self.unconfirmed += len(deliveries)
         refused = [each for each in deliveries if each.format or each.state is not None]
         if refused:
-            self._end(refused, publish_outcome(_unsupported(refused[0])))
+            self._refuse(refused, _unsupported(refused[0]))
             deliveries = [each for each in deliveries if not each.format and each.state is None]
         for some in _portions(deliveries):
             if self._destination is not None:
@@ -157,7 +157,7 @@ class PublishTarget:
             try:
                 destination = self._find(address)
             except (AmqpError, StoreError, Denied) as error:
-                self._end(some, publish_outcome(error))
+                self._refuse(some, error)
             else:
                 self._store(some, destination)
 
@@ -207,7 +207,7 @@ class PublishTarget:
             each.message = b""  # the columns have it
         if columns.refused:
             for index, error in columns.refused.items():
-                self._end([deliveries[index]], publish_outcome(error))
+                self._refuse([deliveries[index]], error)
             deliveries = [
                 each for index, each in enumerate(deliveries) if index not in columns.refused
             ]
@@ -290,16 +290,31 @@ class PublishTarget:
     # ---- Outcomes
 
     def _fail(self, deliveries: Sequence[Delivery], error: Exception) -> None:
-        """Give the outcome of messages that were not stored. If the broker may accept them later,
-        withhold credit for a while. If the topic of the link is gone, detach the link."""
+        """Give the outcome of messages that were not stored. If the topic of the link is gone,
+        detach the link."""
         if isinstance(error, UnknownTopic) and self._destination is not None:
             self._end(deliveries, Released())
             self._detach_deleted()
             return
+        self._refuse(deliveries, error)
+
+    def _refuse(self, deliveries: Sequence[Delivery], error: Exception) -> None:
+        """Give the outcome that `error` has.
+
+        If messages are released, credit is withheld for a while. If a message is rejected whose
+        sender wants no outcome, the link is detached: nothing else could tell the sender.
+        """
         outcome = publish_outcome(error)
         self._end(deliveries, outcome)
         if type(outcome) is Released:
             self._withhold_credit(RETRY_S)
+        elif type(outcome) is Rejected and any(each.is_settled for each in deliveries):
+            self._detach(amqp_error(error, LinkFailed))
+
+    def _detach(self, error: LinkFailed) -> None:
+        if not self._is_stopped:
+            self._peer.detach(self._link, error)
+            self._peer.flush()
 
     def _topic_deleted(self, topic_id: int) -> None:
         if self._destination is not None and self._destination.topic.topic_id == topic_id:
@@ -308,11 +323,9 @@ class PublishTarget:
 
     def _detach_deleted(self) -> None:
         assert self._destination is not None
-        if not self._is_stopped:
-            gone = amqp_error(UnknownTopic(self._destination.topic.name), LinkFailed)
-            gone.condition = RESOURCE_DELETED
-            self._peer.detach(self._link, gone)
-            self._peer.flush()
+        gone = amqp_error(UnknownTopic(self._destination.topic.name), LinkFailed)
+        gone.condition = RESOURCE_DELETED
+        self._detach(gone)
 
     def _end(self, deliveries: Sequence[Delivery], outcome: Any) -> None:
         """Send the outcome of deliveries whose sender wants one: a disposition for each run of ids.

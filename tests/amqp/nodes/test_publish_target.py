@@ -356,6 +356,20 @@ async def test_a_message_that_is_wrong_is_rejected_and_the_others_are_stored(
     assert node.target(link).unconfirmed == 0
 
 
+async def test_a_settled_message_that_is_wrong_detaches_the_link(node: Publishing) -> None:
+    link = await node.sender()
+    for message in (data(b"first"), b"no sections", data(b"last")):
+        link.send(message, settled=True)
+    node.pair.pump()
+    await until(lambda: not node.targets)
+    node.pair.pump()
+    (detached,) = node.pair.client.take(Detached)
+    assert detached.error.condition == "amqp:decode-error"
+    other = await node.sender(name="other")
+    await node.publish(other, [data(b"after")])
+    assert await node.bodies() == [b"first", b"last", b"after"]
+
+
 @pytest.mark.parametrize(
     "transfer", [Transfer(0, 0, b"t", 1), Transfer(0, 0, b"t", 0, state=Accepted())]
 )
