@@ -42,7 +42,7 @@ test-cluster: $(READY)  ## Spark: local-cluster, standalone and Connect beside o
 
 # Clients that generators make of the OpenAPI document, and tools as users type them. What is
 # downloaded and built stays in .interop/; a toolchain that is missing skips its tests by name.
-interop: $(READY)  ## others' clients against the broker: Go, TypeScript, EventSource, curl
+interop: $(READY)  ## others' clients against the broker: of HTTP (Go, TypeScript, curl), six of AMQP
 	$(BIN)/pytest -m interop tests/interop $(PYTEST_ARGS)
 
 # Each prints its seed; SEED=... runs that one again.

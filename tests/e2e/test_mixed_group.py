@@ -1,4 +1,4 @@
-"""T33: T18 and T24 hold in a group whose members come over HTTP and over AMQP."""
+"""A group whose members come over HTTP and over AMQP."""
 
 import socket
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_limits_and_returned_messages_hold_across_protocols(tmp_path: Path) -> N
         client.create_group("g", "t", start="earliest", max_in_flight_per_member=10)
         calls = Calls(broker.url)
 
-        # T18: a link gets ten messages, however large its credit, and one more per outcome.
+        # T33: a link gets ten messages, however large its credit, and one more per outcome.
         for number in range(100):
             client.publish("t", f"{number}", durability="written")
         with AmqpClient(port) as amqp:
@@ -51,11 +51,11 @@ def test_limits_and_returned_messages_hold_across_protocols(tmp_path: Path) -> N
             assert bodies(more) == ["10", "11", "12"]
             amqp.expect_nothing()
 
-            # T18: the member over HTTP has a limit of its own.
+            # The member over HTTP has a limit of its own.
             held = receive(calls, 50)
             assert [each["body"] for each in held] == [str(number) for number in range(13, 23)]
 
-            # T24: what the link did not settle returns to its place, at once, for the others.
+            # What the link did not settle returns to its place, at once, for the others.
             receipts = [each["receipt"] for each in held]
             acknowledged = calls("POST", "/v1/groups/g/ack", {"receipts": receipts}).json["results"]
             assert [each["status"] for each in acknowledged] == ["done"] * 10
@@ -63,7 +63,7 @@ def test_limits_and_returned_messages_hold_across_protocols(tmp_path: Path) -> N
         again = receive(calls, 10)
         assert [each["body"] for each in again] == [str(number) for number in range(3, 13)]
 
-        # T24, the other way: a member over HTTP leaves, and a link gets its messages in order.
+        # The other way: a member over HTTP leaves, and a link gets its messages in order.
         with AmqpClient(port) as amqp:
             calls("POST", "/v1/groups/g/leave", {"member": "http"})
             amqp.receiver("/groups/g", credit=10)

@@ -116,7 +116,7 @@ def bodies_of(members: list[Member], what: str) -> set[object]:
 
 
 def check(members: list[Member], published: list[str]) -> None:
-    """T1, T24: every message is settled, by one member, and nobody gets it after that."""
+    """T1, T24: a member gets every message, one member settles it, and then nobody gets it."""
     arrived: dict[object, list[tuple[int, str]]] = defaultdict(list)
     settled: dict[object, list[tuple[int, str]]] = defaultdict(list)
     for member in members:

@@ -29,7 +29,7 @@ def can_write(client: str, name: str) -> bool:
         case "go-amqp":
             return value[0] not in ("decimal32", "decimal64", "decimal128", "char")
         case "qpid-jms":
-            return value[0] != "array"
+            return bool(value[0] != "array")
         case "protonj2":
             return name != "array of timestamp"
         case _:

@@ -18,14 +18,14 @@ from proton.reactor import AtMostOnce, Container, LinkOption, Selector
 URL = sys.argv[1]
 
 
-class Second(LinkOption):
+class Second(LinkOption):  # type: ignore[misc]
     """Ask the broker to settle first, and settle after it."""
 
     def apply(self, link: Link) -> None:
         link.rcv_settle_mode = Link.RCV_SECOND
 
 
-class Command(MessagingHandler):
+class Command(MessagingHandler):  # type: ignore[misc]
     """What all commands share: one connection, and an end."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
@@ -226,7 +226,7 @@ def encode_message(message: Message) -> dict[str, Any]:
                 found = symbol(found)
             properties[name] = encode(found)
     if message.inferred and isinstance(message.body, bytes | memoryview):
-        body = ["data", bytes(message.body).hex()]
+        body: list[Any] = ["data", bytes(message.body).hex()]
     elif message.inferred and isinstance(message.body, list):
         body = ["sequence", [encode(each) for each in message.body]]
     else:
