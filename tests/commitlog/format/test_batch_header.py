@@ -113,11 +113,11 @@ def test_round_trip(header: BatchHeader) -> None:
     assert BatchHeader.decode(b"ab" + raw + b"c", 2) == header
 
 
-@pytest.mark.parametrize("size", range(HEADER_SIZE))
-def test_every_truncation_is_refused(size: int) -> None:
-    with pytest.raises(CorruptBatch) as raised:
-        BatchHeader.decode(golden("batch_stored.bin")[:size])
-    assert raised.value.reason == "header-truncated"
+def test_every_truncation_is_refused() -> None:
+    for size in range(HEADER_SIZE):
+        with pytest.raises(CorruptBatch) as raised:
+            BatchHeader.decode(golden("batch_stored.bin")[:size])
+        assert raised.value.reason == "header-truncated", size
 
 
 def test_every_flipped_bit_is_refused() -> None:

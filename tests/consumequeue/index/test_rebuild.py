@@ -129,7 +129,7 @@ QUEUES = st.tuples(st.sampled_from([1, 2, GONE_TOPIC]), st.integers(0, 2))
     lag=st.integers(0, 10),
     first=st.integers(0, 60),
 )
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 def test_a_rebuild_equals_the_work_of_reput(
     tmp_path_factory: pytest.TempPathFactory,
     queues: list[tuple[int, int]],

@@ -277,15 +277,15 @@ async def test_bytes_after_a_request_that_ends_the_connection_are_ignored(
     closing: bytes, behind: bytes, size: int
 ) -> None:
     """RFC 9112 section 9.6. The last byte of the request arrives together with these bytes."""
-    for before in (b"", GET, LINE + BODIES["chunks"]):
-        sent = before + closing[:-1]
-        pieces = [sent[at : at + size] for at in range(0, len(sent), size)]
-        if size > len(sent):
-            pieces = [sent + closing[-1:] + behind]
-        else:
-            pieces.append(closing[-1:] + behind)
-        async with running_api() as api:
-            await api.store.topics.create("orders", queues=1)
+    async with running_api() as api:
+        await api.store.topics.create("orders", queues=1)
+        for before in (b"", GET, LINE + BODIES["chunks"]):
+            sent = before + closing[:-1]
+            pieces = [sent[at : at + size] for at in range(0, len(sent), size)]
+            if size > len(sent):
+                pieces = [sent + closing[-1:] + behind]
+            else:
+                pieces.append(closing[-1:] + behind)
             async with raw_connection(api.server.port) as connection, asyncio.timeout(10):
                 for piece in pieces:
                     await connection.send(piece)
@@ -294,6 +294,7 @@ async def test_bytes_after_a_request_that_ends_the_connection_are_ignored(
             assert statuses(answers) == [*[200] * bool(before), 200], answers
             assert answers.count(b"Connection: close") == 1
             assert bodies_of(api) == [b"x"] * (1 + before.startswith(b"POST"))
+            api.publishes.clear()
 
 
 @pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
