@@ -4,9 +4,9 @@ A batch has one envelope for each message of such a protocol. The composition of
 function that reads envelopes. Without it, no message has these fields.
 """
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 
-from holdfast.holdservice.three_valued import Column
+from holdfast.holdservice.three_valued import Column, Name
 
 #: The fields that are read from envelopes.
 ENVELOPE_COLUMNS = frozenset({
@@ -16,7 +16,7 @@ ENVELOPE_COLUMNS = frozenset({
 #: Reading one envelope takes about this long.
 ENVELOPE_US = 15
 
-ReadEnvelope = Callable[[bytes, Set[Column]], Mapping[Column, str]]
+ReadEnvelope = Callable[[bytes, Set[Column]], dict[Name, str]]
 """Returns those of the requested fields that a message has. The envelope is b"" if the message has
 none."""
 

@@ -226,7 +226,7 @@ def row_values(
         if has_born:
             values[Column.BORN] = str(batch.born_timestamp_us(row) // 1000)
         if foreign and read is not None:
-            values |= {**read(batch.envelope(row), foreign)}
+            values |= read(batch.envelope(row), foreign)
         yield row, values
 
 

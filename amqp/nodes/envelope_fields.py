@@ -18,17 +18,17 @@ from uuid import UUID
 from holdfast.amqp.messages.envelope import Envelope, decode_envelope, publisher_hash
 from holdfast.amqp.wire.conditions import DecodeError
 from holdfast.amqp.wire.types import ULong, decode, skip
-from holdfast.holdservice.three_valued import Column
+from holdfast.holdservice.three_valued import Column, Name
 
 _PROPERTIES = b"\x00\x53\x73"
 _MESSAGE_ID, _CORRELATION_ID = 0, 5
 
 
-def read_fields(octets: bytes, columns: Set[Column]) -> dict[Column, str]:
+def read_fields(octets: bytes, columns: Set[Column]) -> dict[Name, str]:
     """Return those of `columns` that the message of an envelope has. `octets` is the envelope, or
     b"" if the message has none."""
     envelope = decode_envelope(octets) if octets else Envelope(0, True)
-    found: dict[Column, str] = {
+    found: dict[Name, str] = {
         Column.PRIORITY: str(envelope.priority),
         Column.DELIVERY_MODE: "PERSISTENT" if envelope.is_durable else "NON_PERSISTENT",
     }
