@@ -108,6 +108,21 @@ class AmqpConfig:
     max_copied_queues: int = setting(
         1_000, "Queues of a topic that one link may read together.", minimum=1
     )
+    max_filter_characters: int = setting(
+        1024 * KIB,
+        "Total characters in the filters of all links. A parsed filter needs about 128 bytes for "
+        "each character.",
+        minimum=1,
+        memory_divisor=32,
+        bytes_each=128,
+    )
+    max_client_filter_characters: int = setting(
+        256 * KIB,
+        "The part of max_filter_characters that one client address may use.",
+        minimum=1,
+        memory_divisor=64,
+        bytes_each=128,
+    )
     delivery_timeout_ms: int = setting(
         1_800_000,
         "A link whose oldest unsettled message is older than this is detached, and its messages "

@@ -20,7 +20,7 @@ from holdfast.amqp.nodes.envelope_fields import not_published_by
 from holdfast.amqp.nodes.group_access import ensure_group, make_member, may_consume
 from holdfast.amqp.nodes.link_task import LinkTask, finish_drain
 from holdfast.amqp.nodes.node import Peer
-from holdfast.amqp.nodes.terminus import FromGroup, Outcome
+from holdfast.amqp.nodes.terminus import FromGroup, Outcome, without_answer
 from holdfast.amqp.wire.conditions import LinkFailed
 from holdfast.amqp.wire.performatives import Received as Progress
 from holdfast.consumequeue.errors import StateUnavailable, StoreError, UnknownGroup
@@ -39,13 +39,17 @@ class BrowsingSource:
     """See the module. It implements `Source` of node.py."""
 
     def __init__(self, peer: Peer, link: OutgoingLink, wanted: FromGroup) -> None:
-        self._peer, self._link, self._wanted = peer, link, wanted
+        self._peer, self._link, self._wanted = peer, link, without_answer(wanted)
         self._parts, self._config = peer.parts, peer.parts.config
         self._member = make_member(peer.container_id)
         self._may_consume = may_consume(peer, wanted.group)
         self._condition = wanted.condition
         if wanted.is_no_local:
             self._condition = not_published_by(peer.container_id, wanted.condition)
+        #: The characters of the filter that are counted.
+        self._characters = 0
+        #: The parsed filter. It is kept so that the group does not parse it for each ask.
+        self._filter: object = None
         self._is_settled = link.remote is not None and link.remote.snd_settle_mode == 1
         link.answers_echo = False
         self._work = LinkTask(peer, link, self._config.queue_credit, self._serve)
@@ -58,10 +62,18 @@ class BrowsingSource:
     async def start(self) -> None:
         """Find the group, and make it if the address allows that."""
         try:
+            await self._parse_filter()
             await ensure_group(self._peer, self._wanted)
             await self._parts.groups.receive(self._wanted.group, self._request(0))
         except Exception as error:
             raise amqp_error(error, LinkFailed) from error
+
+    async def _parse_filter(self) -> None:
+        text = self._condition
+        if text is not None:
+            self._parts.filter_budget.take(self._peer.client, len(text), self._config)
+            self._characters = len(text)
+            self._filter = (await self._parts.groups.registry.filters.parse([text]))[text]
 
     def credit_changed(self) -> None:
         """The client changed the credit of the link, or asks for a drain or an echo."""
@@ -99,6 +111,7 @@ class BrowsingSource:
         if self._work.is_stopped:
             return
         running = self._work.stop()
+        self._parts.filter_budget.give_back(self._peer.client, self._characters)
         self._link.forget(self._unsettled)
         self._unsettled.clear()
         self._leaving = asyncio.create_task(self._leave(running), name="amqp-leave")

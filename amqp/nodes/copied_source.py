@@ -23,7 +23,7 @@ from holdfast.amqp.nodes.group_access import check_consume, ensure_topic
 from holdfast.amqp.nodes.link_task import LinkTask, finish_drain
 from holdfast.amqp.nodes.node import Peer
 from holdfast.amqp.nodes.stored_message import read_message
-from holdfast.amqp.nodes.terminus import FromTopic, Outcome
+from holdfast.amqp.nodes.terminus import FromTopic, Outcome, without_answer
 from holdfast.amqp.wire.conditions import NOT_IMPLEMENTED, LinkFailed
 from holdfast.amqp.wire.performatives import Modified, Released, TransactionalState
 from holdfast.commitlog.format.batch import Batch
@@ -56,7 +56,7 @@ class CopiedSource:
     """See the module. It implements `Source` of node.py."""
 
     def __init__(self, peer: Peer, link: OutgoingLink, wanted: FromTopic) -> None:
-        self._peer, self._link, self._wanted = peer, link, wanted
+        self._peer, self._link, self._wanted = peer, link, without_answer(wanted)
         self._parts, self._config = peer.parts, peer.parts.config
         self._reading = peer.parts.store.reading
         #: Whether the client wants messages that are settled already (snd-settle-mode settled).
@@ -65,6 +65,8 @@ class CopiedSource:
         self._work = LinkTask(peer, link, self._config.queue_credit, self._serve)
         self._topic: Topic
         self._filter: MessageFilter | None = None
+        #: The characters of the filter that are counted.
+        self._characters = 0
         #: For each queue, the next offset to read.
         self._offsets: dict[int, int] = {}
         #: The messages that the client has, by delivery-id.
@@ -83,7 +85,7 @@ class CopiedSource:
             if wanted.is_made_by_need:
                 await ensure_topic(self._peer, wanted.topic)
             topic = self._topic = store.table.get(wanted.topic)
-            self._filter = await _parsed(wanted, self._peer.container_id)
+            self._filter = await self._parse_filter()
             queues = range(topic.queue_count) if wanted.queue is None else (wanted.queue,)
             most = self._config.max_copied_queues
             if len(queues) > most:
@@ -93,6 +95,17 @@ class CopiedSource:
                 self._offsets[queue] = await self._offset_at(queue, wanted.start)
         except Exception as error:
             raise amqp_error(error, LinkFailed) from error
+
+    async def _parse_filter(self) -> MessageFilter | None:
+        tags, selector = self._wanted.tags, self._wanted.selector
+        if self._wanted.is_no_local:
+            selector = not_published_by(self._peer.container_id, selector)
+        characters = len(tags or "") + len(selector or "")
+        self._parts.filter_budget.take(self._peer.client, characters, self._config)
+        self._characters = characters
+        if characters <= SHORT_FILTER_CHARACTERS:
+            return parse_filter(tags, selector)
+        return await call_in_thread(parse_filter, tags, selector)
 
     def credit_changed(self) -> None:
         """The client changed the credit of the link, or asks for a drain or an echo."""
@@ -140,6 +153,7 @@ class CopiedSource:
         if self._work.is_stopped:
             return
         self._running = self._work.stop()
+        self._parts.filter_budget.give_back(self._peer.client, self._characters)
         self._link.forget(self._unsettled)
         self._unsettled.clear()
         self._returned.clear()
@@ -305,16 +319,6 @@ class CopiedSource:
             return state.min_offset
         last = max(state.max_offset - 1, state.min_offset)
         return last if start.end is End.LAST else state.max_offset
-
-
-async def _parsed(wanted: FromTopic, container_id: str) -> MessageFilter | None:
-    """Return the filter of a link. Raises InvalidFilter."""
-    tags, selector = wanted.tags, wanted.selector
-    if wanted.is_no_local:
-        selector = not_published_by(container_id, selector)
-    if len(tags or "") + len(selector or "") <= SHORT_FILTER_CHARACTERS:
-        return parse_filter(tags, selector)
-    return await call_in_thread(parse_filter, tags, selector)
 
 
 def _comes_again(outcome: Outcome) -> tuple[bool, int]:

@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from holdfast.amqp.config import AmqpConfig
 from holdfast.amqp.wire.conditions import INVALID_FIELD, LinkFailed
 from holdfast.amqp.wire.types import Described, Timestamp
+from holdfast.consumequeue.errors import LimitReached
 
 
 class End(Enum):
@@ -53,6 +55,35 @@ class Filters:
     start: Start | None = None
     is_no_local: bool = False
     in_force: Mapping[str, Any] = field(default_factory=dict)
+
+
+class FilterBudget:
+    """The characters of the filters that links keep, of all clients and of each client."""
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._by_client: dict[str, int] = {}
+
+    def take(self, client: str, characters: int, config: AmqpConfig) -> None:
+        """Count a filter. Raises LimitReached if there would be more characters than allowed."""
+        used = self._by_client.get(client, 0) + characters
+        for name, count, most in (
+            ("max_filter_characters", self._total + characters, config.max_filter_characters),
+            ("max_client_filter_characters", used, config.max_client_filter_characters),
+        ):
+            if characters and count > most:
+                raise LimitReached(f"amqp.{name}", most)
+        if characters:
+            self._total += characters
+            self._by_client[client] = used
+
+    def give_back(self, client: str, characters: int) -> None:
+        """Subtract a filter that was counted."""
+        if characters:
+            self._total -= characters
+            self._by_client[client] -= characters
+            if not self._by_client[client]:
+                del self._by_client[client]
 
 
 _SELECTOR, _TAGS, _START, _NO_LOCAL = "selector", "tags", "start", "no-local"

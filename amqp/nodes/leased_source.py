@@ -28,7 +28,7 @@ from holdfast.amqp.nodes.link_task import LinkTask
 from holdfast.amqp.nodes.node import Peer
 from holdfast.amqp.nodes.settling import settlement_of
 from holdfast.amqp.nodes.stored_message import Unsent, read_message
-from holdfast.amqp.nodes.terminus import FromGroup, Outcome
+from holdfast.amqp.nodes.terminus import FromGroup, Outcome, without_answer
 from holdfast.amqp.wire.conditions import (
     NOT_IMPLEMENTED,
     RESOURCE_DELETED,
@@ -53,7 +53,7 @@ class LeasedSource:
     """See the module. It implements `Source` of node.py."""
 
     def __init__(self, peer: Peer, link: OutgoingLink, wanted: FromGroup) -> None:
-        self._peer, self._link, self._wanted = peer, link, wanted
+        self._peer, self._link, self._wanted = peer, link, without_answer(wanted)
         self._parts, self._config = peer.parts, peer.parts.config
         self._groups = peer.parts.groups
         self._member = make_member(peer.container_id)
@@ -61,6 +61,10 @@ class LeasedSource:
         self._condition = wanted.condition
         if wanted.is_no_local:
             self._condition = not_published_by(peer.container_id, wanted.condition)
+        #: The characters of the filter that are counted.
+        self._characters = 0
+        #: The parsed filter. It is kept so that the group does not parse it for each ask.
+        self._filter: object = None
         #: Whether the client wants messages that are settled already (snd-settle-mode settled).
         self._is_settled = link.remote is not None and link.remote.snd_settle_mode == 1
         link.answers_echo = False
@@ -82,6 +86,7 @@ class LeasedSource:
     async def start(self) -> None:
         """Become a member of the group; make the group if the address allows that."""
         try:
+            await self._parse_filter()
             state = await ensure_group(self._peer, self._wanted)
             self._is_single_active = state.record.config.mode == "single_active"
             group, member = self._wanted.group, self._member
@@ -89,6 +94,13 @@ class LeasedSource:
             await self._groups.receive(group, self._request(0, 0.0))  # checks the filter
         except Exception as error:
             raise amqp_error(error, LinkFailed) from error
+
+    async def _parse_filter(self) -> None:
+        text = self._condition
+        if text is not None:
+            self._parts.filter_budget.take(self._peer.client, len(text), self._config)
+            self._characters = len(text)
+            self._filter = (await self._parts.groups.registry.filters.parse([text]))[text]
 
     def credit_changed(self) -> None:
         """The client changed the credit of the link, or asks for a drain or an echo."""
@@ -137,6 +149,7 @@ class LeasedSource:
         if self._work.is_stopped:
             return
         running = self._work.stop()
+        self._parts.filter_budget.give_back(self._peer.client, self._characters)
         if self._timeout is not None:
             self._timeout.cancel()
         receipts = list(self._unsettled.values())

@@ -14,13 +14,14 @@ end with `stop`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from holdfast.amqp.config import AmqpConfig
 from holdfast.amqp.engine.incoming_link import Delivery
 from holdfast.amqp.engine.link import Link
 from holdfast.amqp.engine.outgoing_link import Sent
+from holdfast.amqp.nodes.filters import FilterBudget
 from holdfast.amqp.wire.conditions import AmqpError
 from holdfast.consumequeue.config import TopicsConfig
 from holdfast.consumequeue.message_store import MessageStore
@@ -49,6 +50,7 @@ class BrokerParts:
     topic_counters: Callable[[str], TopicCounters]
     """Returns the counters of a topic, by its name."""
     wall_us: Callable[[], int]
+    filter_budget: FilterBudget = field(default_factory=FilterBudget)
 
 
 class Peer(Protocol):

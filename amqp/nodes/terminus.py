@@ -10,8 +10,8 @@ NAME with the capability `topic` is the topic. The source in the answer has the 
 force, which may differ from those that the client asked for.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from holdfast.amqp.nodes.addresses import Address, Kind
 from holdfast.amqp.nodes.filters import NEXT, Filters, Start, read_filters
@@ -29,6 +29,8 @@ OUTCOMES = (
     "amqp:released:list",
     "amqp:modified:list",
 )
+_Wanted = TypeVar("_Wanted", "FromGroup", "FromTopic")
+
 #: Capabilities of JMS subscriptions that several links share.
 _SHARED = ("shared", "global")
 _NEVER = "never"
@@ -70,6 +72,17 @@ class FromTopic:
 
 
 Wanted = FromGroup | FromTopic
+
+
+def without_answer(wanted: _Wanted) -> _Wanted:
+    """Return what a link needs while it is attached. A client may make the answer and the outcome
+    large; after the answer was sent, they would only take memory."""
+    outcome = wanted.default_outcome
+    if isinstance(outcome, Modified):
+        outcome = outcome._replace(message_annotations=None)
+    elif isinstance(outcome, Rejected):
+        outcome = Rejected()
+    return replace(wanted, default_outcome=outcome, answer=Source())
 
 
 def read_source(source: Source, address: Address) -> Wanted:

@@ -302,3 +302,22 @@ async def test_a_browser_with_a_selector_and_a_small_window_misses_nothing(
         browser.grant(10, drain=True)
         got += await browser.drained()
         assert got == [f"m{number}" for number in range(2, 10)]
+
+
+async def test_the_filters_of_a_client_have_a_limited_length(tmp_path: Path) -> None:
+    text = "n = 1"
+    limit = 2 * len(text)
+    for name in ("max_filter_characters", "max_client_filter_characters"):
+        async with linked(tmp_path / name, **{name: limit}) as (broker, connect):
+            await broker.topic()
+            await broker.group("g")
+            client = connect()
+            fields = {"distribution_mode": "copy", **_selector(text)}
+            first = await client.attach("/groups/g", **fields)
+            await client.attach("/groups/g", **_selector(text))
+            third = await client.attach("/topics/t", **_selector(text))
+            assert await third.error() == RESOURCE_LIMIT_EXCEEDED
+            first.detach()
+            fourth = await client.attach("/topics/t", **_selector(text))
+            assert fourth.link.remote is not None
+            assert fourth.link.remote.source is not None
