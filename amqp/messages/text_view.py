@@ -45,13 +45,15 @@ def text_view(sections: Sections, now_ms: int, max_tag_bytes: int) -> TextView:
     tag = properties.subject
     if tag is not None and not 0 < len(tag.encode()) <= max_tag_bytes:
         tag = None
-    expiries = [properties.absolute_expiry_time or None, header.ttl and now_ms + header.ttl]
+    expires_at_ms = properties.absolute_expiry_time or None
+    if header.ttl and (expires_at_ms is None or now_ms + header.ttl < expires_at_ms):
+        expires_at_ms = now_ms + header.ttl
     return TextView(
         _body(sections),
         key or None,
         tag,
         _text_properties(sections),
-        min((each for each in expiries if each), default=None),
+        expires_at_ms,
         header.priority,
         header.durable,
     )
