@@ -68,12 +68,22 @@ def run(config: Config) -> ExitCode:
 def limit_connections(config: Config) -> Config:
     """Raise the soft limit of open files to the hard limit. Return the configuration with no more
     connections than this limit allows. Some file descriptors are reserved for the storage; without
-    them a broker could not open a segment, or accept a connection in order to refuse it."""
+    them a broker could not open a segment, or accept a connection in order to refuse it. If the
+    broker has ports for AMQP, AMQP gets a third of the others, and what HTTP does not want."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     wanted, possible = config.http_api.max_connections, hard - storage_files(hard)
-    if wanted <= possible:
+    has_ports = config.amqp.port or config.amqp.tls_port
+    of_amqp = config.amqp.max_connections if has_ports else 0
+    if wanted + of_amqp <= possible:
         return config
+    if of_amqp:
+        of_amqp = min(of_amqp, max(possible // 3, possible - wanted))
+        possible -= of_amqp
+        _logger.debug("up to %d connections of AMQP: they share the %d files", of_amqp, hard)
+        config = replace(config, amqp=replace(config.amqp, max_connections=of_amqp))
+        if wanted <= possible:
+            return config
     # On most systems the default of max_connections is above what the limit allows. The lower
     # number is enough there, so this is no warning.
     matters = possible < FEW_CONNECTIONS or wanted != Config().http_api.max_connections

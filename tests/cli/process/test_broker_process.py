@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast import __version__
+from holdfast.amqp.config import AmqpConfig
 from holdfast.cli.exits import ExitCode, Failure
 from holdfast.cli.process import broker_process
 from holdfast.config import Config
@@ -297,4 +298,30 @@ def test_open_files_limit_the_connections(
     )
     config = broker_process.limit_connections(Config(data_dir=Path("/d")))
     assert config.http_api.max_connections == connections
+    assert config.amqp.max_connections == 10_000
     assert raised == [(files, files)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "amqp_wanted", "of_http", "of_amqp"),
+    [
+        (1000, 1000, 1000, 1000),
+        (1500, 501, 1499, 501),
+        (1000, 1001, 1000, 1000),
+        (9000, 9000, 1334, 666),
+        (9000, 10, 1990, 10),
+        (10, 9000, 10, 1990),
+    ],
+)
+def test_http_and_amqp_share_the_open_files(
+    monkeypatch: pytest.MonkeyPatch, wanted: int, amqp_wanted: int, of_http: int, of_amqp: int
+) -> None:
+    files = 2000 + broker_process.MAX_STORAGE_FILES
+    monkeypatch.setattr(f"{MODULE}.resource.getrlimit", lambda _: (32, files))
+    monkeypatch.setattr(f"{MODULE}.resource.setrlimit", lambda _, limits: None)
+    config = Config(
+        http_api=HttpConfig(max_connections=wanted),
+        amqp=AmqpConfig(port=5672, max_connections=amqp_wanted),
+    )
+    limited = broker_process.limit_connections(config)
+    assert (limited.http_api.max_connections, limited.amqp.max_connections) == (of_http, of_amqp)
