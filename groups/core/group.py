@@ -183,6 +183,8 @@ class Group:
         """Remove and return a member's waiting requests; the caller must answer them without
         messages. A request that may get messages of a topic that `may_end` does not permit is
         kept: it continues to wait."""
+        if not self.waiters.count_of(member):
+            return []
         kept = [] if may_end is None else [each for each in self.topics if not may_end(each)]
         waiters = [
             each
@@ -267,6 +269,8 @@ class Group:
     def leases_of(self, member: str, may_end: MayEnd | None = None) -> list[tuple[QueueKey, Lease]]:
         """Return a member's leases of the topics that `may_end` permits, each with its queue. The
         leases of one queue are sorted by offset."""
+        if not self.in_flight.count_of(member):
+            return []
         return [
             (lane.key, lease)
             for topic_id, topic in self.topics.items()
@@ -455,6 +459,4 @@ class Group:
 
     def _is_present(self, member: str) -> bool:
         """Return whether a member has leases or waits for messages."""
-        return self.in_flight.count_of(member) > 0 or any(
-            waiter.request.member == member for waiter in self.waiters
-        )
+        return self.in_flight.count_of(member) > 0 or self.waiters.count_of(member) > 0

@@ -12,7 +12,7 @@ and is now delayed, available or leased again. While the number of returned mess
 its limit, the group leases only returned messages.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
@@ -319,11 +319,18 @@ class ActiveListeners:
     def take_changes(self, rule: MemberRule) -> list[tuple[OnActive, bool]]:
         """Return the functions to call, each with its argument: those of members for which the
         answer has changed since the last call."""
-        if rule is self._rule and rule.active == self._active:
+        if rule is not self._rule:
+            members: Iterable[str | None] = list(self._listeners)
+        elif rule.active == self._active:
             return []
+        else:
+            members = self._active, rule.active
         self._rule, self._active = rule, rule.active
         changes = []
-        for member, (on_active, was_active) in self._listeners.items():
+        for member in members:
+            if member is None or member not in self._listeners:
+                continue
+            on_active, was_active = self._listeners[member]
             is_active = rule.is_active(member)
             if is_active != was_active:
                 self._listeners[member] = on_active, is_active

@@ -208,9 +208,15 @@ class Waiters:
         self._waiters: dict[int, Waiter] = {}
         self._deadlines: Deadlines[int] = Deadlines()
         self._last_number = 0
+        #: member -> how many of its requests wait.
+        self._counts: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._waiters)
+
+    def count_of(self, member: str) -> int:
+        """Return how many requests of a member wait."""
+        return self._counts.get(member, 0)
 
     def __iter__(self) -> Iterator[Waiter]:
         """Yield all waiters in order. Waiters may be removed meanwhile. Yielding the first FEW is
@@ -225,13 +231,14 @@ class Waiters:
         """Add a request at the end of the order. If `deadline_ms` is None, it has no deadline."""
         number = self._last_number = self._last_number + 1
         waiter = self._waiters[number] = Waiter(request, ticket, number)
+        self._counts[request.member] = self.count_of(request.member) + 1
         self._deadlines.set(number, deadline_ms)
         return waiter
 
     def remove(self, waiter: Waiter) -> bool:
         """Remove a request. Return False if it had been removed before."""
         self._deadlines.set(waiter.number, None)
-        return self._waiters.pop(waiter.number, None) is not None
+        return self._pop(waiter.number) is not None
 
     def next_deadline(self) -> int | None:
         """Return the earliest deadline; None if no waiting request has one."""
@@ -240,7 +247,16 @@ class Waiters:
     def take_due(self, now_ms: int) -> list[Waiter]:
         """Remove and return the requests whose deadline has passed, sorted by deadline."""
         numbers = self._deadlines.take_due(now_ms, len(self._waiters))
-        return [self._waiters.pop(number) for number in numbers]
+        return [each for each in map(self._pop, numbers) if each is not None]
+
+    def _pop(self, number: int) -> Waiter | None:
+        waiter = self._waiters.pop(number, None)
+        if waiter is not None:
+            member = waiter.request.member
+            self._counts[member] -= 1
+            if not self._counts[member]:
+                del self._counts[member]
+        return waiter
 
 
 class _Answer(NamedTuple):

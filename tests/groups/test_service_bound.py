@@ -16,8 +16,11 @@ from typing import Any
 import pytest
 
 from holdfast.groups.config import GroupsConfig
+from holdfast.groups.core.members import OneActive
+from holdfast.groups.core.requests import Waiters
 from holdfast.groups.errors import ExclusiveHeld, TooManyMembers
 from holdfast.groups.service_types import Delivery, Receipt, Received, ReceiveRequest, Status, Verb
+from tests.support.calls_a_turn import calls_a_turn
 from tests.support.group_broker import GroupBroker, bodies_of, running_group, turns
 from tests.support.stored import copy_running, settled, small_config, until
 
@@ -361,6 +364,29 @@ async def test_the_next_link_of_a_single_active_group_is_told_and_begins_in_orde
         assert bodies_of(await waiting) == ["1", "2"], "without a notice before"
         await turns()
         assert told == [("b", True), ("c", True)]
+
+
+async def test_members_without_requests_and_leases_leave_without_a_search(tmp_path: Path) -> None:
+    # thousands of links of one group end together when a network fails
+    async with running_group(tmp_path, mode="single_active") as broker:
+        told: list[str] = []
+        members = numbers(50)
+
+        def join(member: str) -> None:
+            broker.groups.join("g", member, lambda is_active: told.append(member))
+
+        for member in members:
+            join(member)
+        with (
+            calls_a_turn(Waiters, "__iter__") as searched,
+            calls_a_turn(OneActive, "is_active") as asked,
+        ):
+            for member in members:
+                await broker.groups.leave("g", member)
+            await turns()
+        assert searched.total == 0
+        assert asked.total <= 4 * len(members)
+        assert told == members[1:]
 
 
 async def test_an_exclusive_group_refuses_a_second_link(tmp_path: Path) -> None:
