@@ -269,14 +269,15 @@ def test_every_module_and_public_class_has_a_docstring() -> None:
     missing = [
         f"{module.path}:{getattr(node, 'lineno', 1)}"
         for module in MODULES.values()
-        for node in (module.tree, *_public_classes(module.tree))
+        for node in _documented(module.tree)
         if not ast.get_docstring(node)
     ]
     assert not missing, "without a docstring: " + ", ".join(missing)
 
 
-def _public_classes(scope: ast.Module | ast.ClassDef) -> Iterator[ast.ClassDef]:
+def _documented(scope: ast.Module | ast.ClassDef) -> Iterator[ast.Module | ast.ClassDef]:
+    """Yield a module or class, and the public classes in it."""
+    yield scope
     for node in scope.body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            yield node
-            yield from _public_classes(node)
+            yield from _documented(node)

@@ -372,7 +372,7 @@ def _harm(small: SmallLog, harm: tuple[str, int, int, bytes]) -> None:
     harms=st.lists(_harms(), max_size=4),
     start=st.one_of(st.just(0), st.integers(0, 14)),
 )
-@settings(deadline=None, max_examples=75)
+@settings(deadline=None, max_examples=40)
 def test_both_scans_find_the_same(
     window: int | None,
     sizes: list[int],

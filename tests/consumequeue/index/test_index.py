@@ -569,7 +569,7 @@ def test_a_flipped_bit_anywhere_is_refused_or_changes_no_answer(tmp_path: Path) 
     (tmp_path / "answers").write_bytes(pickle.dumps(answers))
     seed = int(os.environ.get("TEST_SEED", "20261121"))
     child = subprocess.run(
-        [sys.executable, "-c", _FLIPS, str(tmp_path), str(seed), "250"],
+        [sys.executable, "-c", _FLIPS, str(tmp_path), str(seed), "120"],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[3],

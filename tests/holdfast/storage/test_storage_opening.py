@@ -280,12 +280,13 @@ async def fill_segments(data_dir: Path, *, count: int) -> list[Path]:
     return sorted((data_dir / "commitlog").iterdir())
 
 
-async def find_gap(storage: Storage) -> tuple[int, int | None]:
+async def find_gap(storage: Storage) -> tuple[int, int]:
     """Return the first and the next offset of the damage at which reading the queue fails."""
     reading, topic = storage.store.reading, storage.store.table.get("t")
     begin = (await reading.read(topic, 0, 0, max_messages=10_000, max_bytes=16 * MIB)).next_offset
     with pytest.raises(QueueCorrupt) as caught:
         await reading.read(topic, 0, begin, max_messages=1, max_bytes=MIB)
+    assert caught.value.next_offset is not None
     return begin, caught.value.next_offset
 
 
