@@ -46,13 +46,26 @@ def amqp_url(request: pytest.FixtureRequest) -> str:
 def client(amqp_url: str) -> Iterator[Callable[[str], Client]]:
     """Return a function that returns a client by its name. It starts the client when it is first
     asked for it, and skips the test if a toolchain is missing."""
+    yield from _clients(amqp_url)
+
+
+@pytest.fixture(scope="session")
+def web_socket_client(
+    amqp_broker: tuple[RunningBroker, str],
+) -> Iterator[Callable[[str], Client]]:
+    """Return such a function for clients that connect to the HTTP port by WebSocket."""
+    broker, _ = amqp_broker
+    yield from _clients(f"{broker.url.replace('http:', 'ws:')}/amqp")
+
+
+def _clients(url: str) -> Iterator[Callable[[str], Client]]:
     running: dict[str, Client] = {}
 
     def get(name: str) -> Client:
         if name not in running:
             toolchains, build = CLIENTS[name]
             need(*toolchains)
-            running[name] = Client(name, build(), amqp_url)
+            running[name] = Client(name, build(), url)
         return running[name]
 
     yield get

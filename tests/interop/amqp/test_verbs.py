@@ -139,3 +139,16 @@ def test_a_confirmed_outcome_is_settled_by_the_broker(each_client: Client, addre
     each_client.send(address, [text("one"), text("two")])
     assert bodies(each_client.receive(address, 2, second=True)) == ["one", "two"]
     assert left(each_client, address) == []
+
+
+@pytest.mark.parametrize("name", ["protonj2", "qpid-jms", "rhea"])
+def test_clients_work_over_web_sockets(
+    web_socket_client: Callable[[str], Client], address: str, name: str
+) -> None:
+    client = web_socket_client(name)
+    content = bytes(number % 251 for number in range(300_000)).hex()
+    sent = [text("small"), {"body": ["data", content]}, text("last")]
+    assert client.send(address, sent) == ["accepted"] * 3
+    received = client.receive(address, 3)
+    assert [each["body"] for each in received] == [each["body"] for each in sent]
+    assert left(client, address) == []

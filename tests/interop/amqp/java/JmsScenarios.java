@@ -167,10 +167,13 @@ final class JmsScenarios {
             MessageProducer anywhere = session.createProducer(null);
             Queue first = session.createQueue(name + "-1");
             Queue second = session.createQueue(name + "-2");
+            // A queue is made when a link is attached to it, not when a message names it.
+            MessageConsumer atFirst = session.createConsumer(first);
+            MessageConsumer atSecond = session.createConsumer(second);
             anywhere.send(first, session.createTextMessage("to the first"));
             anywhere.send(second, session.createTextMessage("to the second"));
-            expect(List.of("to the first"), take(session.createConsumer(first), 1));
-            expect(List.of("to the second"), take(session.createConsumer(second), 1));
+            expect(List.of("to the first"), take(atFirst, 1));
+            expect(List.of("to the second"), take(atSecond, 1));
         }
     }
 
@@ -419,7 +422,7 @@ final class JmsScenarios {
     }
 
     private static void deliveryCount(String name) throws Exception {
-        try (Connection connection = started()) {
+        try (Connection connection = started("&jms.prefetchPolicy.all=0")) {
             Session sending = connection.createSession();
             Queue queue = sending.createQueue(name);
             send(sending, queue, "fails twice");
@@ -459,7 +462,7 @@ final class JmsScenarios {
     }
 
     private static void clientAcknowledge(String name) throws Exception {
-        try (Connection connection = started()) {
+        try (Connection connection = started("&jms.prefetchPolicy.all=0")) {
             Session session = connection.createSession(Session.CLIENT_ACKNOWLEDGE);
             Queue queue = session.createQueue(name);
             send(session, queue, "one", "two", "three");

@@ -43,11 +43,13 @@ import org.apache.qpid.protonj2.types.messaging.Section;
 public final class ProtonJ2 {
     private static String host;
     private static int port;
+    private static String path;
 
     public static void main(String[] arguments) throws Exception {
         var url = java.net.URI.create(arguments[0]);
         host = url.getHost();
         port = url.getPort();
+        path = url.getScheme().equals("ws") ? url.getPath() : null;
         Commands.serve(ProtonJ2::run);
     }
 
@@ -55,6 +57,9 @@ public final class ProtonJ2 {
         var options = new ConnectionOptions();
         options.saslOptions().addAllowedMechanism("ANONYMOUS");
         options.requestTimeout(60_000).openTimeout(60_000).sendTimeout(60_000).drainTimeout(60_000);
+        if (path != null) {
+            options.transportOptions().useWebSockets(true).webSocketPath(path);
+        }
         if (asked.frame_bytes > 0) {
             options.maxFrameSize(asked.frame_bytes);
         }

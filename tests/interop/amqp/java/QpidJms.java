@@ -40,7 +40,7 @@ public final class QpidJms {
     private static String url;
 
     public static void main(String[] arguments) throws Exception {
-        url = arguments[0];
+        url = arguments[0].replaceFirst("^ws:", "amqpws:");
         Commands.serve(QpidJms::run);
     }
 

@@ -4,15 +4,21 @@
 
 const readline = require("node:readline");
 const rhea = require("rhea");
+const WebSocket = require("ws");
 
 const { types, message: amqpMessage } = rhea;
 const url = new URL(process.argv[2]);
 
+function transport(container) {
+  if (url.protocol === "amqp:") return { host: url.hostname, port: Number(url.port) };
+  const connect = container.websocket_connect(WebSocket);
+  return { connection_details: connect(url.href, ["amqp"], {}) };
+}
+
 async function run(asked) {
   const container = rhea.create_container();
   const connection = container.connect({
-    host: url.hostname,
-    port: Number(url.port),
+    ...transport(container),
     username: "anonymous", // without a user name, rhea does not begin with SASL
     reconnect: false,
     max_frame_size: asked.frame_bytes,
