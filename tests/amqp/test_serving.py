@@ -364,3 +364,27 @@ async def test_messages_that_wait_for_windows_count_as_unsent(tmp_path: Path) ->
             while await figure(broker, "closed_early_total") != 1:
                 await asyncio.sleep(0.05)
         assert await figure(broker, "connections") == 2
+
+
+async def test_a_session_that_fails_leaves_the_other_sessions_of_its_connection(
+    tmp_path: Path,
+) -> None:
+    # A43, T7
+    async with amqp_broker(tmp_path) as broker, amqp_client(port_of(broker)) as client:
+        senders = []
+        for number in range(100):
+            session = await client.session()
+            senders.append(await client.sender(session, f"orders-{number}"))
+            await client.receiver(session, f"orders-{number}", credit=1)
+        detach = encode_composite(Detach(77, closed=True))
+        client.transport.write(frame(session.channel, detach))
+        ended = await client.next(Ended)
+        assert ended.session is session
+        assert ended.error
+        assert ended.error.condition == "amqp:session:unattached-handle"
+        for number, sender in enumerate(senders[:-1]):
+            await client.send(sender, data_message(b"%02d" % number))
+        received = await client.receive(99)
+        assert {each.link.name: each.message[-2:] for each in received} == {
+            f"from-orders-{number}": b"%02d" % number for number in range(99)
+        }
