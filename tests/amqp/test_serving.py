@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.amqp.engine.connection import ConnectionSettings
-from holdfast.amqp.engine.events import Ended
+from holdfast.amqp.engine.events import Ended, Received
 from holdfast.amqp.nodes.publish_target import PublishTarget
 from holdfast.amqp.protocol import AmqpConnection
 from holdfast.amqp.wire.frames import frame
@@ -388,3 +388,44 @@ async def test_a_session_that_fails_leaves_the_other_sessions_of_its_connection(
         assert {each.link.name: each.message[-2:] for each in received} == {
             f"from-orders-{number}": b"%02d" % number for number in range(99)
         }
+
+
+# -- credit, end to end ----------------------------------------------------------------------------
+
+
+async def test_after_a_stop_nothing_arrives_until_the_client_resumes(tmp_path: Path) -> None:
+    # A30, A31
+    async with amqp_broker(tmp_path) as broker, amqp_client(port_of(broker)) as client:
+        session = await client.session()
+        sender = await client.sender(session, "orders")
+        bodies = [b"%03d" % index for index in range(300)]
+        await client.outcomes(await client.send(sender, *map(data_message, bodies)))
+        receiver = await client.receiver(session, "orders", credit=20)
+        received = await client.receive(20)
+        receiver.grant(300)
+        receiver.available = None
+        receiver.grant(0, echo=True)
+        await client.until(lambda: receiver.available is not None, "answer to the echo")
+        taken = [each for each in client.events if isinstance(each, Received)]
+        received += [each for event in taken for each in event.deliveries]
+        assert receiver.available == 300 - len(received)
+        client.events.clear()
+        await client.session()  # a round trip
+        assert not [each for each in client.events if isinstance(each, Received)]
+        receiver.grant(300)
+        received += await client.receive(300 - len(received))
+        assert [each.message[-3:] for each in received] == bodies
+
+
+async def test_what_a_publisher_says_of_its_backlog_changes_nothing(tmp_path: Path) -> None:
+    # A40
+    async with amqp_broker(tmp_path) as broker, amqp_client(port_of(broker)) as client:
+        session = await client.session()
+        sender = await client.sender(session, "orders")
+        await client.until(lambda: sender.credit, "credit")
+        before = sender.credit
+        sender.available = 99
+        sender.send_flow()
+        await client.session()  # a round trip
+        assert sender.credit == before
+        await client.outcomes(await client.send(sender, data_message(b"")))

@@ -459,6 +459,7 @@ def test_the_answer_to_a_link_that_waits_is_found_by_its_name_and_role() -> None
 
 
 def test_delivery_ids_and_counts_wrap() -> None:
+    # A23, A24
     ready = Ready()
     start = 2**32 - 2
     session: Session = ready.server_session
