@@ -58,6 +58,7 @@ PARTS = (
     Part("http_requests", (), figure_rows),
     Part("amqp_publish", (), _own_rows),
     Part("amqp_two_senders", (), _own_rows),
+    Part("amqp_websocket", (), _own_rows),
     Part("hold_http", (), _own_rows),
     Part("hold_table", (), None),
     Part("groups_commit", (), _own_rows),
