@@ -176,6 +176,10 @@ class KeyedSelection:
 
     def end_grace(self) -> list[int]:
         """Offer the offsets that were in grace; return the later leased offsets of their keys."""
+        # After a restart, earlier messages of these keys may not have been read yet.
+        self._read_up_to(
+            max((max(key.leased, default=-1) for key in self._keys.values()), default=-1)
+        )
         back = []
         for number, key in self._keys.items():
             self._refresh(number, key)
