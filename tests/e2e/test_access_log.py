@@ -5,12 +5,11 @@ import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from holdfast.testing import TEST_ARGUMENTS, RunningBroker
+from holdfast.testing import RunningBroker
 from tests.support.access_log import KEY_COUNT, PATH, STATUSES, key_and_tag, read_lines
 
 QUEUES = 4
@@ -19,12 +18,6 @@ QUEUES = 4
 @pytest.fixture(scope="module")
 def lines() -> list[bytes]:
     return read_lines()
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    with RunningBroker(tmp_path_factory.mktemp("broker") / "data", TEST_ARGUMENTS) as running:
-        yield running
 
 
 def holdfast(broker: RunningBroker, *arguments: str) -> bytes:

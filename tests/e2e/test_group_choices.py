@@ -2,33 +2,27 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
 from holdfast.client import AsyncClient, Delivery
 from holdfast.client.descriptions import Engine
 from holdfast.groups.config import FAIR_ENGINES
-from holdfast.testing import TEST_ARGUMENTS, RunningBroker
+from holdfast.testing import RunningBroker
 
 engines = pytest.mark.parametrize("engine", FAIR_ENGINES)
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    with RunningBroker(tmp_path_factory.mktemp("choices") / "data", TEST_ARGUMENTS) as broker:
-        yield broker
 
 
 @pytest.fixture
 async def client(broker: RunningBroker) -> AsyncIterator[AsyncClient]:
     """A client of a broker without topics."""
     async with broker.async_client() as client, asyncio.timeout(60):
-        yield client
         for group in await client.groups():
             await client.delete_group(group.group)
         for topic in await client.topics():
             await client.delete_topic(topic.topic)
+        yield client
 
 
 async def backlog(client: AsyncClient, counts: Mapping[str, int]) -> None:

@@ -17,15 +17,9 @@ from holdfast.client import Client, Delivery
 from holdfast.client.descriptions import Mode
 from holdfast.client.errors import ApiError, PublishFailed
 from holdfast.client.read.message import Message
-from holdfast.testing import TEST_ARGUMENTS, RunningBroker
+from holdfast.testing import RunningBroker
 from tests.cli.conftest import commands_against
 from tests.support.access_log import key_and_tag, read_lines
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    with RunningBroker(tmp_path_factory.mktemp("groups") / "data", TEST_ARGUMENTS) as broker:
-        yield broker
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ def lines_of_the_page() -> str:
 @pytest.mark.skipif(
     shutil.which("jq") is None or shutil.which("curl") is None, reason="needs curl and jq"
 )
-def test_the_whole_cycle_in_curl(holdfast_broker: RunningBroker, tmp_path: Path) -> None:
+def test_the_whole_cycle_in_curl(broker: RunningBroker, tmp_path: Path) -> None:
     script = lines_of_the_page()
     assert script.count("curl") >= 20
     # The result of each line, before the page uses it; an error response fails the test.
@@ -28,7 +28,7 @@ def test_the_whole_cycle_in_curl(holdfast_broker: RunningBroker, tmp_path: Path)
     ran = subprocess.run(
         ["bash", "-e", "-o", "pipefail", "-c", script],
         cwd=tmp_path,
-        env={"H": holdfast_broker.url, "PATH": "/usr/local/bin:/usr/bin:/bin"},
+        env={"H": broker.url, "PATH": "/usr/local/bin:/usr/bin:/bin"},
         capture_output=True,
         text=True,
         timeout=60,

@@ -13,9 +13,9 @@ KEYS = ("a", "b", "ключ")
 
 
 def test_client_producer_and_broker_choose_the_same_queues(
-    holdfast_broker: "RunningBroker",
+    broker: "RunningBroker",
 ) -> None:
-    with Client(holdfast_broker.url) as client:
+    with Client(broker.url) as client:
         client.create_topic("t", queues=3, priority_levels=4)
         places = {}
         for key, priority in itertools.product(KEYS, (None, *range(10))):

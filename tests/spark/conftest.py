@@ -30,7 +30,7 @@ def topic(running: RunningBroker, request: pytest.FixtureRequest) -> str:
     """A topic of three queues on the real broker, only for this test."""
     name = request.node.name.replace("[", ".").replace("]", "")[:100]
     with running.client() as client:
-        client.create_topic(name, queues=3)
+        client.create_topic(name, queues=3, durability="written")
     return str(name)
 
 

@@ -1,7 +1,6 @@
 """docs/spark.md is correct: its options are those of the code, and its Python runs unchanged."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,6 @@ from holdfast.spark.options.write import (
     MAX_BATCH_ROWS,
     WRITE_OPTIONS,
 )
-from holdfast.testing import TEST_ARGUMENTS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,12 +78,6 @@ def test_the_tables_have_the_codes_defaults_and_bounds() -> None:
         assert reading[option].startswith("`true`")
     for option in ("pushdown", "includeHeaders"):
         assert reading[option].startswith("`false`")
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    with RunningBroker(tmp_path_factory.mktemp("docs") / "data", TEST_ARGUMENTS) as broker:
-        yield broker
 
 
 @pytest.mark.spark

@@ -28,10 +28,10 @@ def make_token(data_dir: Path, *grants: str) -> str:
     return create_token(TokenFile(data_dir), name="", grants=parsed, now_ms=1)[1]
 
 
-@pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[tuple[RunningBroker, str]]:
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningBroker, str]]:
     """A broker with a topic of ten messages, and a token that may read them."""
-    data_dir = tmp_path / "data"
+    data_dir = tmp_path_factory.mktemp("guarded") / "data"
     everything = make_token(data_dir, "all")
     reader = make_token(data_dir, "consume:=orders:=billing")
     arguments = (*TEST_ARGUMENTS, "--access-authentication", "true")

@@ -19,43 +19,40 @@ BATCHES = 8
 ROWS = 50
 
 
-@pytest.fixture
-def url(holdfast_broker: RunningBroker) -> str:
-    with holdfast_broker.client() as client:
-        client.create_topic("orders", queues=QUEUES, durability="written")
-    publish(holdfast_broker)
-    return holdfast_broker.url
+@pytest.fixture(autouse=True)
+def published(running: RunningBroker, topic: str) -> None:
+    publish(running, topic)
 
 
-def publish(broker: RunningBroker) -> None:
+def publish(broker: RunningBroker, topic: str) -> None:
     with broker.client() as client:
         for queue in range(QUEUES):
             for _ in range(BATCHES):
-                with client.producer("orders", queue=queue, durability="written") as producer:
+                with client.producer(topic, queue=queue, durability="written") as producer:
                     for _ in range(ROWS):
                         producer.send(b"x" * 20)
 
 
-def options(url: str, **given: str) -> StreamOptions:
-    return parse_stream_options(
-        {"url": url, "topic": "orders", "startingOffsets": "earliest", **given}
-    )
+@pytest.fixture
+def options(running: RunningBroker, topic: str) -> StreamOptions:
+    return parse_stream_options({"url": running.url, "topic": topic, "startingOffsets": "earliest"})
 
 
 @pytest.fixture
-def client(url: str) -> Iterator[BrokerClient]:
-    with BrokerClient.open(options(url).read.address) as client:
+def client(options: StreamOptions) -> Iterator[BrokerClient]:
+    with BrokerClient.open(options.read.address) as client:
         yield client
 
 
 @pytest.mark.parametrize(
-    "limits",
-    [{"maxBytesPerTrigger": "10k"}, {"maxBytesPerTrigger": "1"}, {"maxOffsetsPerTrigger": "277"}],
+    ("limit", "value"),
+    [("maxBytesPerTrigger", "10k"), ("maxBytesPerTrigger", "1"), ("maxOffsetsPerTrigger", "277")],
 )
 def test_everything_is_read_once_within_the_limits(
-    url: str, client: BrokerClient, limits: dict[str, str]
+    running: RunningBroker, topic: str, client: BrokerClient, limit: str, value: str
 ) -> None:
-    wanted = options(url, **limits)
+    given = {"url": running.url, "topic": topic, "startingOffsets": "earliest"}
+    wanted = parse_stream_options({**given, limit: value})
     driver = StreamDriver(client, wanted)
     start, batches = driver.initial(), 0
     read = dict.fromkeys(range(QUEUES), 0)
@@ -71,12 +68,12 @@ def test_everything_is_read_once_within_the_limits(
 
 
 def test_a_directory_is_streamed_without_asking_its_broker(
-    holdfast_broker: RunningBroker, url: str
+    running: RunningBroker, topic: str
 ) -> None:
     wanted = parse_stream_options(
         {
-            "path": str(holdfast_broker.data_dir),
-            "topic": "orders",
+            "path": str(running.data_dir),
+            "topic": topic,
             "startingOffsets": "earliest",
             "columns": "queue,offset",
             "maxBytesPerTrigger": "10k",
@@ -93,67 +90,67 @@ def test_a_directory_is_streamed_without_asking_its_broker(
                     for batch in read_rows(parts, wanted.read):
                         rows += [(row["queue"], row["offset"]) for row in batch.to_pylist()]
                 start = end
-            publish(holdfast_broker)
+            publish(running, topic)
     assert sorted(rows) == [
         (queue, offset) for queue in range(QUEUES) for offset in range(2 * BATCHES * ROWS)
     ]
 
 
 def test_leases_end_with_their_micro_batch(
-    holdfast_broker: RunningBroker, url: str, client: BrokerClient
+    running: RunningBroker, topic: str, options: StreamOptions, client: BrokerClient
 ) -> None:
-    driver = StreamDriver(client, options(url))
+    driver = StreamDriver(client, options)
     start = driver.initial()
-    end = driver.latest(start, options(url).limits)
+    end = driver.latest(start, options.limits)
     driver.plan(start, end)
-    assert leased(holdfast_broker)
-    driver.latest(end, options(url).limits)
-    assert not leased(holdfast_broker)
+    assert leased(running, topic)
+    driver.latest(end, options.limits)
+    assert not leased(running, topic)
 
 
-def leased(broker: RunningBroker) -> bool:
+def leased(broker: RunningBroker, topic: str) -> bool:
     with broker.client() as client:
-        return bool(client.describe_topic("orders").get("read_leases"))
+        return bool(client.describe_topic(topic).get("read_leases"))
 
 
 def test_the_broker_holds_a_request_until_a_message_arrives(
-    holdfast_broker: RunningBroker, url: str, client: BrokerClient
+    running: RunningBroker, topic: str, client: BrokerClient
 ) -> None:
     ends = dict.fromkeys(range(QUEUES), BATCHES * ROWS)
-    client.hold("orders", ends, 1)  # nothing arrives
-    waiting = threading.Thread(target=client.hold, args=("orders", ends, 60_000))
+    client.hold(topic, ends, 1)  # nothing arrives
+    waiting = threading.Thread(target=client.hold, args=(topic, ends, 60_000))
     waiting.start()
-    with holdfast_broker.client() as publisher:
-        publisher.publish("orders", b"y", queue=1)
+    with running.client() as publisher:
+        publisher.publish(topic, b"y", queue=1)
     waiting.join(30)
     assert not waiting.is_alive()
 
 
 def test_a_mirror_knows_a_group_with_leases(
-    holdfast_broker: RunningBroker, url: str, client: BrokerClient
+    running: RunningBroker, topic: str, client: BrokerClient
 ) -> None:
-    with holdfast_broker.client() as owner:
-        owner.create_group("kitchen", {"orders": {}})
+    with running.client() as owner:
+        owner.create_group("kitchen", {topic: {}})
     with pytest.raises(InvalidOption, match="leases messages"):
         ProgressReporter(client, "kitchen").check()
     reporter = ProgressReporter(client, "stream")
     reporter.check()
-    topic_id = client.describe("orders").topic_id
-    reporter.store({"orders": TopicOffsets(topic_id, {0: 5})})
+    topic_id = client.describe(topic).topic_id
+    reporter.store({topic: TopicOffsets(topic_id, {0: 5})})
     reporter.check()
-    reporter.store({"orders": TopicOffsets(topic_id, {0: 4, 1: 7})})
-    stored = client.stored_offsets("stream", "orders")
+    reporter.store({topic: TopicOffsets(topic_id, {0: 4, 1: 7})})
+    stored = client.stored_offsets("stream", topic)
     assert stored is not None
     assert stored.offsets == {0: 5, 1: 7}
 
 
 def test_a_topic_recreated_is_told_from_the_old_one(
-    holdfast_broker: RunningBroker, url: str, client: BrokerClient
+    running: RunningBroker, topic: str, options: StreamOptions, client: BrokerClient
 ) -> None:
-    driver = StreamDriver(client, options(url))
+    driver = StreamDriver(client, options)
     start = driver.initial()
-    with holdfast_broker.client() as owner:
-        owner.delete_topic("orders")
-        owner.create_topic("orders", queues=QUEUES)
+    with running.client() as owner:
+        owner.delete_topic(topic)
+        owner.create_topic(topic, queues=QUEUES)
     with pytest.raises(TopicRecreated):
-        driver.latest(start, options(url).limits)
+        driver.latest(start, options.limits)
