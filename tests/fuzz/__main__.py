@@ -15,7 +15,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-TARGETS = ("amqp_messages", "batches", "filters", "recovery", "requests", "records", "websockets")
+TARGETS = (
+    *("amqp_frames", "amqp_messages", "batches", "filters", "recovery", "requests", "records"),
+    "websockets",
+)
 
 #: An input that takes longer than this is a hang.
 TIMEOUT_S = 10
