@@ -160,8 +160,9 @@ class CopiedSource:
 
     async def finish(self) -> None:
         """Return once the work of the link has ended."""
-        if self._running is not None:
-            await asyncio.wait([self._running])
+        running, self._running = self._running, None  # a cancelled task keeps its frames
+        if running is not None:
+            await asyncio.wait([running])
 
     # -- sending ---------------------------------------------------------------------------------
 

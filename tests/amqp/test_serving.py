@@ -324,7 +324,7 @@ async def test_an_ended_connection_is_freed_without_the_garbage_collector(tmp_pa
         gc.collect()
         gc.disable()
         try:
-            for name in ("sent", "received", "stopped"):
+            for name in ("sent", "received", "copied", "stopped"):
                 settings = ConnectionSettings(name)
                 async with amqp_client(port_of(broker), settings, opens=name != "stopped") as one:
                     if name == "stopped":
@@ -333,9 +333,11 @@ async def test_an_ended_connection_is_freed_without_the_garbage_collector(tmp_pa
                     if name == "sent":
                         link = await one.sender(session, "orders")
                         await one.outcomes(await one.send(link, data_message(b"")))
-                    else:
+                    elif name == "received":
                         await one.receiver(session, "orders", credit=10)
                         await one.receive(1)
+                    else:
+                        await one.receiver(session, "/topics/orders", credit=10)
             async with asyncio.timeout(TIMEOUT_S):
                 while any(isinstance(each, AmqpConnection) for each in gc.get_objects()):
                     await asyncio.sleep(0.1)
