@@ -137,7 +137,7 @@ def _build() -> Path:
         command = ["mvn", "--quiet", "--batch-mode", goal, f"-DoutputDirectory={_CACHE / 'lib'}"]
         subprocess.run(command, cwd=_CACHE, check=True)
     compile_ = ["javac", "-cp", f"{_CACHE / 'lib'}/*", "-d", _CACHE / "classes"]
-    subprocess.run([*compile_, _HERE / "Peer.java"], check=True)
+    subprocess.run([*map(str, compile_), str(_HERE / "Peer.java")], check=True)
     load = _CACHE / "load"
     subprocess.run(["go", "build", "-o", load, "."], cwd=_HERE / "go", check=True)
     return load

@@ -18,6 +18,7 @@ from typing import Any
 
 from holdfast.amqp.engine.events import (
     Closed,
+    Disposed,
     Ended,
     Event,
     Opened,
@@ -292,8 +293,8 @@ class Connection:
                 for each in cut(buffer, at, end, limit):
                     at = each.end
                     self._frame_arrived(buffer, each, events)
-                    # Deliveries are collected as long as nothing else arrives.
-                    if events and type(events[-1]) is not Received:
+                    # Deliveries and final outcomes are collected as long as nothing else arrives.
+                    if events and not _is_collected(events[-1]):
                         yield from events
                         events.clear()
                     if self._phase is not phase:
@@ -534,3 +535,8 @@ class Connection:
                 self._writer.write_bytes(AMQP_HEADER)
         else:
             raise DecodeError(f"{type(value).__name__} is not allowed here", FRAMING_ERROR)
+
+
+def _is_collected(event: Event) -> bool:
+    kind = type(event)
+    return kind is Received or (kind is Disposed and event.is_settled)  # type: ignore[union-attr]

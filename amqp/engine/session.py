@@ -269,7 +269,7 @@ class Session:
                 for delivery_id, _ in found:
                     self.outgoing_unsettled.remove(delivery_id)
             if found:
-                events.append(Disposed(self, found, disposition.state, disposition.settled))
+                _add_disposed(events, Disposed(self, found, disposition.state, disposition.settled))
         elif disposition.settled:
             arrived = self.incoming_unsettled.find(first, last)
             for delivery_id, _ in arrived:
@@ -352,3 +352,19 @@ class Session:
         elif len(self.incoming_unsettled) and isinstance(link, IncomingLink):
             self.incoming_unsettled.remove_where(lambda delivery: delivery.link is link)
         return Detached(link, detach.closed, detach.error)
+
+
+def _add_disposed(events: list[Event], event: Disposed) -> None:
+    """Add an event. If the last event has the same final outcome, add the deliveries to it."""
+    last = events[-1] if events else None
+    if (
+        type(last) is Disposed
+        and last.session is event.session
+        and last.is_settled
+        and event.is_settled
+        and last.state == event.state
+        and type(last.state) is type(event.state)
+    ):
+        last.deliveries.extend(event.deliveries)
+    else:
+        events.append(event)

@@ -18,6 +18,7 @@ from holdfast.amqp.wire.performatives import (
 from holdfast.amqp.wire.types import Buffer
 
 _PREFIX = b"\x00\x53\x15\xc0"
+_WIDE_PREFIX = b"\x00\x53\x15\xd0"
 _U32 = struct.Struct(">I").unpack_from
 _STATES: dict[bytes, Accepted | Released] = {
     b"\x00\x53\x24\x45": Accepted(),
@@ -34,6 +35,13 @@ def decode_disposition(buffer: Buffer, start: int, end: int) -> Disposition:
         found = _decode(bytes(buffer[start + 5 : end]), buffer[start + 4])
         if found is not None:
             return found
+    elif buffer[start : start + 4] == _WIDE_PREFIX and end - start > 12:
+        # go-amqp writes all lists with sizes of four bytes. The last byte of the count is enough.
+        size = int.from_bytes(buffer[start + 4 : start + 8], "big")
+        if buffer[start + 8 : start + 11] == b"\0\0\0":
+            found = _decode(bytes(buffer[start + 11 : end]), size - 3)
+            if found is not None:
+                return found
     disposition, stop = decode_composite(buffer, start, end)
     if type(disposition) is not Disposition or stop != end:
         raise DecodeError("the bytes are not a disposition")

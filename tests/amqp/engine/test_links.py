@@ -145,6 +145,28 @@ def test_every_state_arrives(state: Any) -> None:
     assert disposed.deliveries[0][1].context == "c"
 
 
+def test_final_outcomes_that_arrive_together_are_reported_together() -> None:
+    ready = Ready()
+    ready.into.grant(6)
+    ready.pump()
+    for number in range(6):
+        ready.into_remote.send(b"m", context=number)
+    ready.pump()
+    outcomes = [Accepted(), Accepted(), Released(), Accepted()]
+    for delivery_id, state in enumerate(outcomes):
+        ready.client_session.dispose(delivery_id, delivery_id, state, settled=True)
+    for delivery_id in (4, 5):  # not final: one event each
+        ready.client_session.dispose(delivery_id, delivery_id, Accepted(), settled=False)
+    ready.pump()
+    seen = [
+        (type(event.state), [delivery.context for _, delivery in event.deliveries])
+        for event in ready.server_events(Disposed)
+    ]
+    assert seen == [
+        (Accepted, [0, 1]), (Released, [2]), (Accepted, [3]), (Accepted, [4]), (Accepted, [5]),
+    ]  # fmt: skip
+
+
 def test_a_drain_gives_the_credit_back() -> None:
     ready = Ready()
     ready.into.grant(10, drain=True)

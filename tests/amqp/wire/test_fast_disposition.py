@@ -1,4 +1,5 @@
 import contextlib
+import struct
 from typing import Any
 
 import pytest
@@ -55,6 +56,16 @@ def test_a_changed_disposition_is_decoded_or_refused_as_by_the_generic_decoder(
         decoded, end = decode_composite(octets, 0)
         expected = decoded if type(decoded) is Disposition and end == len(octets) else None
     assert _exact(found) == _exact(expected)
+
+
+@given(_dispositions)
+def test_a_list_with_wide_sizes_is_decoded_the_same(disposition: Disposition) -> None:
+    """go-amqp writes these."""
+    octets = encode_disposition(disposition)
+    assert octets[3] == 0xC0
+    size, count = octets[4] + 3, octets[5]
+    wide = octets[:3] + b"\xd0" + struct.pack(">II", size, count) + octets[6:]
+    assert _exact(decode_disposition(wide, 0, len(wide))) == _exact(disposition)
 
 
 def test_an_outcome_in_a_list_of_no_fields_is_accepted() -> None:
