@@ -70,6 +70,7 @@ class Sessions:
         self._attaching: dict[Link, asyncio.Task[None]] = {}
         """The links whose attach is being answered."""
         self._refused_count = 0
+        self._turn = 0
 
     @property
     def messages_out(self) -> int:
@@ -158,9 +159,12 @@ class Sessions:
         self._tell_room(event.session)
 
     def _tell_room(self, session: Session) -> None:
-        for link in session.links:
-            if link.context is not None and isinstance(link, OutgoingLink):
-                link.context.room_changed()
+        links = [link for link in session.links if isinstance(link, OutgoingLink) and link.context]
+        # Begin with another link each time, so that no link takes a small window for itself.
+        self._turn += 1
+        first = self._turn % max(1, len(links))
+        for link in links[first:] + links[:first]:
+            link.context.room_changed()
 
     def _set_window(self, session: Session, *, is_stopped: bool) -> None:
         size = 0 if is_stopped else self._shared.config.incoming_window

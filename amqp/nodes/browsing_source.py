@@ -141,7 +141,7 @@ class BrowsingSource:
                 is_at_end = not shown.deliveries
                 self._send(shown.deliveries)
                 self._peer.flush()
-                await asyncio.sleep(0)
+                await work.let_output_leave()
             elif link.is_draining:
                 if not finish_drain(self._peer, link, has_more=not (is_at_end or work.room())):
                     return

@@ -217,9 +217,7 @@ class CopiedSource:
                     break
             offsets[queue] = fetched.next_offset if stopped_at is None else stopped_at
         self._peer.flush()
-        # The output leaves at the end of this event loop iteration. After it, `has_room` is true
-        # only if the socket took the output.
-        await asyncio.sleep(0)
+        await self._work.let_output_leave()
         return True
 
     def _send_slice(self, queue: int, part: BatchSlice) -> int | None:

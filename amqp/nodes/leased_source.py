@@ -5,9 +5,9 @@
 
 The link keeps at most one ask at the group. It asks for at most as many messages as it can send
 now: the smallest of its credit, `queue_credit` and the room of the session; and it does not ask
-while the socket has no room. So neither messages nor their encoded bytes wait in the link.
-Messages that cannot be sent after all go back to the group. A flow that reduces the credit cancels
-the ask.
+while the socket has no room. If other links of the session have used the window up when the answer
+comes, only the offsets of its messages wait in the link, neither messages nor encoded bytes. A flow
+that reduces the credit cancels the ask, and messages that wait beyond the credit go back.
 """
 
 import asyncio
@@ -74,7 +74,8 @@ class LeasedSource:
         self._unsettled: dict[int, Receipt] = {}
         self._ages = DeliveryAges(self._config.delivery_timeout_ms / 1000)
         self._timeout: asyncio.TimerHandle | None = None
-        #: Messages that were acknowledged to be sent settled, before the window closed.
+        #: Messages of the last slice for which the window had no room: other links of the session
+        #: used it meanwhile.
         self._unsent: deque[Unsent] = deque()
         self._leaving: asyncio.Task[None] | None = None
         self._is_single_active = False
@@ -105,6 +106,7 @@ class LeasedSource:
     def credit_changed(self) -> None:
         """The client changed the credit of the link, or asks for a drain or an echo."""
         self._report_activity()
+        self._give_back_unsent(self._link.credit)
         if self._link.owes_echo and not self._link.is_draining:
             self._count_available()
             self._link.send_flow()
@@ -155,6 +157,7 @@ class LeasedSource:
         receipts = list(self._unsettled.values())
         self._link.forget(self._unsettled)
         self._unsettled.clear()
+        self._give_back_unsent(0)
         # Leaving the group would release the messages too, but later than this iteration.
         with suppress(UnknownGroup):
             for first in range(0, len(receipts), SETTLED_AT_ONCE):
@@ -246,7 +249,7 @@ class LeasedSource:
     # -- sending ---------------------------------------------------------------------------------
 
     async def _send(self, deliveries: Sequence[Delivery]) -> None:
-        """Send messages, as far as there is credit and room now; give the others back."""
+        """Send messages, as far as the window has room now; the others wait."""
         if not deliveries:
             return
         if not self._peer.has_room:
@@ -255,26 +258,14 @@ class LeasedSource:
         if self._is_settled:
             deliveries = await self._settle_before_sending(deliveries)
         count = self._send_now(deliveries)
-        rest = deliveries[count:]
-        if rest and self._is_settled:
-            self._unsent += [Unsent(*each[:3], each.attempt, each.failures) for each in rest]
-        elif rest:
-            self._give_back(rest)
+        self._unsent += map(_unsent, deliveries[count:])
         self._peer.flush()
-        # The output leaves at the end of this event loop iteration. After it, `has_room` is true
-        # only if the socket took the output.
-        await asyncio.sleep(0)
+        await self._work.let_output_leave()
 
     async def _settle_before_sending(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
-        """Acknowledge the messages that can be sent now, durably, and give the others back. So
-        each message is sent at most once, even if the broker crashes. Return the messages that
-        were acknowledged."""
-        fitting = self._link.sendable
-        self._give_back(deliveries[fitting:])
-        deliveries = deliveries[:fitting]
+        """Acknowledge messages durably before they are sent. So each of them is sent at most once,
+        even if the broker crashes. Return the messages that were acknowledged."""
         receipts = [each.receipt for each in deliveries if isinstance(each.receipt, Receipt)]
-        if not receipts:
-            return ()
         statuses, durable = self._begin_settling(_ACCEPTED, receipts)
         if durable is not None:
             settled = await asyncio.shield(durable)
@@ -283,21 +274,25 @@ class LeasedSource:
         return [each for each, status in pairs if status is Status.DONE]
 
     async def _send_unsent(self) -> bool:
-        """Send messages that were acknowledged before the window closed. Return False if the link
-        must wait for room."""
-        while self._unsent:
-            first = self._unsent[0]
-            found = await read_message(self._parts.store, first.topic, first.queue, first.offset)
-            if not self._work.room():
-                return False
+        """Send the messages that wait for the window. Return False if the link must wait again."""
+        room = self._work.room()
+        waiting = [self._unsent.popleft() for _ in range(min(room, len(self._unsent)))]
+        deliveries = []
+        for each in waiting:
+            found = await read_message(self._parts.store, each.topic, each.queue, each.offset)
+            place = each.topic, each.queue, each.offset
             if found is not None:
-                place = first.topic, first.queue, first.offset
-                self._send_now([
-                    Delivery(*place, *found, None, first.attempt, False, first.failures)
-                ])  # fmt: skip
-            self._unsent.popleft()
+                deliveries.append(
+                    Delivery(*place, *found, each.receipt, each.attempt, False, each.failures)
+                )
+            elif each.receipt is not None:  # the group will find that it cannot be read
+                self._groups.release_undelivered(self._wanted.group, [each.receipt])
+        if self._work.is_stopped:
+            return False
+        count = self._send_now(deliveries)
+        self._unsent.extendleft(map(_unsent, reversed(deliveries[count:])))
         self._peer.flush()
-        return True
+        return not self._unsent
 
     def _send_now(self, deliveries: Sequence[Delivery]) -> int:
         """Send messages in this event loop iteration. Return how many were sent. Raises LinkFailed
@@ -326,7 +321,14 @@ class LeasedSource:
                 self._check_age()
         return count
 
-    def _give_back(self, deliveries: Iterable[Delivery]) -> None:
+    def _give_back_unsent(self, kept: int) -> None:
+        """Give the messages that wait for the window back, except the first `kept`. Messages that
+        were acknowledged stay."""
+        if not self._is_settled:
+            rest = [self._unsent.pop() for _ in range(len(self._unsent) - kept)]
+            self._give_back(rest)
+
+    def _give_back(self, deliveries: Iterable[Delivery | Unsent]) -> None:
         receipts = [each.receipt for each in deliveries if each.receipt is not None]
         if receipts:
             self._groups.release_undelivered(self._wanted.group, receipts)
@@ -376,3 +378,8 @@ class LeasedSource:
                 "all unsettled messages of the link return to the group",
             )
         )
+
+
+def _unsent(delivery: Delivery) -> Unsent:
+    receipt = delivery.receipt if isinstance(delivery.receipt, Receipt) else None
+    return Unsent(*delivery[:3], delivery.attempt, delivery.failures, receipt)

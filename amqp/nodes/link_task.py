@@ -56,9 +56,18 @@ class LinkTask:
                 return
             self._waits_for = 0
             running.cancel()
-        else:
+        elif self._link.is_draining or self.room():
             running = None
+        else:
+            return  # there is nothing to do; many links of a session may be woken together
         self._task = asyncio.create_task(self._run(running), name="amqp-source")
+
+    async def let_output_leave(self) -> None:
+        """Wait until the output of this event loop iteration has left. After that, `room` is 0 if
+        the socket did not take it. Do not wait if the window is used up: `serve` ends then, and the
+        links of the session take turns with the next window."""
+        if self._link.sendable:
+            await asyncio.sleep(0)
 
     @contextmanager
     def waiting(self, most: int) -> Iterator[None]:

@@ -9,6 +9,7 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.topics import Topic
+from holdfast.groups.service_types import Receipt
 
 
 class Unsent(NamedTuple):
@@ -19,6 +20,8 @@ class Unsent(NamedTuple):
     offset: int
     attempt: int = 1
     failures: int = 0
+    receipt: Receipt | None = None
+    """The lease of the message; None if it was acknowledged."""
 
 
 async def read_message(

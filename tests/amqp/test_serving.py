@@ -431,3 +431,27 @@ async def test_what_a_publisher_says_of_its_backlog_changes_nothing(tmp_path: Pa
         await client.session()  # a round trip
         assert sender.credit == before
         await client.outcomes(await client.send(sender, data_message(b"")))
+
+
+async def test_links_of_a_session_take_turns_with_a_small_window(tmp_path: Path) -> None:
+    # A10, A43
+    settings = ConnectionSettings("client", incoming_window=4)
+    async with (
+        amqp_broker(tmp_path) as broker,
+        amqp_client(port_of(broker), settings) as client,
+    ):
+        session = await client.session()
+        for name in ("first", "second", "third"):
+            sender = await client.sender(session, name)
+            await client.outcomes(await client.send(sender, *[data_message(b"x")] * 60))
+        links = [await client.receiver(session, name) for name in ("first", "second", "third")]
+        for link in links:  # the first message of a group waits for a commit
+            link.grant(1)
+        client.write()
+        await client.receive(3)
+        for link in links:
+            link.grant(59)
+        client.write()
+        deliveries = await client.receive(90)
+        counts = [sum(each.link is link for each in deliveries) for link in links]
+        assert min(counts) > 15, counts

@@ -34,6 +34,7 @@ from holdfast.amqp.wire.conditions import AmqpError, LinkFailed
 from holdfast.amqp.wire.performatives import Attach, Flow, Source, Target
 from holdfast.consumequeue.config import TopicsConfig
 from holdfast.groups.config import GroupsConfig
+from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.holdservice.envelope_columns import set_reader
 from holdfast.http_api.access.authorization import Access
 from holdfast.http_api.access.grants import ANONYMOUS, Principal
@@ -283,11 +284,11 @@ def parts_of(broker: GroupBroker, **config: Any) -> BrokerParts:
 
 @asynccontextmanager
 async def linked(
-    tmp_path: Path, *, window: int | None = None, **config: Any
+    tmp_path: Path, *, hold: HoldServiceConfig | None = None, **config: Any
 ) -> AsyncIterator[tuple[GroupBroker, Callable[..., Client]]]:
     """Run a broker; yield it, and a function that connects clients."""
     set_reader(read_fields)
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, hold=hold) as broker:
         clients: list[Client] = []
 
         def connect(**fields: Any) -> Client:

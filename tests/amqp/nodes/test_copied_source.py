@@ -308,7 +308,8 @@ async def test_the_filters_of_a_client_have_a_limited_length(tmp_path: Path) -> 
     text = "n = 1"
     limit = 2 * len(text)
     for name in ("max_filter_characters", "max_client_filter_characters"):
-        async with linked(tmp_path / name, **{name: limit}) as (broker, connect):
+        limits: Any = {name: limit}
+        async with linked(tmp_path / name, **limits) as (broker, connect):
             await broker.topic()
             await broker.group("g")
             client = connect()

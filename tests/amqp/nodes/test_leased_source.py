@@ -27,6 +27,7 @@ from holdfast.amqp.wire.performatives import (
 from holdfast.amqp.wire.types import Described, Symbol, ULong
 from holdfast.commitlog.format.batch_encoding import Rows
 from holdfast.groups.settings import Subscription
+from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.http_api.access.grants import Principal, parse_grants
 from tests.amqp.nodes.linked import body_of, linked
 from tests.support.group_broker import GroupBroker, turns
@@ -489,3 +490,18 @@ async def test_a_client_does_not_get_its_own_messages_if_it_says_so(tmp_path: Pa
         other = await connect(container_id="other").attach("/groups/g", filter=no_local)
         other.grant(5)
         assert await other.bodies(1) == ["of mine"]
+
+
+async def test_a_link_that_may_not_wait_tries_again(tmp_path: Path) -> None:
+    hold = HoldServiceConfig(max_held_per_client=1)
+    async with linked(tmp_path, hold=hold) as (broker, connect):
+        await _filled(broker, 0)
+        client = connect()
+        first, second = await client.attach("/groups/g"), await client.attach("/groups/g")
+        first.grant(1)
+        await until(lambda: broker.groups.stats().waiting == 1)
+        second.grant(1)
+        await until(lambda: broker.hold.stats().refused_total == 1)
+        await broker.publish(["m0", "m1"])
+        assert await first.bodies(1) == ["m0"]
+        assert await second.bodies(1) == ["m1"]
