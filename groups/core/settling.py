@@ -96,8 +96,10 @@ def settle(
     terms = Terms(verb, now_ms, group.allowed_lease_ms(lease_ms), delay_ms, used_ms, reason)
     touched: dict[QueueLane, None] = {}
     statuses: list[Status] = []
-    while (index := len(statuses)) < len(receipts):
-        count = _ack_run(group, receipts, index, terms, touched) if verb is Verb.ACK else 0
+    last = len(receipts) - 1
+    while (index := len(statuses)) <= last:
+        may_run = verb is Verb.ACK and index < last
+        count = _ack_run(group, receipts, index, terms, touched) if may_run else 0
         if count:
             statuses += [Status.DONE] * count
         else:
