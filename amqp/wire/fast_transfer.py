@@ -46,7 +46,7 @@ def _decode(
 
     All fields after the first five must be booleans or null.
     """
-    if stop > end or not 5 <= count <= 11:
+    if stop > end or not 4 <= count <= 11:
         return None
     try:
         code = buffer[at]
@@ -87,9 +87,12 @@ def _decode(
         if code != 0x43 and code != 0x40:
             return None
         message_format = 0 if code == 0x43 else None
-        is_settled = _BOOLEANS[buffer[at + 1]]
-        at += 2
-        if count == 5:
+        is_settled = None
+        at += 1
+        if count > 4:
+            is_settled = _BOOLEANS[buffer[at]]
+            at += 1
+        if count <= 5:
             fields = (False, None, None, False, False, False)
         elif count == 6:
             fields = (_BOOLEANS[buffer[at]] or False, None, None, False, False, False)
