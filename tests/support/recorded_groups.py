@@ -43,7 +43,7 @@ class RecordedGroups(GroupService):
         self.error: Exception | None = None
         """The error that every change of settings raises."""
         self.asks: list[ReceiveRequest] = []
-        self.settled: list[tuple[Verb, list[str | Receipt]]] = []
+        self.settled: list[tuple[Verb, list[str | Receipt], dict[str, Any]]] = []
         self.undelivered_: list[list[str | Receipt]] = []
         self.left: list[tuple[str, str]] = []
         self.redrives: list[tuple[str, RedriveOptions]] = []
@@ -71,7 +71,7 @@ class RecordedGroups(GroupService):
     async def settle(
         self, group: str, verb: Verb, receipts: Sequence[str | Receipt], **more: Any
     ) -> list[Status]:
-        self.settled.append((verb, list(receipts)))
+        self.settled.append((verb, list(receipts), more))
         return await super().settle(group, verb, receipts, **more)
 
     async def redrive(self, group: str, ask: RedriveOptions) -> RedriveResult:

@@ -1,10 +1,8 @@
-"""Every row of the API's table of groups, over the real broker."""
+"""What HTTP adds to groups with leases, over the real broker. tests/groups has their behaviour."""
 
 import asyncio
 import json
 import socket
-import time
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import pytest
 from holdfast.http_api.endpoints.leases import deliver_received
 from holdfast.http_api.wire.reply import Reply
 from tests.support.group_api import GroupApi, bodies, serving_groups, until
-from tests.support.raw_http import raw_connection
 
 
 @pytest.fixture
@@ -39,7 +36,7 @@ async def test_acknowledged_messages_are_not_delivered_again(api: GroupApi) -> N
     assert first["redelivered"] is False
     assert await api.settle("ack", reply) == ["done", "done"]
     assert bodies(await api.receive()) == ["c"]
-    assert bodies(await api.receive()) == []
+    assert await api.receive() == {"messages": [], "available": 0, "active": True}
     queue = await api.queue()
     assert (queue["floor"], queue["next"], queue["in_flight"], queue["lag_messages"]) == (
         2, 3, 1, 1,
@@ -54,122 +51,10 @@ async def test_acknowledged_messages_are_not_delivered_again(api: GroupApi) -> N
         ('messages_out_total{topic="orders"}', 3),
     ):
         assert await api.metric(f"holdfast_{name}") == value, name
-
-
-async def test_a_request_may_repeat_a_receipt(api: GroupApi) -> None:
-    await api.publish("a")
-    (message,) = (await api.receive())["messages"]
-    assert await api.settle("ack", message, message) == ["done", "done"]
-
-
-def forged(receipt: str, at: int) -> str:
-    data = bytearray(urlsafe_b64decode(receipt + "=" * (-len(receipt) % 4)))
-    data[at] ^= 1
-    return urlsafe_b64encode(bytes(data)).rstrip(b"=").decode()
-
-
-async def test_other_texts_and_receipts_are_invalid(api: GroupApi) -> None:
-    await api.topic("other")
-    await api.group("h", {"other": {}})
-    await api.publish("a")
-    await api.publish("b", topic="other")
-    (message,) = (await api.receive())["messages"]
-    receipt = message["receipt"]
-    (others,) = (await api.receive(group="h"))["messages"]
-    wrong = [
-        "",
-        "x",
-        "é",
-        "x" * 10_000,
-        receipt[:-1],
-        receipt + "A",
-        receipt + "=",
-        receipt[1:],
-        *(forged(receipt, at) for at in (0, 1, 5, 12, 20, 28, 40, -1)),
-        others["receipt"],
-    ]
-    assert await api.settle("ack", *wrong) == ["invalid"] * len(wrong)
-    mixed = await api.settle("ack", wrong[0], receipt, others["receipt"])
-    assert mixed == ["invalid", "done", "invalid"]
-    assert (await api.queue(group="h"))["in_flight"] == 1
-
-
-async def test_a_cumulative_ack_settles_earlier_messages_of_the_member(api: GroupApi) -> None:
-    await api.publish(*map(str, range(6)))
-    first = (await api.receive("a", max_messages=2))["messages"]
-    second = (await api.receive("b", max_messages=2))["messages"]
-    third = (await api.receive("a", max_messages=2))["messages"]
-    assert await api.settle("ack", third[0], cumulative=True) == ["done"]
-    queue = await api.queue()
-    assert (queue["floor"], queue["in_flight"]) == (2, 3)
-    assert await api.settle("ack", *first) == ["done", "done"]
-    assert await api.settle("ack", *second, third[1]) == ["done"] * 3
-    assert (await api.queue())["floor"] == 6
-
-
-# -- giving back ---------------------------------------------------------------------------
-
-
-async def test_failed_messages_are_redelivered_in_order_and_counted(api: GroupApi) -> None:
-    await api.publish("a", "b", "c")
-    messages = (await api.receive(max_messages=2))["messages"]
-    assert await api.settle("nack", messages[1], delay_ms=0) == ["done"]
-    assert await api.settle("nack", messages[0], delay_ms=0) == ["done"]
-    again = (await api.receive())["messages"]
-    assert [each["body"] for each in again] == ["a", "b", "c"]
-    assert [each["attempt"] for each in again] == [2, 2, 1]
-    assert [each["redelivered"] for each in again] == [True, True, False]
-    assert await api.settle("ack", messages[0]) == ["stale"]
-
-
-async def test_a_failed_message_is_delayed(api: GroupApi) -> None:
-    await api.publish("a", "b")
-    first, second = (await api.receive())["messages"]
-    await api.settle("nack", second, delay_ms=60_000)
-    assert (await api.queue())["delayed"] == 1
-    assert bodies(await api.receive()) == []
-    began = time.monotonic()
-    await api.settle("nack", first, delay_ms=300)
-    again = await api.receive(wait_ms=10_000)
-    assert bodies(again) == ["a"]
-    assert time.monotonic() - began >= 0.3
-    assert (await api.queue())["delayed"] == 1
-
-
-async def test_leases_are_extended_and_expire(api: GroupApi) -> None:
-    await api.publish("a", "b")
-    first, second = (await api.receive(lease_ms=20_000))["messages"]
-    assert await api.settle("extend", first, lease_ms=60_000) == ["done"]
-    api.later(20.0)
-    again = await api.receive("other", wait_ms=10_000)
-    assert bodies(again) == ["b"]
-    assert again["messages"][0]["redelivered"] is True
-    assert await api.settle("ack", first) == ["done"]
-    assert await api.settle("ack", second) == ["stale"]
-    assert await api.settle("extend", second) == ["stale"]
-    assert await api.metric("holdfast_group_expired_leases_total") == 1
-
-
-# -- other ways to receive -----------------------------------------------------------------
-
-
-async def test_messages_that_are_received_settled_have_no_receipt(api: GroupApi) -> None:
-    await api.publish("a", "b")
-    reply = await api.receive(settled=True, max_messages=1)
-    assert [each["receipt"] for each in reply["messages"]] == [None]
-    queue = await api.queue()
-    assert (queue["floor"], queue["in_flight"]) == (1, 0)
-    assert bodies(await api.receive()) == ["b"]
-
-
-@pytest.mark.parametrize("count", [0, 3, 500])
-async def test_a_request_for_no_messages_gets_their_exact_number(
-    api: GroupApi, count: int
-) -> None:  # A36
-    if count:
-        await api.publish(*map(str, range(count)))
-    reply = await api.receive(max_messages=0, wait_ms=60_000)
-    assert (bodies(reply), reply["available"]) == ([], count)
+    await api.publish("d")
+    (settled,) = (await api.receive(settled=True))["messages"]
+    assert (settled["body"], settled["receipt"]) == ("d", None)
+    assert (await api.queue())["in_flight"] == 1
 
 
 async def test_filters_of_the_group_and_of_a_member(api: GroupApi) -> None:
@@ -181,61 +66,55 @@ async def test_filters_of_the_group_and_of_a_member(api: GroupApi) -> None:
     assert bodies(await api.receive(group="sql")) == ["2", "3"]
     assert bodies(await api.receive(filter="old")) == ["1"]
     assert bodies(await api.receive()) == ["0", "2", "3"]
-    settings = {"topics": {"orders": {"filter": "n >"}}}
-    assert await api.refused("PUT", "/v1/groups/bad", settings) == (400, "invalid-filter")
-    body = {"member": "m", "filter": "n ="}
-    assert await api.refused("POST", "/v1/groups/g/receive", body) == (400, "invalid-filter")
 
 
-async def test_topics_share_by_weight_and_a_member_may_select_topics(api: GroupApi) -> None:
-    await api.topic("low")
-    await api.topic("high")
-    await api.group("w", {"low": {"weight": 1}, "high": {"weight": 3}})
-    for topic in ("low", "high"):
-        await api.publish(*(f"{topic}" for _ in range(100)), topic=topic)
-    got = bodies(await api.receive(group="w", max_messages=40))
-    assert got.count("high") == 30
-    assert bodies(await api.receive(group="w", topics=["low"], max_messages=5)) == ["low"] * 5
-    body = {"member": "m", "topics": ["orders"]}
-    assert await api.refused("POST", "/v1/groups/w/receive", body) == (404, "unknown-topic")
+@pytest.mark.parametrize(
+    ("method", "path", "body", "answer"),
+    [
+        ("PUT", "bad", {"topics": {"orders": {"filter": "n >"}}}, (400, "invalid-filter")),
+        ("POST", "g/receive", {"filter": "n ="}, (400, "invalid-filter")),
+        ("POST", "g/receive", {"topics": ["nothing"]}, (404, "unknown-topic")),
+        (
+            "POST",
+            "g/receive",
+            {"limits": [{"topic": "nothing", "queue": 0, "max_messages": 1}]},
+            (404, "unknown-topic"),
+        ),
+        (
+            "POST",
+            "g/receive",
+            {"limits": [{"topic": "orders", "queue": 1, "max_messages": 1}]},
+            (404, "unknown-queue"),
+        ),
+    ],
+)
+async def test_filters_and_names_that_the_group_refuses_are_problems(
+    api: GroupApi, method: str, path: str, body: object, answer: tuple[int, str]
+) -> None:
+    assert await api.refused(method, f"/v1/groups/{path}", body) == answer
 
 
 # -- waiting -------------------------------------------------------------------------------
 
 
-async def test_an_arrival_wakes_one_waiting_member(api: GroupApi) -> None:
-    waiting = [api.waiting(name) for name in ("a", "b", "c")]
-    await api.held(3)
-    await api.publish("x")
-    done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    assert [bodies(each.result()) for each in done] == [["x"]]
-    await api.held(2)
-    await api.publish("y", "z")
-    rest = await asyncio.wait_for(next(asyncio.as_completed(pending)), 10)
-    assert bodies(rest)[0] == "y"
-    for each in pending:
-        each.cancel()
-
-
-@pytest.mark.parametrize("how", ["release", "nack", "leave", "expiry"])
+@pytest.mark.parametrize("how", ["release", "nack", "leave", "expiry", "seek"])
 async def test_a_returned_message_wakes_a_waiting_member(api: GroupApi, how: str) -> None:
     await api.publish("x")
     reply = await api.receive("a", lease_ms=20_000)
     waiting = await api.wait_to_receive("b")
     if how == "leave":
-        await api.ask("POST", "/v1/groups/g/leave", {"member": "a"})
+        left = await api.ask("POST", "/v1/groups/g/leave", {"member": "a"})
+        assert left == {"group": "g", "member": "a"}
     elif how == "expiry":
         api.later(20.0)
+    elif how == "seek":
+        moved = await api.ask("POST", "/v1/groups/g/seek", {"to": {"orders": {"0": 0}}})
+        assert moved == {"group": "g", "offsets": {"orders": {"0": 0}}}
     else:
         await api.settle(how, reply)
     assert bodies(await waiting) == ["x"]
+    assert await api.metric("holdfast_group_expired_leases_total") == (how == "expiry")
     assert await api.metric("holdfast_scan_rescues_total") == 0
-
-
-async def test_a_wait_without_messages_ends_in_time(api: GroupApi) -> None:
-    began = time.monotonic()
-    assert (await api.receive(wait_ms=200)) == {"messages": [], "available": 0, "active": True}
-    assert time.monotonic() - began >= 0.19
 
 
 def request(body: bytes) -> bytes:
@@ -246,16 +125,6 @@ def request(body: bytes) -> bytes:
     )
     head = "\r\n".join([*lines, "", ""])
     return head.encode() + body
-
-
-async def test_a_disconnected_client_stops_waiting(api: GroupApi) -> None:
-    port = int(api.broker.url.rpartition(":")[2])
-    async with raw_connection(port) as one:
-        await one.send(request(b'{"member":"gone","wait_ms":60000}'))
-        await api.held(1)
-    await api.held(0)
-    await api.publish("x")
-    assert bodies(await api.receive("other")) == ["x"]
 
 
 async def gone(api: GroupApi, count: int = 1, **more: int) -> list[socket.socket]:
@@ -385,90 +254,19 @@ async def test_a_stop_answers_waiting_members(tmp_path: Path) -> None:
         await stopping
 
 
-# -- modes ---------------------------------------------------------------------------------
-
-
-async def test_an_exclusive_group_has_one_member_until_it_leaves(api: GroupApi) -> None:
-    await api.group("x", mode="exclusive")
-    await api.publish("a")
-    reply = await api.receive("first", group="x")
-    assert bodies(reply) == ["a"]
-    body = {"member": "second", "wait_ms": 1000}
-    assert await api.refused("POST", "/v1/groups/x/receive", body) == (409, "group-exclusive")
-    left = await api.ask("POST", "/v1/groups/x/leave", {"member": "first"})
-    assert left == {"group": "x", "member": "first"}
-    assert bodies(await api.receive("second", group="x")) == ["a"]
-    assert await api.settle("ack", reply, group="x") == ["stale"]
-
-
-async def test_a_single_active_group_hands_over_with_a_notice(api: GroupApi) -> None:
-    await api.group("s", mode="single_active")
-    await api.publish("a", "b")
-    first = await api.receive("first", group="s", max_messages=1)
-    assert (bodies(first), first["active"]) == (["a"], True)
-    second = await api.receive("second", group="s")
-    assert second == {"messages": [], "available": second["available"], "active": False}
-    waiting = await api.wait_to_receive("second", group="s")
-    members = {each["member"]: each for each in (await api.describe("s"))["members"]}
-    assert (members["first"]["active"], members["second"]["active"]) == (True, False)
-    await api.ask("POST", "/v1/groups/s/leave", {"member": "first"})
-    notice = await waiting
-    assert (bodies(notice), notice["active"], notice["notice"]) == ([], True, True)
-    assert bodies(await api.receive("second", group="s")) == ["a", "b"]
-    assert await api.settle("ack", first, group="s") == ["stale"]
-
-
 # -- moving, describing, deleting ----------------------------------------------------------
 
 
-async def test_a_seek_makes_old_receipts_stale(api: GroupApi) -> None:
-    await api.publish("a", "b", "c")
-    reply = await api.receive()
-    await api.settle("ack", reply["messages"][0])
-    moved = await api.ask("POST", "/v1/groups/g/seek", {"to": {"orders": {"0": 1}}})
-    assert moved == {"group": "g", "offsets": {"orders": {"0": 1}}}
-    assert await api.settle("ack", reply["messages"][1]) == ["stale"]
-    assert bodies(await api.receive()) == ["b", "c"]
-    for to, left in (("latest", []), ("earliest", ["a", "b", "c"]), (0, ["a", "b", "c"])):
-        await api.ask("POST", "/v1/groups/g/seek", {"to": to})
-        assert bodies(await api.receive()) == left
-
-
-async def test_a_seek_wakes_a_waiting_member(api: GroupApi) -> None:
-    await api.publish("a")
-    await api.settle("ack", await api.receive())
-    waiting = await api.wait_to_receive()
-    await api.ask("POST", "/v1/groups/g/seek", {"to": "earliest"})
-    assert bodies(await waiting) == ["a"]
-
-
-async def test_the_stored_offsets_of_a_group_are_its_floors(api: GroupApi) -> None:
+async def test_a_reset_of_stored_offsets_moves_a_group_with_leases(api: GroupApi) -> None:
     path = "/v1/groups/g/topics/orders/offsets"
     await api.publish("a", "b", "c")
-    await api.settle("ack", (await api.receive(max_messages=2)))
-    assert (await api.ask("GET", path))["offsets"] == {"0": 2}
-    assert (await api.ask("PUT", path, {"offsets": {"0": 1}}))["offsets"] == {"0": 1}
-    assert bodies(await api.receive()) == ["b", "c"]
+    await api.settle("ack", await api.receive(max_messages=1))
     for dry_run in (True, False):
         body = {"to": "earliest", "dry_run": dry_run}
         reset = await api.ask("POST", f"{path}/reset", body)
         assert (reset["before"], reset["after"]) == ({"0": 1}, {"0": 0})
         assert (await api.ask("GET", path))["offsets"] == {"0": int(dry_run)}
     assert bodies(await api.receive()) == ["a", "b", "c"]
-
-
-async def test_a_group_continues_from_its_stored_offsets(api: GroupApi) -> None:
-    await api.publish("a", "b", "c")
-    await api.ask("PUT", "/v1/groups/p/topics/orders/offsets", {"offsets": {"0": 2}})
-    body = {"member": "m"}
-    assert await api.refused("POST", "/v1/groups/p/receive", body) == (409, "group-without-leases")
-    await api.group("p")
-    assert bodies(await api.receive(group="p")) == ["c"]
-    listed = (await api.ask("GET", "/v1/groups"))["groups"]
-    assert [(each["group"], each["mode"]) for each in listed] == [
-        ("g", "competing"),
-        ("p", "competing"),
-    ]
 
 
 async def test_a_group_starts_at_the_given_end(api: GroupApi) -> None:
@@ -601,17 +399,3 @@ async def test_a_receive_may_limit_queues_and_keys(api: GroupApi) -> None:
     assert len(bodies(await api.receive(group="k"))) == 6
     await api.publish("1b3", topic="many", queue=1, key="b1")
     assert bodies(await waiting) == ["1b3"]
-
-
-@pytest.mark.parametrize(
-    ("limit", "problem"),
-    [
-        ({"topic": "nothing", "queue": 0}, "unknown-topic"),
-        ({"topic": "orders", "queue": 1}, "unknown-queue"),
-    ],
-)
-async def test_a_limit_names_a_queue_of_the_group(
-    api: GroupApi, limit: dict[str, Any], problem: str
-) -> None:
-    body = {"member": "m", "limits": [{**limit, "max_messages": 1}]}
-    assert await api.refused("POST", "/v1/groups/g/receive", body) == (404, problem)

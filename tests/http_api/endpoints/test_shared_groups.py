@@ -19,7 +19,7 @@ from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.consumequeue.errors import StateFull, StateUnavailable
 from holdfast.groups.config import BACKOFF_MS
 from holdfast.groups.errors import ExclusiveHeld, FilterNotAllowed, GroupBusy, InvalidGroup
-from holdfast.groups.service_types import Received, RedriveOptions, RedriveResult, Verb
+from holdfast.groups.service_types import Received, RedriveOptions, RedriveResult, UnitLimit, Verb
 from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.holdservice.errors import HoldLimitExceeded
 from holdfast.http_api.access.audit import AuditFile, AuditLog
@@ -282,6 +282,7 @@ async def test_all_fields_of_a_receive_reach_the_group(group: Api) -> None:
         "filter": "tag",
         "settled": True,
         "attempt_id": "try-1",
+        "limits": [{"topic": "refunds", "queue": 0, "max_messages": 3}],
     }
     await post(group, "receive", body)
     (ask,) = group.groups.asks
@@ -289,6 +290,7 @@ async def test_all_fields_of_a_receive_reach_the_group(group: Api) -> None:
     assert 10.0 < ask.wait_s <= 20.0  # less the time that passed before the call
     assert (ask.lease_ms, ask.topic_names, ask.filter_text) == (60_000, ["refunds"], "tag")
     assert (ask.settled, ask.browse, ask.attempt_id) == (True, False, "try-1")
+    assert ask.unit_limits == [UnitLimit("refunds", 3, 0)]
 
 
 async def test_omitted_fields_have_defaults(group: Api) -> None:
@@ -298,6 +300,12 @@ async def test_omitted_fields_have_defaults(group: Api) -> None:
     assert (ask.wait_s, ask.lease_ms, ask.topic_names, ask.filter_text) == (0.0, None, None, None)
     assert (ask.settled, ask.browse, ask.attempt_id) == (False, False, None)
     assert ask.client == "127.0.0.1"
+
+
+async def test_a_request_for_no_messages_never_waits(group: Api) -> None:
+    await stored(group, "orders", 0, "a", "b")
+    reply = (await post(group, "receive", {"max_messages": 0, "wait_ms": 10_000})).json()
+    assert (reply["messages"], reply["available"], group.groups.asks[0].wait_s) == ([], 2, 0)
 
 
 @pytest.mark.parametrize(
@@ -359,10 +367,29 @@ async def test_the_statuses_have_the_order_of_the_receipts(group: Api, verb: str
     messages = (await post(group, "receive", {})).json()["messages"]
     first, stale, last = [each["receipt"] for each in messages]
     await post(group, "reject" if verb == "ack" else "ack", {"receipts": [stale]})
-    answer = await post(group, verb, {"receipts": [first, stale, "no?", last]})
+    receipts = [first, stale, "no?", last, first]
+    answer = await post(group, verb, {"receipts": receipts})
     statuses = [each["status"] for each in answer.json()["results"]]
-    assert statuses == ["done", "stale", "invalid", "done"]
-    assert group.groups.settled[1] == (Verb(verb), [first, stale, "no?", last])
+    assert statuses == ["done", "stale", "invalid", "done", "done"]
+    assert group.groups.settled[1][:2] == (Verb(verb), receipts)
+
+
+@pytest.mark.parametrize(
+    ("verb", "terms"),
+    [
+        ("ack", {"cumulative": True, "used_ms": 5.5}),
+        ("nack", {"delay_ms": 60_000, "used_ms": 5.5}),
+        ("release", {}),
+        ("extend", {"lease_ms": 60_000}),
+        ("reject", {"used_ms": 5.5}),
+    ],
+)
+async def test_all_fields_of_a_settlement_reach_the_group(
+    group: Api, verb: str, terms: dict[str, object]
+) -> None:
+    await post(group, verb, {"receipts": ["r"], **terms})
+    ((_, receipts, found),) = group.groups.settled
+    assert (receipts, found) == (["r"], {**found, **terms})
 
 
 async def test_the_receipts_may_be_empty(group: Api) -> None:
