@@ -92,16 +92,37 @@ def test_a_settled_prefix_is_scanned_once() -> None:  # Q13
     assert stage.queues.reads == [((1, 0), 3_000, 3_001)]
 
 
-def test_an_expired_message_is_neither_delivered_nor_redelivered() -> None:  # T32, Q18
-    stage = Stage()
+@pytest.mark.parametrize("how", ["release", "nack", "delay", "leave", "lease"])
+def test_an_expired_message_is_neither_delivered_nor_redelivered(how: str) -> None:  # T32, Q18
+    stage = Stage(lease_ms=5_000, backoff_ms=())
     stage.publish(2, expires_at_ms=stage.now + 100)
     stage.publish(1)
     messages = stage.take(max_messages=1)
     stage.now += 100
-    assert settle(stage, Verb.RELEASE, messages) == [DONE]
+    if how == "delay":
+        park(stage, "b", filter="x")
+        assert settle(stage, Verb.NACK, messages, delay_ms=700) == [DONE]
+        stage.later(700)
+        assert served(stage) == []
+    elif how == "leave":
+        stage.group.leave("a", stage.now)
+    elif how == "lease":
+        stage.later(5_000)
+    else:
+        assert settle(stage, Verb(how), messages) == [DONE]
     assert (stage.cursor().expired_count, stage.cursor().floor) == (1, 1)
+    assert [offset for _, offset in browse_stage(stage, {}).messages] == [2]
     assert stage.offsets() == [2]
     assert (stage.cursor().expired_count, stage.cursor().floor) == (2, 2)
+
+
+def test_a_rejected_expired_message_is_a_dead_letter() -> None:
+    stage = Stage(has_dead_letters=True)
+    stage.publish(1, expires_at_ms=stage.now + 100)
+    messages = stage.take()
+    stage.now += 100
+    assert settle(stage, Verb.REJECT, messages) == [DONE]
+    assert [letter.offset for letter in stage.group.outbox.take_dead_letters()] == [0]
 
 
 def test_available_does_not_count_leased_messages() -> None:  # A35, T27
@@ -250,6 +271,18 @@ def test_a_failure_blocks_its_key_and_revokes_later_leases() -> None:  # I11
     assert stage.offsets("b") == [0, 1, 2]
 
 
+def test_a_key_continues_after_an_expired_message() -> None:
+    stage = Stage(mode="keyed", max_in_flight_per_key=1)
+    stage.publish(1, key=1, expires_at_ms=stage.now + 100)
+    publish_keys(stage, 1, 1)
+    messages = stage.take("a")
+    park(stage, "b")
+    assert served(stage) == []
+    stage.now += 100
+    settle(stage, Verb.RELEASE, messages)
+    assert served(stage) == [("b", [1])]
+
+
 def test_messages_without_a_key_block_no_member() -> None:
     stage = Stage(mode="keyed")
     publish_keys(stage, 0, 0, 0)
@@ -346,6 +379,47 @@ def test_the_highest_level_comes_first_even_if_it_is_late() -> None:  # Q19, Q21
     messages = stage.take("b")
     places = [(message.queue[1], message.offset) for message in messages]
     assert places == [(2, 0), (1, 0), (0, 2), (0, 3)]
+
+
+def test_queues_of_one_level_alternate_before_a_lower_level() -> None:
+    stage = Stage({1: 1, 2: 1}, levels=2, queues=6)
+    for queue in range(6):
+        stage.publish(2, (1, queue))
+    stage.publish(12, (2, 0))
+    queues = [message.queue for message in stage.take()]
+    assert [queue for topic_id, queue in queues if topic_id == 1] == [
+        1,
+        3,
+        5,
+        1,
+        3,
+        5,
+        0,
+        2,
+        4,
+        0,
+        2,
+        4,
+    ]
+    stage.publish(10, (1, 1))
+    stage.publish(10, (2, 0))
+    topics = [message.queue[0] for message in stage.take("b", 10)]
+    assert topics.count(1) == 5, "levels of one topic do not starve another"
+
+
+def test_a_key_keeps_its_order_inside_its_level() -> None:
+    stage = Stage(mode="keyed", levels=2, queues=2, max_in_flight_per_key=1)
+    for queue in (0, 1):
+        stage.publish(2, (1, queue), key=1)
+    high, low = stage.take("a")
+    assert (high.queue[1], low.queue[1], high.offset, low.offset) == (1, 0, 0, 0)
+    assert stage.take("b") == []
+    settle(stage, Verb.NACK, [high], delay_ms=0)
+    (again,) = stage.take("b")
+    assert (again.queue, again.offset) == ((1, 1), 0)
+    settle(stage, Verb.ACK, [low])
+    (next_low,) = stage.take("a")
+    assert (next_low.queue, next_low.offset) == ((1, 0), 1)
 
 
 def test_a_returned_message_returns_to_its_level() -> None:  # Q19
@@ -641,8 +715,21 @@ def test_nothing_is_added_to_a_reply_whose_member_lost_a_lease_or_retired(how: s
 
 
 @pytest.mark.parametrize("engine", FAIR_ENGINES)
-def test_time_is_shared_equally_if_it_is_the_cost(engine: str) -> None:
-    stage = Stage({1: 1, 2: 1}, engine=engine, cost="time", lease_ms=30_000)
+@pytest.mark.parametrize(
+    ("verb", "most", "reports"),
+    [
+        (Verb.ACK, 1, False),
+        (Verb.ACK, 10, True),
+        (Verb.NACK, 10, True),
+        (Verb.REJECT, 10, True),
+        (Verb.ACK, 10, False),
+    ],
+)
+def test_time_is_shared_equally_if_it_is_the_cost(
+    engine: str, verb: Verb, most: int, reports: bool
+) -> None:  # F7, P8
+    """Of members that receive several messages at once only the reported time is right."""
+    stage = Stage({1: 1, 2: 1}, engine=engine, cost="time", lease_ms=30_000, backoff_ms=(600_000,))
     handling_ms, worked = {1: 100, 2: 1}, {1: 0, 2: 0}
     for topic_id in (1, 2):
         stage.publish(40_000, (topic_id, 0))
@@ -650,12 +737,32 @@ def test_time_is_shared_equally_if_it_is_the_cost(engine: str) -> None:
     end = stage.now + 5_000
     while stage.now < end:
         stage.now, worker, messages = heapq.heappop(workers)
-        settle(stage, Verb.ACK, messages)
-        messages = stage.take(f"w{worker}", 1)
-        (message,) = messages
-        worked[message.queue[0]] += handling_ms[message.queue[0]]
-        heapq.heappush(workers, (stage.now + handling_ms[message.queue[0]], worker, messages))
-    assert worked[1] / sum(worked.values()) == pytest.approx(0.5, abs=0.03)
+        for topic_id, used_ms in handling_ms.items():
+            done = [message for message in messages if message.queue[0] == topic_id]
+            settle(stage, verb, done, **({"used_ms": used_ms} if reports else {}))
+        messages = stage.take(f"w{worker}", most)
+        for message in messages:
+            worked[message.queue[0]] += handling_ms[message.queue[0]]
+        takes_ms = sum(handling_ms[message.queue[0]] for message in messages)
+        heapq.heappush(workers, (stage.now + takes_ms, worker, messages))
+    share = worked[1] / sum(worked.values())
+    if most == 1 or reports:
+        assert share == pytest.approx(0.5, abs=0.03)
+    else:
+        assert share > 0.6
+
+
+def test_reported_time_is_limited_to_the_time_since_the_delivery() -> None:
+    stage = Stage({1: 1, 2: 1}, cost="time")
+    for topic_id in (1, 2):
+        stage.publish(100, (topic_id, 0))
+    messages = stage.take(max_messages=2, lease_ms=7_200_000)
+    stage.now += 3_600_000
+    for message in messages:
+        hours = {1: 10, 2: 1}[message.queue[0]]
+        settle(stage, Verb.ACK, [message], used_ms=hours * 3_600_000.0)
+    topics = [message.queue[0] for message in stage.take(max_messages=20)]
+    assert topics.count(1) == pytest.approx(10, abs=1)
 
 
 def test_receipts_of_other_groups_are_invalid() -> None:
