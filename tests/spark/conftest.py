@@ -3,7 +3,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.errors import JavaMissing
+from holdfast.spark.options.location import Address
 from holdfast.spark.session import local_session, require_java
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.support.fake_broker import FakeBroker, running_fake_broker
@@ -16,6 +18,12 @@ if TYPE_CHECKING:
 def broker() -> Iterator[FakeBroker]:
     with running_fake_broker() as broker:
         yield broker
+
+
+@pytest.fixture
+def client(broker: FakeBroker) -> Iterator[BrokerClient]:
+    with BrokerClient.open(Address(broker.url)) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,7 @@ from tests.support.fake_broker import FakeBroker, FakeTopic
 
 @pytest.fixture(autouse=True)
 def topic(broker: FakeBroker) -> FakeTopic:
-    topic = broker.topic("orders", queues=2)
-    for queue in range(2):
-        topic.publish(queue, [b"x"] * 10)
-    return topic
+    return broker.topic("orders", queues=2, bodies=[b"x"] * 10)
 
 
 def again(bound: Bound) -> object:

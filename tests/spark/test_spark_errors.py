@@ -29,10 +29,7 @@ TRIMMED = Answer(
 
 @pytest.fixture(autouse=True)
 def topic(broker: FakeBroker) -> FakeTopic:
-    topic = broker.topic("orders", queues=2)
-    for queue in range(2):
-        topic.publish(queue, [b"a", b"b", b"c"])
-    return topic
+    return broker.topic("orders", queues=2, bodies=[b"a", b"b", b"c"])
 
 
 def sentence_of(act: Callable[[], object], *, last: bool = True) -> str:

@@ -43,7 +43,6 @@ class FakeTopic:
     name: str
     topic_id: int
     queues: list[FakeQueue]
-    config: dict[str, object] = field(default_factory=dict)
     arrived: threading.Condition = field(default_factory=threading.Condition)
 
     def publish(
@@ -95,10 +94,12 @@ class FakeBroker:
         #: Leases by id, each with the duration that was requested last.
         self.leases: dict[str, int] = {}
 
-    def topic(self, name: str, queues: int = 1, **config: object) -> FakeTopic:
-        """Create a topic, or replace an existing one."""
+    def topic(self, name: str, queues: int = 1, bodies: Sequence[bytes] = ()) -> FakeTopic:
+        """Create a topic, or replace an existing one. Each queue has one block of the bodies."""
         topic_id = 1 + max((topic.topic_id for topic in self.topics.values()), default=0)
-        self.topics[name] = FakeTopic(name, topic_id, [FakeQueue() for _ in range(queues)], config)
+        self.topics[name] = FakeTopic(name, topic_id, [FakeQueue() for _ in range(queues)])
+        for queue in range(queues if bodies else 0):
+            self.topics[name].publish(queue, bodies)
         return self.topics[name]
 
     def fail_once(self, status: int, *, match: str = "", headers: Mapping[str, str] = {}) -> None:
@@ -153,7 +154,7 @@ class FakeBroker:
                 "topic_id": found.topic_id,
                 "queue_count": len(queues),
                 "queues": queues,
-                "config": found.config,
+                "config": {},
             }
         )
 

@@ -1,20 +1,11 @@
-from collections.abc import Iterator
-
 import pytest
 
 from holdfast.spark.broker.block_receiver import BlockGatherer
 from holdfast.spark.broker.catalog import Split
 from holdfast.spark.broker.client import BrokerClient
-from holdfast.spark.errors import BrokerRefused, OffsetsMoved, ReplyMismatch, TopicRecreated
-from holdfast.spark.options.location import Address
-from holdfast.spark.options.offsets import OffsetRange, QueueState
+from holdfast.spark.errors import ReplyMismatch
+from holdfast.spark.options.offsets import OffsetRange
 from tests.support.fake_broker import FakeBroker
-
-
-@pytest.fixture
-def client(broker: FakeBroker) -> Iterator[BrokerClient]:
-    with BrokerClient.open(Address(broker.url)) as client:
-        yield client
 
 
 def test_topics_are_listed_over_pages(
@@ -25,43 +16,6 @@ def test_topics_are_listed_over_pages(
         broker.topic(name)
     assert list(client.topic_names()) == ["a", "b", "c", "d", "e"]
     assert len(broker.requests) == 3
-
-
-def test_a_topic_is_described(broker: FakeBroker, client: BrokerClient) -> None:
-    topic = broker.topic("orders", queues=2, priority_levels=2)
-    topic.publish(1, [b"a", b"b"])
-    found = client.describe("orders")
-    assert found.topic_id == topic.topic_id
-    assert found.queues == {0: QueueState(0, 0), 1: QueueState(0, 2)}
-    assert found.priority_levels == 2
-
-
-def test_an_unknown_topic_is_refused_in_the_brokers_words(client: BrokerClient) -> None:
-    with pytest.raises(BrokerRefused, match="there is no topic 'orders'"):
-        client.describe("orders")
-
-
-def test_an_offset_is_found_by_time(broker: FakeBroker, client: BrokerClient) -> None:
-    topic = broker.topic("orders")
-    topic.publish(0, [b"a"], store_timestamp_us=1_000_000)
-    topic.publish(0, [b"b"], store_timestamp_us=2_000_000)
-    assert client.offset_at("orders", 0, 1500) == 1
-    assert client.offset_at("orders", 0, 2001) == 2
-
-
-def test_offsets_are_stored_if_they_have_not_changed(
-    broker: FakeBroker, client: BrokerClient
-) -> None:
-    broker.topic("orders", queues=2)
-    assert client.stored_offsets("billing", "orders") is None
-    stored = client.store_offsets("billing", "orders", {0: 5}, etag='"0"')
-    assert stored == client.stored_offsets("billing", "orders")
-    client.store_offsets("billing", "orders", {1: 7}, etag=stored.etag)
-    with pytest.raises(OffsetsMoved):
-        client.store_offsets("billing", "orders", {0: 6}, etag=stored.etag)
-    found = client.stored_offsets("billing", "orders")
-    assert found is not None
-    assert found.offsets == {0: 5, 1: 7}
 
 
 def test_storing_again_after_a_lost_answer_succeeds(
@@ -84,22 +38,6 @@ def test_splits_follow_blocks_and_omit_other_queues(
     assert [(s.queue, s.start, s.end) for s in splits] == [(0, 1, 3), (0, 3, 6), (2, 0, 2)]
     assert all(isinstance(split, Split) and split.size_bytes > 0 for split in splits)
     assert len(broker.requests) == 2
-
-
-def test_no_ranges_need_no_plan(broker: FakeBroker, client: BrokerClient) -> None:
-    assert client.splits("orders", 1, {}, max_bytes=1, min_splits=1) == []
-    assert broker.requests == []
-
-
-def test_a_plan_or_pull_of_a_topic_recreated_is_refused(
-    broker: FakeBroker, client: BrokerClient
-) -> None:
-    old = broker.topic("orders").topic_id
-    broker.topic("orders").publish(0, [b"a"])
-    with pytest.raises(TopicRecreated, match="load it again"):
-        client.splits("orders", old, {0: OffsetRange(0, 1)}, max_bytes=1, min_splits=1)
-    with pytest.raises(TopicRecreated):
-        client.pull("orders", old, 0, 0, max_bytes=1)
 
 
 def test_a_pull_names_its_bounds_tags_and_filter(broker: FakeBroker, client: BrokerClient) -> None:

@@ -1,6 +1,5 @@
 import logging
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +10,6 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.spark.broker import block_receiver
 from holdfast.spark.broker.client import BrokerClient, PullOutcome
 from holdfast.spark.errors import BrokerRefused, DataLost, ReplyMismatch, TopicRecreated
-from holdfast.spark.options.location import Address
 from holdfast.spark.options.offsets import QueueRange
 from holdfast.spark.options.read import ReadOptions, parse_options
 from holdfast.spark.read.fetch import read_range
@@ -42,12 +40,6 @@ def topic(broker: FakeBroker) -> FakeTopic:
             tags=[TAGS[offset % 3] for offset in offsets],
         )
     return topic
-
-
-@pytest.fixture
-def client(broker: FakeBroker) -> Iterator[BrokerClient]:
-    with BrokerClient.open(Address(broker.url)) as client:
-        yield client
 
 
 def options(**given: str) -> ReadOptions:

@@ -1,5 +1,5 @@
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given, settings
@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.errors import BrokerRefused, DataLost, InvalidOption, TopicRecreated
-from holdfast.spark.options.location import Address
 from holdfast.spark.options.offsets import QueueRange
 from holdfast.spark.options.read import ReadOptions, parse_options
 from holdfast.spark.read.plan import bind_topics, pack_parts, plan_partitions
@@ -23,12 +22,6 @@ def topic(broker: FakeBroker) -> FakeTopic:
     return topic
 
 
-@pytest.fixture
-def client(broker: FakeBroker) -> Iterator[BrokerClient]:
-    with BrokerClient.open(Address(broker.url)) as client:
-        yield client
-
-
 def options(**given: str) -> ReadOptions:
     topics = (
         {"topic": "orders"} if not {"subscribe", "subscribePattern", "assign"} & set(given) else {}
@@ -40,60 +33,30 @@ def bound(client: BrokerClient, **given: str) -> dict[str, Mapping[int, tuple[in
     return {topic.name: topic.ranges for topic in bind_topics(client, options(**given))}
 
 
-def test_all_of_a_topic_is_bound(topic: FakeTopic, client: BrokerClient) -> None:
-    assert bound(client) == {"orders": {0: (0, 100), 1: (0, 100)}}
-
-
-def test_messages_published_later_are_not_read(topic: FakeTopic, client: BrokerClient) -> None:
-    topics = bind_topics(client, options())
-    topic.publish(0, [b"late"])
-    plan = plan_partitions(client, options(), topics)
-    assert sum(part.end - part.start for parts in plan for part in parts) == 200
-
-
-def test_times_are_bound(topic: FakeTopic, client: BrokerClient) -> None:
-    found = bound(client, startingTimestamp="1500", endingTimestamp="4000")
-    assert found == {"orders": {0: (20, 40), 1: (20, 40)}}
-    assert bound(client, startingTimestamp="9001") == {"orders": {0: (100, 100), 1: (100, 100)}}
-
-
-def test_a_groups_offsets_are_bound(
-    broker: FakeBroker, topic: FakeTopic, client: BrokerClient
-) -> None:
-    broker.groups["billing"] = {"orders": ({0: 30}, 1)}
-    assert bound(client, startingOffsets="group:billing") == {"orders": {0: (30, 100), 1: (0, 100)}}
-    assert bound(client, endingOffsets="group:billing") == {"orders": {0: (0, 30), 1: (0, 0)}}
-
-
-def test_a_group_that_is_not_there_is_refused(topic: FakeTopic, client: BrokerClient) -> None:
-    with pytest.raises(InvalidOption, match="there is no group 'biling'"):
-        bound(client, startingOffsets="group:biling")
-
-
 def test_topics_by_pattern_match_as_a_whole(broker: FakeBroker, client: BrokerClient) -> None:
     for name in ("orders", "orders.dead", "reorders"):
         broker.topic(name)
     assert set(bound(client, subscribePattern="orders.*")) == {"orders", "orders.dead"}
-    with pytest.raises(InvalidOption, match="no topic matches"):
-        bound(client, subscribePattern="order")
 
 
 def test_only_assigned_queues_are_read(topic: FakeTopic, client: BrokerClient) -> None:
     assert bound(client, assign='{"orders": [1]}') == {"orders": {1: (0, 100)}}
-    with pytest.raises(InvalidOption, match="no queue 2"):
-        bound(client, assign='{"orders": [2]}')
 
 
-def test_offsets_of_a_topic_that_is_not_read_are_refused(
-    topic: FakeTopic, client: BrokerClient
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"subscribePattern": "order"}, "no topic matches"),
+        ({"assign": '{"orders": [2]}'}, "no queue 2"),
+        ({"startingOffsets": "group:biling"}, "there is no group 'biling'"),
+        ({"startingOffsets": '{"order": {"0": 1}}'}, "'order', which is not read"),
+    ],
+)
+def test_choices_that_the_topics_do_not_have_are_refused(
+    topic: FakeTopic, client: BrokerClient, given: dict[str, str], says: str
 ) -> None:
-    with pytest.raises(InvalidOption, match="'order', which is not read"):
-        bound(client, startingOffsets='{"order": {"0": 1}}')
-
-
-def test_a_topic_recreated_is_refused(broker: FakeBroker, topic: FakeTopic) -> None:
-    with BrokerClient.open(Address(broker.url)) as client, pytest.raises(TopicRecreated):
-        bound(client, topicIds=f'{{"orders": {topic.topic_id + 1}}}')
+    with pytest.raises(InvalidOption, match=says):
+        bound(client, **given)
 
 
 def test_an_unknown_topic_is_the_brokers_to_refuse(client: BrokerClient) -> None:
@@ -103,7 +66,10 @@ def test_an_unknown_topic_is_the_brokers_to_refuse(client: BrokerClient) -> None
 
 def test_empty_ranges_are_no_partitions(broker: FakeBroker, client: BrokerClient) -> None:
     broker.topic("orders", queues=4)
-    assert plan_partitions(client, options(), bind_topics(client, options())) == []
+    topics = bind_topics(client, options())
+    broker.requests.clear()
+    assert plan_partitions(client, options(), topics) == []
+    assert broker.requests == []
 
 
 def test_a_small_topic_is_one_task(topic: FakeTopic, client: BrokerClient) -> None:
@@ -157,7 +123,7 @@ def test_a_topic_recreated_before_the_plan_is_refused(
 ) -> None:
     topics = bind_topics(client, options())
     broker.topic("orders", queues=2)
-    with pytest.raises(TopicRecreated):
+    with pytest.raises(TopicRecreated, match="load it again"):
         plan_partitions(client, options(failOnDataLoss="false"), topics)
 
 
