@@ -104,14 +104,18 @@ class FakeBroker:
 
     def fail_once(self, status: int, *, match: str = "", headers: Mapping[str, str] = {}) -> None:
         """Answer the next request whose target contains `match` with an error."""
+        self.answer_once(lambda _: _problem(status, "test-fault", headers=headers), match=match)
 
-        def fault(target: str) -> Answer | None:
+    def answer_once(self, fault: Fault, *, match: str = "") -> None:
+        """Let `fault` answer the next request whose target contains `match`."""
+
+        def once(target: str) -> Answer | None:
             if match not in target:
                 return None
-            self.faults.remove(fault)
-            return _problem(status, "test-fault", headers=headers)
+            self.faults.remove(once)
+            return fault(target)
 
-        self.faults.append(fault)
+        self.faults.append(once)
 
     def answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """Return the answer to one request."""

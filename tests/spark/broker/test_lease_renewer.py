@@ -34,12 +34,8 @@ def filled(broker: FakeBroker) -> FakeBroker:
 
 
 def refuse(broker: FakeBroker, status: int, body: bytes) -> None:
-    def fault(target: str) -> Answer | None:
-        if "lease" not in target:
-            return None
-        return Answer(status, {"Content-Type": "application/problem+json"}, body)
-
-    broker.faults.append(fault)
+    answer = Answer(status, {"Content-Type": "application/problem+json"}, body)
+    broker.faults.append(lambda target: answer if "lease" in target else None)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_a_kept_connection_that_was_closed_is_opened_again_at_once(
     broker: FakeBroker, transport: Transport, clock: Clock
 ) -> None:
     transport.get("/v1/topics/orders")
-    broker.faults.append(lambda _: broker.faults.clear() or HANG_UP)  # type: ignore[func-returns-value]
+    broker.answer_once(lambda _: HANG_UP)
     assert transport.get("/v1/topics/orders").json()["topic"] == "orders"
     assert clock.slept == []
 
@@ -112,11 +112,7 @@ def test_a_refusal_without_a_problem_is_worded_by_its_status(
 
 
 def test_a_truncated_reply_is_requested_again(broker: FakeBroker, transport: Transport) -> None:
-    def cut_short(_: str) -> Answer:
-        broker.faults.clear()
-        return Answer(200, {"Content-Length": "1000"}, b"{")
-
-    broker.faults.append(cut_short)
+    broker.answer_once(lambda _: Answer(200, {"Content-Length": "1000"}, b"{"))
     assert transport.get("/v1/topics/orders").json()["topic"] == "orders"
 
 

@@ -1,7 +1,6 @@
 """Which offsets a stream reads, micro-batch by micro-batch, without Spark."""
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -187,24 +186,6 @@ def test_a_topic_that_never_was_is_refused(stream: Stream) -> None:
     checkpoint = stream().offsets
     with pytest.raises(BrokerRefused, match="there is no topic 'bills'"):
         stream(checkpoint, subscribe="orders,bills").batch()
-
-
-def test_the_leases_of_a_micro_batch_end_with_it(
-    broker: FakeBroker, topic: FakeTopic, stream: Stream
-) -> None:
-    orders = stream()
-    orders.batch()
-    assert list(broker.leases) == ["lease-0"]
-    topic.publish(0, [b"y"])
-    orders.batch()
-    assert list(broker.leases) == ["lease-1"]
-    broker.leases.clear()  # as if the broker had lost them
-    topic.publish(0, [b"y"])
-    orders.batch()
-    assert list(broker.leases) == ["lease-2"]
-    orders.driver.close()
-    orders.driver.close()
-    assert broker.leases == {}
 
 
 # -- limits ------------------------------------------------------------------------------------
@@ -399,13 +380,7 @@ def test_topics_that_lose_data_during_planning_are_described_again(
     broker: FakeBroker, topic: FakeTopic, stream: Stream
 ) -> None:
     lenient = stream(failOnDataLoss="false", maxBytesPerTrigger="1m")
-
-    def trim_now(target: str) -> None:
-        if "/splits" in target:
-            topic.queues[0].min_offset = 60
-            broker.faults.clear()
-
-    broker.faults.append(trim_now)
+    broker.answer_once(lambda _: setattr(topic.queues[0], "min_offset", 60), match="/splits")
     assert lenient.batch() == {("orders", 0): (60, 100), ("orders", 1): (0, 100)}
 
 
@@ -424,25 +399,10 @@ def test_the_second_call_in_a_row_waits_at_the_broker(
     assert orders.batch() == {}
     assert polls(broker) == 0
 
-    held = threading.Event()
-
-    def note(target: str) -> None:
-        if "/messages?offsets" in target:
-            held.set()
-
-    def publish_when_held() -> None:
-        held.wait()
-        topic.publish(1, [b"y"])
-
-    broker.faults.append(note)
-    publishing = threading.Thread(target=publish_when_held)
-    publishing.start()
+    broker.answer_once(lambda _: topic.publish(1, [b"y"]), match="/messages?offsets")
     assert orders.batch() == {("orders", 1): (100, 101)}
-    publishing.join()
-    assert (
-        "GET /v1/topics/orders/messages?offsets=0:100,1:100&wait_ms=10000"
-        "&max_messages=1&max_bytes=1"
-    ) in broker.requests
+    asked = "offsets=0:100,1:100&wait_ms=10000&max_messages=1&max_bytes=1"
+    assert f"GET /v1/topics/orders/messages?{asked}" in broker.requests
 
 
 def test_an_idle_stream_sends_few_requests(broker: FakeBroker, stream: Stream) -> None:
@@ -483,12 +443,3 @@ def test_a_broker_that_does_not_hold_is_polled(broker: FakeBroker, stream: Strea
     broker.fail_once(429, match="/messages?offsets")
     assert orders.batch() == {}
     assert orders.clock.slept_s == pytest.approx([0.2] * 5)
-
-
-def test_the_newest_offsets_are_those_seen_last(stream: Stream) -> None:
-    orders = stream(maxOffsetsPerTrigger="10")
-    assert orders.driver.newest() is None
-    orders.batch()
-    newest = orders.driver.newest()
-    assert newest is not None
-    assert newest["orders"].queues == {0: 100, 1: 100}
