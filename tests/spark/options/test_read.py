@@ -1,3 +1,5 @@
+from operator import attrgetter
+
 import pytest
 
 from holdfast.spark.errors import InvalidOption
@@ -32,34 +34,28 @@ def test_names_are_not_case_sensitive() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "url"),
+    ("given", "name", "value"),
     [
-        ({"url": "http://b:1/"}, "http://b:1"),
-        ({"url": "https://b/prefix/"}, "https://b/prefix"),
-        ({"url": "b:8711"}, "http://b:8711"),
-        ({"kafka.bootstrap.servers": "b:8711"}, "http://b:8711"),
-        ({"kafka.bootstrap.servers": "https://b"}, "https://b"),
-        ({"url": "http://[::1]:8711"}, "http://[::1]:8711"),
+        ({"url": "http://b:1/"}, "address.url", "http://b:1"),
+        ({"url": "https://b/prefix/"}, "address.url", "https://b/prefix"),
+        ({"url": "b:8711"}, "address.url", "http://b:8711"),
+        ({"url": None, "kafka.bootstrap.servers": "b:1"}, "address.url", "http://b:1"),
+        ({"url": None, "kafka.bootstrap.servers": "https://b"}, "address.url", "https://b"),
+        ({"url": "http://[::1]:8711"}, "address.url", "http://[::1]:8711"),
+        ({"topic": "a"}, "topics", ("a",)),
+        ({"topic": None, "subscribe": "a, b,a"}, "topics", ("a", "b")),
+        ({"topic": None, "assign": '{"a": [0, 2]}'}, "assigned", {"a": frozenset({0, 2})}),
+        ({"startingOffsets": "group:billing"}, "start", StoredByGroup("billing")),
+        ({"endingTimestamp": "17"}, "end", AtTime(17)),
+        ({"maxBytesPerPartition": "1"}, "max_bytes_per_partition", 1),
+        ({"maxBytesPerPartition": "64m"}, "max_bytes_per_partition", 64 << 20),
+        ({"maxBytesPerPartition": "2 MiB"}, "max_bytes_per_partition", 2 << 20),
+        ({"maxBytesPerPartition": "1gb"}, "max_bytes_per_partition", 1 << 30),
     ],
 )
-def test_addresses(given: dict[str, str], url: str) -> None:
-    assert parse_options({"topic": "t", **given}).address.url == url
-
-
-@pytest.mark.parametrize(
-    ("given", "topics"),
-    [
-        ({"topic": "a"}, ("a",)),
-        ({"subscribe": "a, b,a"}, ("a", "b")),
-    ],
-)
-def test_topics(given: dict[str, str], topics: tuple[str, ...]) -> None:
-    assert parse_options({"url": "b:1", **given}).topics == topics
-
-
-def test_assign_names_queues() -> None:
-    options = parse_options({"url": "b:1", "assign": '{"a": [0, 2]}'})
-    assert options.assigned == {"a": frozenset({0, 2})}
+def test_values_are_parsed(given: dict[str, str | None], name: str, value: object) -> None:
+    options = {name: text for name, text in (BASIC | given).items() if text is not None}
+    assert attrgetter(name)(parse_options(options)) == value
 
 
 @pytest.mark.parametrize(
@@ -69,26 +65,10 @@ def test_several_topics_get_a_topic_column(given: dict[str, str]) -> None:
     assert "topic" in parse_options({"url": "b:1", **given}).columns
 
 
-def test_ranges_by_group_and_time() -> None:
-    options = parse_options(BASIC | {"startingOffsets": "group:billing", "endingTimestamp": "17"})
-    assert options.start == StoredByGroup("billing")
-    assert options.end == AtTime(17)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("1", 1), ("64m", 64 << 20), ("2 MiB", 2 << 20), ("1gb", 1 << 30)]
-)
-def test_sizes(text: str, size: int) -> None:
-    assert parse_options(BASIC | {"maxBytesPerPartition": text}).max_bytes_per_partition == size
-
-
 def test_columns_have_the_given_order() -> None:
     options = parse_options(BASIC | {"columns": "body, message_id,topic"})
-    assert list(options.columns.items()) == [
-        ("body", "binary"),
-        ("message_id", "string"),
-        ("topic", "string"),
-    ]
+    columns = [("body", "binary"), ("message_id", "string"), ("topic", "string")]
+    assert list(options.columns.items()) == columns
 
 
 def test_a_body_can_be_left_out() -> None:

@@ -1,3 +1,4 @@
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from holdfast.spark.options.stream import (
 )
 
 BASIC = {"url": "http://broker:8711", "topic": "orders"}
+DELAY = {"minOffsetsPerTrigger": "1"}
 
 
 def parse(**given: str) -> Any:
@@ -34,43 +36,26 @@ def test_a_stream_starts_at_latest_and_takes_all_there_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "start"),
+    ("given", "name", "value"),
     [
-        ({"startingOffsets": "latest"}, EarliestOrLatest(LATEST)),
-        ({"startingOffsets": "earliest"}, EarliestOrLatest(EARLIEST)),
-        ({"startingOffsets": '{"0": -1, "1": 7}'}, ExplicitOffsets({None: {0: -1, 1: 7}})),
-        ({"startingOffsets": "group:billing"}, StoredByGroup("billing")),
-        ({"startingTimestamp": "17"}, AtTime(17)),
+        ({"startingOffsets": "latest"}, "read.start", EarliestOrLatest(LATEST)),
+        ({"startingOffsets": "earliest"}, "read.start", EarliestOrLatest(EARLIEST)),
+        ({"startingOffsets": '{"0": -1}'}, "read.start", ExplicitOffsets({None: {0: -1}})),
+        ({"startingOffsets": "group:billing"}, "read.start", StoredByGroup("billing")),
+        ({"startingTimestamp": "17"}, "read.start", AtTime(17)),
+        ({"maxOffsetsPerTrigger": "100"}, "limits.max_offsets", 100),
+        ({"MAXBYTESPERTRIGGER": "2m"}, "limits.max_bytes", 2 << 20),
+        (DELAY, "limits.min_offsets", 1),
+        (DELAY | {"maxTriggerDelay": "500ms"}, "limits.max_delay_ms", 500),
+        (DELAY | {"maxTriggerDelay": "2 S"}, "limits.max_delay_ms", 2000),
+        (DELAY | {"maxTriggerDelay": "15m"}, "limits.max_delay_ms", 900_000),
+        (DELAY | {"maxTriggerDelay": "1h"}, "limits.max_delay_ms", 3_600_000),
+        ({"idleWaitMs": "0"}, "idle_wait_ms", 0),
+        ({"idleWaitMs": str(MAX_IDLE_WAIT_MS)}, "idle_wait_ms", MAX_IDLE_WAIT_MS),
     ],
 )
-def test_starts(given: dict[str, str], start: object) -> None:
-    assert parse(**given).read.start == start
-
-
-def test_limits() -> None:
-    assert parse(
-        maxOffsetsPerTrigger="100",
-        MAXBYTESPERTRIGGER="2m",
-        minOffsetsPerTrigger="100",
-        maxTriggerDelay="90s",
-    ).limits == TriggerLimits(100, 2 << 20, 100, 90_000)
-
-
-@pytest.mark.parametrize(
-    ("text", "span_ms"), [("500ms", 500), ("2 S", 2000), ("15m", 900_000), ("1h", 3_600_000)]
-)
-def test_time_spans(text: str, span_ms: int) -> None:
-    limits = parse(minOffsetsPerTrigger="1", maxTriggerDelay=text).limits
-    assert limits.max_delay_ms == span_ms
-
-
-def test_the_idle_wait_is_bounded() -> None:
-    assert parse(idleWaitMs="0").idle_wait_ms == 0
-    assert parse(idleWaitMs=str(MAX_IDLE_WAIT_MS)).idle_wait_ms == MAX_IDLE_WAIT_MS
-    with pytest.raises(InvalidOption, match="more than 10000"):
-        parse(idleWaitMs=str(MAX_IDLE_WAIT_MS + 1))
-    with pytest.raises(InvalidOption, match="at least 0"):
-        parse(idleWaitMs="-1")
+def test_values_are_parsed(given: dict[str, str], name: str, value: object) -> None:
+    assert attrgetter(name)(parse(**given)) == value
 
 
 @pytest.mark.parametrize(
@@ -90,11 +75,9 @@ def test_the_idle_wait_is_bounded() -> None:
             "more than maxOffsetsPerTrigger 1",
         ),
         ({"maxTriggerDelay": "1m"}, "maxTriggerDelay", "needs minOffsetsPerTrigger"),
-        (
-            {"minOffsetsPerTrigger": "2", "maxTriggerDelay": "1"},
-            "maxTriggerDelay",
-            "not a duration",
-        ),
+        (DELAY | {"maxTriggerDelay": "1"}, "maxTriggerDelay", "not a duration"),
+        ({"idleWaitMs": str(MAX_IDLE_WAIT_MS + 1)}, "idleWaitMs", "more than 10000"),
+        ({"idleWaitMs": "-1"}, "idleWaitMs", "at least 0"),
     ],
 )
 def test_wrong_options_are_refused(given: dict[str, str], option: str, says: str) -> None:
