@@ -45,10 +45,7 @@ class Terminal(io.TextIOWrapper):
 
 
 def shown_by(
-    arguments: Sequence[str],
-    width: int | None,
-    monkeypatch: pytest.MonkeyPatch,
-    **environment: str,
+    arguments: Sequence[str], width: int | None, monkeypatch: pytest.MonkeyPatch, **environment: str
 ) -> str:
     """Return a command's whole output and exit code, at a width or through a pipe (None)."""
     out, errors = Terminal(is_terminal=width is not None), Terminal(is_terminal=False)

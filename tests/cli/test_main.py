@@ -98,11 +98,15 @@ def test_wrong_usage_is_one_line_and_code_2(arguments: list[str], said: str) -> 
 
 
 @pytest.mark.parametrize(
-    "arguments", [["topic", "list"], ["pull", "t"], ["publish", "t"], ["message", "get", "0" * 32]]
-)
-def test_no_broker_is_one_line_and_code_3(arguments: list[str], unused_port: int) -> None:
+    "command",
+    ["topic list", "pull t", "publish t", "message get 0", "status", "top",
+     "consume t --group g --follow"],
+)  # fmt: skip
+def test_no_broker_is_one_line_and_code_3(command: str, unused_port: int) -> None:
     url = f"http://127.0.0.1:{unused_port}"
-    assert_refused(invoke(*arguments, "--url", url), 3, f"holdfast: no broker answers at {url}")
+    assert_refused(
+        invoke(*command.split(), "--url", url), 3, f"holdfast: no broker answers at {url}"
+    )
 
 
 # O6: --url was accepted only after the command.
@@ -164,9 +168,7 @@ def test_completion_knows_the_commands() -> None:
     assert done.stdout.split() == ["plain,top", "plain,topic", "plain,token"]
 
 
-def test_control_characters_in_a_failure_are_escaped(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_control_characters_in_a_failure_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     hostile = "no topic \x1b[2J\x1b]0;title\x07 =cmd()\r\n\u202eback"
     code = report_failure(hostile, 4)
     said = capsys.readouterr().err

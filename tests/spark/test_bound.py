@@ -135,13 +135,6 @@ def test_options_are_checked(broker: FakeBroker) -> None:
         bind(broker.url, "orders", sine=1)
 
 
-def test_the_token_is_used_but_not_shown(broker: FakeBroker) -> None:
-    broker.token = "secret"
-    bound = bind(broker.url, "orders", group="billing", token="secret")
-    bound.save()
-    assert "secret" not in repr(bound)
-
-
 def test_a_broker_is_found_without_its_scheme(broker: FakeBroker) -> None:
     bind(broker.url.removeprefix("http://"), "orders", group="billing").save()
     assert "billing" in broker.groups

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.spark import errors
+import holdfast.spark
+from holdfast.spark import errors, reason
 from holdfast.spark.broker.catalog import OutOfRange
 
 REFUSED = errors.BrokerRefused(404, {"type": "/problems/unknown-topic", "detail": "none"})
@@ -49,3 +50,39 @@ def test_an_error_is_the_same_in_another_process(kind: type[errors.SparkError]) 
 def test_a_refusal_has_the_type_of_its_problem() -> None:
     assert pickle.loads(pickle.dumps(REFUSED)).type == "/problems/unknown-topic"
     assert errors.BrokerRefused(500, {}).type == "about:blank"
+
+
+def test_every_error_is_exported_by_the_package() -> None:
+    assert {kind.__name__ for kind in CLASSES} - {"OutOfRange"} <= set(holdfast.spark.__all__)
+    assert all(hasattr(holdfast.spark, name) for name in holdfast.spark.__all__)
+
+
+TRACEBACK = """[PYTHON_DATA_SOURCE_ERROR] Failed to do it: Traceback (most recent call last):
+  File "/x/stream_source.py", line 72, in initialOffset
+    raise holdfast.spark.errors.InvalidOption: not me
+holdfast.spark.errors.BrokerRefused: the broker refused (410): gone
+
+During handling of the above exception, another exception occurred:
+
+holdfast.spark.errors.DataLost: queue 1: set it to "false"
+ SQLSTATE: 38000
+
+Logical Plan:
+~StreamingDataSourceV2ScanRelation[queue#36] holdfast"""
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (TRACEBACK, 'queue 1: set it to "false"'),
+        ("holdfast.spark.errors.DataLost: at the end", "at the end"),
+        ("holdfast.commitlog.errors.UnknownFormatVersion: newer", "newer"),
+        ("holdfast.spark.broker.catalog.OutOfRange: not there", "not there"),
+        ("theirs.holdfast.errors.DataLost: not ours", None),
+        ("holdfast.spark.read.reading: no error", None),
+        ("java.lang.NullPointerException", None),
+        ("", None),
+    ],
+)
+def test_the_last_sentence_of_ours_is_the_reason(text: str, sentence: str | None) -> None:
+    assert reason(RuntimeError(text)) == sentence

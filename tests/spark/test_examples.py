@@ -83,10 +83,7 @@ def test_the_second_hourly_run_reads_only_new_messages(
 
 
 def test_an_hourly_run_that_failed_before_it_saved_counts_nothing_twice(
-    spark: "SparkSession",
-    running: RunningBroker,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    spark: "SparkSession", running: RunningBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = example("spark_hourly_status")
     out = tmp_path / "hourly"
@@ -120,10 +117,7 @@ def test_the_whole_access_log_by_hour(
 
 
 def test_a_backfill_copies_its_range_and_the_same_rows_again(
-    spark: "SparkSession",
-    running: RunningBroker,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    spark: "SparkSession", running: RunningBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = example("spark_backfill")
     publish(running, "copied", few_lines(8, 50))

@@ -22,12 +22,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from holdfast.spark.broker.client import BrokerClient
-from holdfast.spark.errors import (
-    BrokerRefused,
-    CheckpointUnreadable,
-    InvalidOption,
-    TopicRecreated,
-)
+from holdfast.spark.errors import BrokerRefused, CheckpointUnreadable, InvalidOption, TopicRecreated
 from holdfast.spark.read.task import _freeze_modules
 from holdfast.spark.source import HoldfastDataSource
 from holdfast.spark.stream import source as stream_source
@@ -76,10 +71,7 @@ def reader(open_reader: Open) -> HoldfastStreamReader:
 def test_rows_cross_the_processes(reader: HoldfastStreamReader) -> None:
     start = json.loads(json.dumps(reader.initialOffset()))
     end = json.loads(json.dumps(reader.latestOffset(start, reader.getDefaultReadLimit())))
-    assert end == {
-        "version": 1,
-        "topics": {"orders": {"id": 1, "queues": {"0": 3, "1": 3}}},
-    }
+    assert end == {"version": 1, "topics": {"orders": {"id": 1, "queues": {"0": 3, "1": 3}}}}
     rows = [
         tuple(row.values())
         for partition in reader.partitions(start, end)
@@ -150,9 +142,7 @@ def test_the_newest_offsets_are_reported(reader: HoldfastStreamReader) -> None:
 
 
 def test_a_reader_that_could_not_open_leaves_nothing_open(
-    open_reader: Open,
-    broker: FakeBroker,
-    monkeypatch: pytest.MonkeyPatch,
+    open_reader: Open, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A group with leases is refused at the start."""
     opened: list[BrokerClient] = []

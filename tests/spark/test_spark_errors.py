@@ -61,10 +61,7 @@ def sentence_of(act: Callable[[], object], *, last: bool = True) -> str:
         ({"startingOffsets": '{"7": 0}'}, "only 0, 1", False),
         ({"startingOffsets": "group:nobody"}, "holdfast.spark.bind, which creates", False),
         (
-            {
-                "startingTimestamp": "99999999999999",
-                "startingOffsetsByTimestampStrategy": "error",
-            },
+            {"startingTimestamp": "99999999999999", "startingOffsetsByTimestampStrategy": "error"},
             "option 'startingTimestamp': queue 0 of 'orders' has no message",
             False,
         ),

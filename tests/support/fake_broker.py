@@ -89,7 +89,6 @@ class FakeBroker:
         self.leased_groups: set[str] = set()
         self.requests: list[str] = []
         self.faults: list[Fault] = []
-        self.token: str | None = None
         self.leases_given = 0
         #: Leases by id, each with the duration that was requested last.
         self.leases: dict[str, int] = {}
@@ -123,8 +122,6 @@ class FakeBroker:
         for fault in list(self.faults):
             if (answer := fault(target)) is not None:
                 return answer
-        if self.token is not None and headers.get("Authorization") != f"Bearer {self.token}":
-            return _problem(401, "unauthorized")
         parts = urlsplit(target)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         for (verb, pattern), handler in _ROUTES.items():

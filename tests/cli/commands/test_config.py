@@ -14,9 +14,7 @@ def test_show_names_every_key_and_its_source(tmp_path: Path) -> None:
     file = tmp_path / "holdfast.toml"
     file.write_text('data_dir = "/d"\n[commitlog]\nsegment_bytes = "2MiB"\n')
     shown = CliRunner().invoke(
-        main,
-        ["config", "show", "--config", str(file)],
-        env={"HOLDFAST_HTTP_API_PORT": "1234"},
+        main, ["config", "show", "--config", str(file)], env={"HOLDFAST_HTTP_API_PORT": "1234"}
     )
     assert shown.exit_code == 0
     rows = {row["key"]: row for row in map(json.loads, shown.stdout.splitlines())}

@@ -4,13 +4,7 @@ from datetime import datetime
 
 import pytest
 
-from holdfast.cli.input.start_position import (
-    AtOffset,
-    AtTime,
-    Start,
-    parse_duration,
-    parse_start,
-)
+from holdfast.cli.input.start_position import AtOffset, AtTime, Start, parse_duration, parse_start
 
 NOW_MS = 1_800_000_000_000
 

@@ -193,8 +193,7 @@ def test_a_long_start_is_logged(
 ) -> None:
     class Recovering(FakeBroker):
         status = BrokerStatus(
-            "recovering",
-            progress={"step": "recovering the log", "done_bytes": 1, "total_bytes": 2},
+            "recovering", progress={"step": "recovering the log", "done_bytes": 1, "total_bytes": 2}
         )
 
         async def start(self) -> None:
@@ -279,23 +278,14 @@ def test_a_refusal_names_the_fix(run: Run, error: OSError, said: str) -> None:
 
 @pytest.mark.parametrize(
     ("files", "connections"),
-    [
-        (64, 32),
-        (20_000, 18_976),
-        (121_023, 119_999),
-        (121_024, 120_000),
-        (1_048_576, 120_000),
-    ],
+    [(64, 32), (20_000, 18_976), (121_023, 119_999), (121_024, 120_000), (1_048_576, 120_000)],
 )
 def test_open_files_limit_the_connections(
     files: int, connections: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raised = []
     monkeypatch.setattr(f"{MODULE}.resource.getrlimit", lambda _: (32, files))
-    monkeypatch.setattr(
-        f"{MODULE}.resource.setrlimit",
-        lambda _, limits: raised.append(limits),
-    )
+    monkeypatch.setattr(f"{MODULE}.resource.setrlimit", lambda _, limits: raised.append(limits))
     config = broker_process.limit_connections(Config(data_dir=Path("/d")))
     assert config.http_api.max_connections == connections
     assert config.amqp.max_connections == 10_000

@@ -188,15 +188,8 @@ def test_portions_close_at_the_rows_or_bytes_allowed() -> None:
     def portions(rows: RowSelection = whole, **bounds: int) -> list[list[tuple[int, ...]]]:
         return [runs_of(each) for each in cut_portions(blocks, rows, **bounds)]
 
-    assert portions(max_rows=12) == [
-        [(0, 0, 10), (1, 0, 2)],
-        [(1, 2, 10), (2, 0, 4)],
-        [(2, 4, 10)],
-    ]
-    assert portions(target_bytes=1500) == [
-        [(0, 0, 10), (1, 0, 10)],
-        [(2, 0, 10)],
-    ]
+    assert portions(max_rows=12) == [[(0, 0, 10), (1, 0, 2)], [(1, 2, 10), (2, 0, 4)], [(2, 4, 10)]]
+    assert portions(target_bytes=1500) == [[(0, 0, 10), (1, 0, 10)], [(2, 0, 10)]]
     assert portions(select_rows(blocks, 4, 27), max_rows=8) == [
         [(0, 4, 10), (1, 0, 2)],
         [(1, 2, 10)],

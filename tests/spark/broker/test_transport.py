@@ -122,13 +122,6 @@ def test_a_reply_that_is_not_json_is_no_brokers(broker: FakeBroker, transport: T
         transport.get("/").json()
 
 
-def test_the_token_is_sent(broker: FakeBroker) -> None:
-    broker.token = "secret"
-    with pytest.raises(BrokerRefused, match="401"):
-        Transport(Address(broker.url)).get("/v1/topics")
-    assert Transport(Address(broker.url, "secret")).get("/v1/topics").json()["topics"] == []
-
-
 def test_a_path_prefix_is_kept(broker: FakeBroker) -> None:
     with pytest.raises(BrokerRefused):
         Transport(Address(f"{broker.url}/proxy")).get("/v1/topics")

@@ -84,11 +84,7 @@ def test_an_end_is_latest_but_not_earliest() -> None:
         # Kafka's numbers for the ends.
         (ExplicitOffsets({None: {0: EARLIEST}}), ExplicitOffsets({None: {0: LATEST}}), WHOLE),
         # An empty range of trimmed messages is no loss.
-        (
-            ExplicitOffsets({None: {0: 5}}),
-            ExplicitOffsets({None: {0: 5}}),
-            {0: (5, 5), 1: (0, 50)},
-        ),
+        (ExplicitOffsets({None: {0: 5}}), ExplicitOffsets({None: {0: 5}}), {0: (5, 5), 1: (0, 50)}),
     ],
 )
 def test_starts_and_ends_give_ranges(

@@ -157,8 +157,7 @@ def test_a_read_needs_one_broker_and_one_choice_of_topics(given: dict[str, str],
 
 
 @pytest.mark.parametrize(
-    "url",
-    ["http://:hidden@b", "ftp://me:hidden@b", "http://a,http://me:hidden@b", "a,me:hidden@b"],
+    "url", ["http://:hidden@b", "ftp://me:hidden@b", "http://a,http://me:hidden@b", "a,me:hidden@b"]
 )
 def test_a_password_in_an_address_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(InvalidOption, match="use the option token") as caught:

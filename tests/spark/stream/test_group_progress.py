@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from holdfast.spark.broker.client import BrokerClient
-from holdfast.spark.errors import InvalidOption
 from holdfast.spark.options.location import Address
 from holdfast.spark.stream.group_progress import ProgressReporter
 from holdfast.spark.stream.offsets import StreamOffsets, TopicOffsets
@@ -27,23 +26,11 @@ def stored(broker: FakeBroker) -> dict[int, int]:
     return broker.groups["billing"]["orders"][0]
 
 
-def test_progress_is_stored_in_the_group(broker: FakeBroker, reporter: ProgressReporter) -> None:
-    reporter.store(progress(broker, orders={0: 5, 1: 0}))
-    reporter.store(progress(broker, orders={0: 7, 1: 0}))
-    assert stored(broker) == {0: 7, 1: 0}
-
-
 def test_stored_progress_needs_no_request(broker: FakeBroker, reporter: ProgressReporter) -> None:
     reporter.store(progress(broker, orders={0: 5}))
     asked = len(broker.requests)
     reporter.store(progress(broker, orders={0: 5}))
     assert len(broker.requests) == asked
-
-
-def test_a_group_never_moves_back(broker: FakeBroker, reporter: ProgressReporter) -> None:
-    broker.groups["billing"] = {"orders": ({0: 9, 1: 1}, 4)}
-    reporter.store(progress(broker, orders={0: 5, 1: 3}))
-    assert stored(broker) == {0: 9, 1: 3}
 
 
 def test_a_topic_recreated_begins_again_in_the_group(
@@ -100,12 +87,3 @@ def test_an_unavailable_broker_is_asked_once_for_all_topics(
     reporter.store(progress(broker, orders={0: 5}, refunds={0: 6}))
     assert stored(broker) == {0: 5}
     assert broker.groups["billing"]["refunds"][0] == {0: 6}
-
-
-def test_a_group_with_leases_is_refused(broker: FakeBroker, reporter: ProgressReporter) -> None:
-    reporter.check()  # the group does not exist yet
-    broker.groups["billing"] = {}
-    reporter.check()
-    broker.leased_groups.add("billing")
-    with pytest.raises(InvalidOption, match="leases messages to its members"):
-        reporter.check()

@@ -117,11 +117,7 @@ def test_unread_ranges_begin_at_the_first_stored_message() -> None:
         ({"orders": at(q0=5)}, {"orders": now(q0=(5, 5), q1=(0, 9))}, []),
         ({"orders": at(q0=5)}, {}, [GoneFromStream("orders", None)]),
         ({"orders": at(q0=5)}, {"orders": now(8, q0=(0, 9))}, [TopicRecreated("orders", 7, 8)]),
-        (
-            {"orders": at(q0=5, q1=5)},
-            {"orders": now(q0=(0, 9))},
-            [GoneFromStream("orders", 1)],
-        ),
+        ({"orders": at(q0=5, q1=5)}, {"orders": now(q0=(0, 9))}, [GoneFromStream("orders", 1)]),
         (
             {"orders": at(q0=5)},
             {"orders": now(q0=(6, 9))},

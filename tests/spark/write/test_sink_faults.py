@@ -112,10 +112,7 @@ def two_hosts(folder: Path) -> Iterator[str]:
 
 
 def test_two_attempts_that_speculation_runs_at_once_store_each_row_once(tmp_path: Path) -> None:
-    with (
-        RunningBroker(tmp_path / "data", TEST_ARGUMENTS) as broker,
-        two_hosts(tmp_path) as master,
-    ):
+    with RunningBroker(tmp_path / "data", TEST_ARGUMENTS) as broker, two_hosts(tmp_path) as master:
         with broker.client() as client:
             client.create_topic("orders", queues=3)
         arguments = ("speculation", broker.url, "orders", str(tmp_path), master)

@@ -71,16 +71,6 @@ def test_a_kafka_job_writes_by_its_own_names(
     ) == [("a", "one", 2, "x")]
 
 
-def test_each_row_names_its_topic(
-    spark: "SparkSession", running: RunningBroker, topic: str
-) -> None:
-    frame = spark.range(10).selectExpr(f"concat('{topic}.', id % 2) as topic", "string(id) as body")
-    write(frame, running, createTopic="true")
-    for each in range(2):
-        found = read(spark, running, f"{topic}.{each}").selectExpr("int(string(body)) as n")
-        assert rows(found) == [(n,) for n in range(each, 10, 2)]
-
-
 def test_a_task_that_failed_after_its_write_stores_nothing_twice(
     spark: "SparkSession", running: RunningBroker, topic: str, tmp_path: Path
 ) -> None:

@@ -27,25 +27,13 @@ def redelivered(*messages: DeliveredMessage) -> tuple[RedeliveredKeys, list[Sett
 
 
 def test_no_message_is_uncertain_without_a_redelivered_key() -> None:
-    assert RedeliveredKeys().find_uncertain([message(0), message(1)]) == [
-        False,
-        False,
-    ]
+    assert RedeliveredKeys().find_uncertain([message(0), message(1)]) == [False, False]
 
 
 def test_only_later_messages_of_the_key_are_uncertain() -> None:
     table, _ = redelivered(message(5))
-    others = [
-        message(6, "b"),
-        message(6, None),
-        message(6, topic="u"),
-        message(6, queue=1),
-    ]
-    assert table.find_uncertain([message(6), *others, message(9)]) == [
-        True,
-        *[False] * 4,
-        True,
-    ]
+    others = [message(6, "b"), message(6, None), message(6, topic="u"), message(6, queue=1)]
+    assert table.find_uncertain([message(6), *others, message(9)]) == [True, *[False] * 4, True]
 
 
 def test_a_reply_with_the_redelivered_message_is_newer_than_its_release() -> None:

@@ -198,18 +198,11 @@ def message(queue: int, offset: int) -> Message:
 def test_progress_follows_the_returned_messages() -> None:
     progress = OffsetProgress()
     fetched = Range(
-        [
-            MessageList(0, [message(0, 4), message(0, 6)]),
-            MessageList(1, [message(1, 2)]),
-        ],
+        [MessageList(0, [message(0, 4), message(0, 6)]), MessageList(1, [message(1, 2)])],
         {0: 9, 1: 3},
     )
     seen = [((m.queue, m.offset), progress.offsets()) for m in progress.track(fetched)]
-    assert seen == [
-        ((0, 4), {0: 4}),
-        ((0, 6), {0: 6}),
-        ((1, 2), {0: 7, 1: 2}),
-    ]
+    assert seen == [((0, 4), {0: 4}), ((0, 6), {0: 6}), ((1, 2), {0: 7, 1: 2})]
     assert progress.offsets() == {0: 9, 1: 3}
 
 

@@ -8,13 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.client.consume.delivery import DeliveredMessage
-from holdfast.client.read.message import (
-    Message,
-    MessageBatch,
-    MessageRun,
-    RunColumns,
-    texts_of,
-)
+from holdfast.client.read.message import Message, MessageBatch, MessageRun, RunColumns, texts_of
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch

@@ -37,9 +37,7 @@ async def test_a_failure_of_reading_ahead_is_raised_by_the_next_call() -> None:
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
-async def test_an_unread_failure_of_reading_ahead_is_not_logged(
-    is_closed: bool,
-) -> None:
+async def test_an_unread_failure_of_reading_ahead_is_not_logged(is_closed: bool) -> None:
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, about: complaints.append(about))
     source = OneRange()

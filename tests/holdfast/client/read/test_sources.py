@@ -169,9 +169,7 @@ async def test_an_unreadable_range_ends_the_reading_with_the_offset_after_it(
         assert len(server.requests) == 1
 
 
-async def test_damage_is_skipped_on_request_and_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_damage_is_skipped_on_request_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     reply = found(block(0, 2) + block(5, 2), 7)
     reply.headers["Holdfast-Skipped"] = "0:2:5"
     async with reading(reply) as (server, client):

@@ -55,26 +55,23 @@ class Broker:
         return TopicSource(cast(Transport, self), "orders", Start(start=start), options, follow)
 
 
-def broker(monkeypatch: pytest.MonkeyPatch, ends: Mapping[int, int]) -> Broker:
-    found = Broker(ends)
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Broker:
+    """A broker of 300 queues with 50 messages each."""
+    found = Broker(dict.fromkeys(range(300), 50))
     monkeypatch.setattr(sources, "TopicRequests", lambda *_: found)
     return found
 
 
-async def test_a_poll_asks_for_as_many_queues_as_fill_its_reply(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = broker(monkeypatch, dict.fromkeys(range(300), 50))
+async def test_a_poll_asks_for_as_many_queues_as_fill_its_reply(found: Broker) -> None:
     source = found.source(follow=False)
     while await source.fetch() is not None:
         pass
     assert found.asked == [([queue, queue + 1], 0) for queue in range(0, 300, 2)]
 
 
-async def test_each_queue_is_polled_while_one_has_a_large_backlog(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = broker(monkeypatch, {queue: 1_000_000 if queue == 7 else 0 for queue in range(1000)})
+async def test_each_queue_is_polled_while_one_has_a_large_backlog(found: Broker) -> None:
+    found.ends = {queue: 1_000_000 if queue == 7 else 0 for queue in range(1000)}
     source = found.source()
     for _ in range(70):
         await source.fetch()
@@ -83,10 +80,7 @@ async def test_each_queue_is_polled_while_one_has_a_large_backlog(
     assert found.pauses == []
 
 
-async def test_at_the_end_of_all_queues_a_poll_waits_for_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = broker(monkeypatch, dict.fromkeys(range(300), 50))
+async def test_at_the_end_of_all_queues_a_poll_waits_for_all(found: Broker) -> None:
     source = found.source("latest")
     await source.fetch()
     found.ends[250] += 300
@@ -103,11 +97,9 @@ async def test_at_the_end_of_all_queues_a_poll_waits_for_all(
     assert asked[4:] == [every]
 
 
-async def test_queues_that_do_not_fit_into_one_poll_are_polled_in_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_queues_that_do_not_fit_into_one_poll_are_polled_in_turn(found: Broker) -> None:
     count = 2 * MAX_QUEUES_PER_POLL
-    found = broker(monkeypatch, dict.fromkeys(range(count), 0))
+    found.ends = dict.fromkeys(range(count), 0)
     source = found.source()
     for _ in range(2):
         await source.fetch()
@@ -116,10 +108,7 @@ async def test_queues_that_do_not_fit_into_one_poll_are_polled_in_turn(
     assert (first_wait_ms, second_wait_ms) == (SHORT_WAIT_MS, SHORT_WAIT_MS)
 
 
-async def test_empty_replies_in_spite_of_a_backlog_are_followed_by_pauses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = broker(monkeypatch, dict.fromkeys(range(300), 50))
+async def test_empty_replies_in_spite_of_a_backlog_are_followed_by_pauses(found: Broker) -> None:
     found.is_stuck = True
     source = found.source()
     for _ in range(3):

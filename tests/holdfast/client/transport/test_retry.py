@@ -231,9 +231,7 @@ async def test_the_synchronous_client_and_its_parts_are_one_warning(
     assert len(warnings(caplog)) == 1
 
 
-def test_without_retries_the_error_is_not_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_without_retries_the_error_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     with Client("http://127.0.0.1:9", timeout_ms=0) as client, pytest.raises(ConnectionFailed):
         client.info()
     assert not caplog.records
