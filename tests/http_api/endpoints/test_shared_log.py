@@ -1,8 +1,11 @@
 """One log, many readers: the log stores a message once, and a woken reader finds its message."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.support.group_api import GroupApi, bodies, serving_groups
 
@@ -10,94 +13,88 @@ PUBLISHES = 10_000
 TIMEOUT_S = 60
 
 
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[GroupApi]:
+    """A broker with the topic "orders" of one queue and the group "g" on it."""
+    async with serving_groups(tmp_path / "data") as api:
+        await api.topic()
+        await api.group()
+        yield api
+
+
 async def end_of(api: GroupApi, topic: str = "orders") -> int:
     described = await api.ask("GET", f"/v1/topics/{topic}")
     return sum(each["max_offset"] - each["min_offset"] for each in described["queues"])
 
 
-async def test_every_group_reads_every_message_and_the_log_holds_it_once(tmp_path: Path) -> None:
+async def test_every_group_reads_every_message_and_the_log_holds_it_once(api: GroupApi) -> None:
     # T3
-    async with serving_groups(tmp_path / "data") as api:
-        await api.topic()
-        for group in ("one", "two", "three"):
-            await api.group(group)
-        sent = [f"{number}" for number in range(50)]
-        await api.publish(*sent)
-        for group in ("one", "two", "three"):
-            reply = await api.receive(group=group, max_messages=100)
-            assert bodies(reply) == sent
-            assert await api.settle("ack", reply, group=group) == ["done"] * 50
-        assert await end_of(api) == 50
+    for group in ("one", "two", "three"):
+        await api.group(group)
+    sent = [f"{number}" for number in range(50)]
+    await api.publish(*sent)
+    for group in ("one", "two", "three"):
+        reply = await api.receive(group=group, max_messages=100)
+        assert bodies(reply) == sent
+        assert await api.settle("ack", reply, group=group) == ["done"] * 50
+    assert await end_of(api) == 50
 
 
-async def test_a_woken_pull_finds_its_message(tmp_path: Path) -> None:
+async def test_a_woken_pull_finds_its_message(api: GroupApi) -> None:
     # L9, L10: ten thousand publishes, without a needless or lost wake-up
-    async with serving_groups(tmp_path / "data") as api:
-        await api.topic(durability="written")
-        found, empty = 0, 0
+    await api.ask("PATCH", "/v1/topics/orders", {"durability": "written"})
+    found, empty = 0, 0
 
-        async def follow() -> None:
-            nonlocal found, empty
-            offset = 0
-            while offset < PUBLISHES:
-                path = f"/v1/topics/orders/queues/0/messages?offset={offset}&wait_ms=60000"
-                reply = await api.ask("GET", f"{path}&max_messages=1000")
-                empty += not reply["messages"]
-                found += len(reply["messages"])
-                offset = reply["next_offset"]
+    async def follow() -> None:
+        nonlocal found, empty
+        offset = 0
+        while offset < PUBLISHES:
+            path = f"/v1/topics/orders/queues/0/messages?offset={offset}&wait_ms=60000"
+            reply = await api.ask("GET", f"{path}&max_messages=1000")
+            empty += not reply["messages"]
+            found += len(reply["messages"])
+            offset = reply["next_offset"]
 
-        async def publish(numbers: range) -> None:
-            for number in numbers:
-                await api.publish(f"{number}")
+    async def publish(numbers: range) -> None:
+        for number in numbers:
+            await api.publish(f"{number}")
 
-        async with asyncio.timeout(2 * TIMEOUT_S):
-            await asyncio.gather(
-                *(follow() for _ in range(3)),
-                *(publish(range(first, PUBLISHES, 32)) for first in range(32)),
-            )
-        assert (found, empty) == (3 * PUBLISHES, 0)
-        assert await api.metric("holdfast_scan_rescues_total") == 0
+    async with asyncio.timeout(2 * TIMEOUT_S):
+        await asyncio.gather(
+            *(follow() for _ in range(3)),
+            *(publish(range(first, PUBLISHES, 32)) for first in range(32)),
+        )
+    assert (found, empty) == (3 * PUBLISHES, 0)
+    assert await api.metric("holdfast_scan_rescues_total") == 0
 
 
-async def test_a_receive_gets_at_most_max_messages(tmp_path: Path) -> None:
+async def test_a_receive_gets_at_most_max_messages(api: GroupApi) -> None:
     # A2, A4
-    async with serving_groups(tmp_path / "data") as api:
-        await api.topic()
-        await api.group()
-        await api.publish(*(f"{number}" for number in range(100)))
-        assert len((await api.receive(max_messages=10))["messages"]) == 10
-        got = [bodies(await api.receive(max_messages=1)) for _ in range(3)]
-        assert got == [["10"], ["11"], ["12"]]
+    await api.publish(*(f"{number}" for number in range(100)))
+    assert len((await api.receive(max_messages=10))["messages"]) == 10
+    got = [bodies(await api.receive(max_messages=1)) for _ in range(3)]
+    assert got == [["10"], ["11"], ["12"]]
 
 
-async def test_settling_delivers_no_other_messages(tmp_path: Path) -> None:
+async def test_settling_delivers_no_other_messages(api: GroupApi) -> None:
     # A19
-    async with serving_groups(tmp_path / "data") as api:
-        await api.topic()
-        await api.group()
-        await api.publish("a", "b", "c")
-        reply = await api.receive(max_messages=2)
-        await api.settle("ack", reply)
-        described: Any = await api.queue()
-        assert (described["in_flight"], described["available"]) == (0, 1)
+    await api.publish("a", "b", "c")
+    reply = await api.receive(max_messages=2)
+    await api.settle("ack", reply)
+    described: Any = await api.queue()
+    assert (described["in_flight"], described["available"]) == (0, 1)
 
 
-async def test_every_reply_has_the_number_of_available_messages(tmp_path: Path) -> None:
+async def test_every_reply_has_the_number_of_available_messages(api: GroupApi) -> None:
     # A39, A35
-    async with serving_groups(tmp_path / "data") as api:
-        await api.topic()
-        await api.group()
-        assert (await api.receive())["available"] == 0
-        await api.publish(*(f"{number}" for number in range(5)))
-        assert (await api.receive(max_messages=1))["available"] == 4
-        assert (await api.receive(max_messages=2))["available"] == 2
-        assert (await api.receive(max_messages=2))["available"] == 0
+    assert (await api.receive())["available"] == 0
+    await api.publish(*(f"{number}" for number in range(5)))
+    assert (await api.receive(max_messages=1))["available"] == 4
+    assert (await api.receive(max_messages=2))["available"] == 2
+    assert (await api.receive(max_messages=2))["available"] == 0
 
 
-async def test_a_later_group_reads_earlier_messages(tmp_path: Path) -> None:
+async def test_a_later_group_reads_earlier_messages(api: GroupApi) -> None:
     # Q8
-    async with serving_groups(tmp_path / "data") as api:
-        await api.topic()
-        await api.group()
-        await api.publish("early")
-        assert bodies(await api.receive("late")) == ["early"]
+    await api.publish("early")
+    assert bodies(await api.receive("late")) == ["early"]
