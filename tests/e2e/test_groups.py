@@ -1,4 +1,4 @@
-"""Groups from end to end: real input, a killed member, shares of working time."""
+"""Groups from end to end: real input, a killed member, modes, levels, delays."""
 
 import asyncio
 import json
@@ -296,43 +296,27 @@ async def test_a_single_active_member_hands_over_when_it_goes(broker: RunningBro
         await second.close()
 
 
-# -- shares of time --------------------------------------------------------------------------
-
-
-@pytest.mark.fault
-async def test_workers_time_is_shared_out_equally(broker: RunningBroker) -> None:
-    # F7
-    # Long enough that the delay of a busy machine is small compared with it.
-    handlers_s = {"slow": 0.4, "quick": 0.02}
-    async with broker.async_client() as client:
-        for topic, count in (("slow", 2_000), ("quick", 60_000)):
-            await client.create_topic(topic, queues=1)
-            async with client.producer(topic) as producer:
-                for _ in range(count):
-                    producer.send(b"x" * 10)
-                await producer.flush()
-        await client.create_group("timed", {"slow": 1, "quick": 1}, cost="time")
-        worked_s: dict[str, float] = defaultdict(float)
-        counted: Counter[str] = Counter()
-        loop = asyncio.get_running_loop()
-        consumer = client.consume(
-            ["slow", "quick"], "timed", concurrency=10, serial_by="nothing", max_in_flight=200
-        )
-
-        async def handle(delivery: Delivery) -> None:
-            began_s = loop.time()
-            await asyncio.sleep(handlers_s[delivery.topic])
-            if counted["slow"] == 150:
-                return  # messages finished after the stop would count on one side only
-            worked_s[delivery.topic] += loop.time() - began_s
-            counted[delivery.topic] += 1
-            if counted["slow"] == 150:
-                consumer.stop()
-
-        await consumer.run(handle)
-    share = worked_s["slow"] / sum(worked_s.values())
-    print(f"slow {counted['slow']}, quick {counted['quick']}: {share:.1%} of the time")
-    assert 0.47 <= share <= 0.53, (worked_s, counted)
+async def test_a_late_high_message_overtakes_what_the_client_does_not_hold(
+    broker: RunningBroker,
+) -> None:  # Q23
+    async with broker.async_client() as client, asyncio.timeout(60):
+        await client.create_topic("levels", queues=1, priority_levels=10)
+        await client.create_group("of-levels", "levels")
+        for body in ("4a", "4b", "4c"):
+            await client.publish("levels", body, priority=4)
+        got: list[str] = []
+        async with client.consume(
+            "levels", "of-levels", max_in_flight=1, follow=False
+        ) as deliveries:
+            async for delivery in deliveries:
+                got.append(delivery.body.decode())
+                if got == ["4a"]:
+                    await client.publish("levels", "9a", priority=9)
+                if got == ["4a", "9a", "4b"]:
+                    await client.publish("levels", "9b", priority=9)
+                    await delivery.nack(0)
+        # A failed message returns to its own priority level, after all messages of higher levels.
+        assert got == ["4a", "9a", "4b", "9b", "4b", "4c"]
 
 
 @pytest.mark.parametrize("mode", ["competing", "keyed"])

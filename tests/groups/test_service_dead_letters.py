@@ -12,6 +12,7 @@ from holdfast.groups.cursor.cursor import NOT_KEPT
 from holdfast.groups.service_types import Status, Verb
 from holdfast.groups.serving import dead_letters
 from holdfast.groups.settings import GroupSettings, Subscription
+from tests.support.api_server import raising
 from tests.support.group_broker import (
     GroupBroker,
     bodies_of,
@@ -22,6 +23,8 @@ from tests.support.group_broker import (
 )
 from tests.support.stored import bodies, copy_running, until
 
+_refuse = raising(LogError("no room"))
+
 
 async def _dead(broker: GroupBroker, count: int) -> list[dict[str, str]]:
     """Wait until `count` letters are marked; return the properties of the letters in the topic."""
@@ -29,6 +32,18 @@ async def _dead(broker: GroupBroker, count: int) -> list[dict[str, str]]:
     topic = broker.store.table.get("dead")
     fetched = await broker.store.reading.read(topic, 0, 0, max_messages=1000, max_bytes=1 << 20)
     return [each.batch.properties(row) for each in fetched.slices for row in each.rows]
+
+
+def _hold_back(owner: object, name: str) -> asyncio.Event:
+    """Let each call of a coroutine method wait until the returned event is set."""
+    call, goes_on = getattr(owner, name), asyncio.Event()
+
+    async def hesitate(*args: Any, **how: Any) -> Any:
+        await goes_on.wait()
+        return await call(*args, **how)
+
+    setattr(owner, name, hesitate)
+    return goes_on
 
 
 async def _group_of_two_topics(broker: GroupBroker) -> None:
@@ -121,12 +136,8 @@ async def test_a_message_that_a_seek_redelivers_may_become_a_dead_letter_again(
 
 async def test_letters_are_sent_at_the_next_start_when_the_log_took_none(tmp_path: Path) -> None:
     async with running_group(tmp_path, ["x", "y"], dead_letter_topic="dead") as broker:
-
-        async def refuse(*args: object, **kwargs: object) -> list[object]:
-            raise LogError("no room")
-
         publish = broker.store.publishing.publish
-        broker.store.publishing.publish = refuse  # type: ignore[method-assign, assignment]
+        broker.store.publishing.publish = _refuse  # type: ignore[method-assign, assignment]
         await broker.settle(await broker.receive(), Verb.REJECT)
         assert (await broker.groups.describe("g")).dying == 2
         broker.store.publishing.publish = publish  # type: ignore[method-assign]
@@ -139,14 +150,7 @@ async def test_a_seek_waits_until_dead_letters_are_appended(
 ) -> None:
     monkeypatch.setattr(dead_letters, "DRAIN_TIMEOUT_S", 60.0)
     async with running_group(tmp_path, ["x", "y"], dead_letter_topic="dead") as broker:
-        goes_on = asyncio.Event()
-        publish = broker.store.publishing.publish
-
-        async def hesitate(*args: Any, **kwargs: Any) -> Any:
-            await goes_on.wait()
-            return await publish(*args, **kwargs)
-
-        broker.store.publishing.publish = hesitate  # type: ignore[method-assign]
+        goes_on = _hold_back(broker.store.publishing, "publish")
         await broker.settle(await broker.receive(), Verb.REJECT)
         seek = asyncio.create_task(broker.groups.seek("g", {"t": {0: 2}}))
         await asyncio.sleep(0)
@@ -157,10 +161,7 @@ async def test_a_seek_waits_until_dead_letters_are_appended(
 
 async def test_a_letter_that_no_segment_holds_is_given_up_and_stops_nothing(tmp_path: Path) -> None:
     # R11: a letter that was too large for a segment was retried forever
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        await broker.topic("dead")
-        await broker.group(dead_letter_topic="dead")
+    async with running_group(tmp_path, dead_letter_topic="dead") as broker:
         largest = broker.storage.log.largest_batch
         await broker.publish(["x", "y" * (largest - 300), "z"])
         held = await broker.receive(max_bytes=1 << 20)
@@ -179,11 +180,7 @@ async def test_a_letter_of_exactly_the_largest_size_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: int, kept: int
 ) -> None:
     # R11: one byte below, at and above the limit
-    async with running(tmp_path) as broker:
-        await broker.topic()
-        dead = await broker.topic("dead")
-        await broker.group(dead_letter_topic="dead")
-        await broker.publish("x")
+    async with running_group(tmp_path, ["x"], dead_letter_topic="dead") as broker:
         held = await broker.receive()
         letters = broker.groups.registry.by_name["g"].dead_letters
         make = letters._rows
@@ -196,7 +193,8 @@ async def test_a_letter_of_exactly_the_largest_size_is_kept(
         monkeypatch.setattr(letters, "_rows", make_and_set_the_limit)
         await broker.settle(held, Verb.REJECT)
         await until(lambda: broker.groups.stats().dead_letters_total == 1)
-        assert broker.store.reading.max_offset((dead.topic_id, 0)) == kept
+        dead = broker.store.table.get("dead").topic_id
+        assert broker.store.reading.max_offset((dead, 0)) == kept
 
 
 async def test_a_letter_of_the_largest_size_is_kept_with_one_that_is_too_large(
@@ -277,11 +275,7 @@ async def test_a_seek_fails_while_dead_letters_cannot_be_appended(
 ) -> None:
     monkeypatch.setattr(dead_letters, "DRAIN_TIMEOUT_S", 0)
     async with running_group(tmp_path, ["x", "y"], dead_letter_topic="dead") as broker:
-
-        async def refuse(*args: object, **kwargs: object) -> list[object]:
-            raise LogError("no room")
-
-        broker.store.publishing.publish = refuse  # type: ignore[method-assign, assignment]
+        broker.store.publishing.publish = _refuse  # type: ignore[method-assign, assignment]
         await broker.settle(await broker.receive(), Verb.REJECT)
         with pytest.raises(StateUnavailable, match="try again later"):
             await broker.groups.seek("g", "latest")
@@ -376,13 +370,7 @@ async def test_a_group_that_lets_a_topic_go_moves_nowhere_in_it(
     async with running(tmp_path) as broker:
         await _group_of_two_topics(broker)
         await broker.publish("x", "t")
-        publish, goes_on = broker.store.publishing.publish, asyncio.Event()
-
-        async def hesitate(*args: Any, **kwargs: Any) -> Any:
-            await goes_on.wait()
-            return await publish(*args, **kwargs)
-
-        broker.store.publishing.publish = hesitate  # type: ignore[method-assign]
+        goes_on = _hold_back(broker.store.publishing, "publish")
         await broker.settle(await broker.receive(), Verb.REJECT)
         seek = asyncio.create_task(broker.groups.seek("g", {"t": {0: 1}, "u": {0: 0}}))
         await asyncio.sleep(0)
@@ -453,11 +441,8 @@ async def test_a_group_whose_letters_cannot_go_is_not_changed(
         both = {"t*": Subscription(), "u": Subscription()}
         before = await broker.group(topics=both, dead_letter_topic="dead")
 
-        async def refuse(*args: object, **kwargs: object) -> list[object]:
-            raise LogError("no room")
-
         await broker.publish(["x", "y"], "t")
-        broker.store.publishing.publish = refuse  # type: ignore[method-assign, assignment]
+        broker.store.publishing.publish = _refuse  # type: ignore[method-assign, assignment]
         await broker.settle(await broker.receive(1), Verb.REJECT)
         with pytest.raises(StateUnavailable, match="try again later"):
             if change == "topics":
@@ -493,18 +478,11 @@ async def test_nothing_is_rejected_while_a_topic_is_removed(tmp_path: Path) -> N
 
 
 async def test_letters_of_a_deleted_topic_are_given_up_with_a_log_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(tmp_path) as broker:
         await _group_of_two_topics(broker)
-        letters, goes_on = broker.groups.registry.by_name["g"].dead_letters, asyncio.Event()
-        publish = letters._publish
-
-        async def hesitate(*args: Any) -> None:
-            await goes_on.wait()
-            await publish(*args)
-
-        monkeypatch.setattr(letters, "_publish", hesitate)
+        goes_on = _hold_back(broker.groups.registry.by_name["g"].dead_letters, "_publish")
         await _reject_all(broker, 200)
         await broker.store.topics.delete("t")
         goes_on.set()
