@@ -28,6 +28,7 @@ TOKEN_CHECK_S = 0.5
 
 ANONYMOUS_RELAY = "ANONYMOUS-RELAY"
 SOLE_CONNECTION = "sole-connection-for-container"
+SHARED_SUBSCRIPTIONS = "SHARED-SUBS"
 
 
 class Member(Protocol):
@@ -88,7 +89,7 @@ class AmqpConnections(Admission):
             idle_timeout_ms=config.idle_timeout_ms // 2,
             incoming_window=config.incoming_window,
             handle_max=config.max_links - 1,
-            offered_capabilities=(ANONYMOUS_RELAY, SOLE_CONNECTION),
+            offered_capabilities=(ANONYMOUS_RELAY, SOLE_CONNECTION, SHARED_SUBSCRIPTIONS),
             properties={
                 "product": config.announce_product,
                 "version": version,

@@ -74,6 +74,7 @@ class AmqpServer:
     async def serve(self, parts: BrokerParts) -> None:
         """Accept connections: the storage is open."""
         self._parts = parts
+        await parts.subscriptions.remove_leftovers(parts.groups)
         admission = parts.store.admission
         admission.alarm_listeners.append(self.connections.publishing_changed)
         self.connections.is_publishing_stopped = admission.refusal is not None

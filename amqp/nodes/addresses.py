@@ -17,12 +17,11 @@ that is made of it: see `valid_name`.
 """
 
 import re
-from base64 import b32encode
 from dataclasses import dataclass
 from enum import Enum
-from hashlib import sha256
 from urllib.parse import unquote
 
+from holdfast.amqp.termini.names import hashed_name
 from holdfast.amqp.wire.conditions import INVALID_FIELD, LinkFailed
 from holdfast.consumequeue.errors import InvalidName
 from holdfast.consumequeue.topics import check_name
@@ -51,8 +50,6 @@ class Address:
 
 
 _SCHEMES = {"queue://": Kind.QUEUE, "topic://": Kind.TOPIC}
-#: How much of a name that is not valid remains readable.
-_READABLE_CHARACTERS = 24
 
 
 def parse_address(text: str) -> Address:
@@ -111,10 +108,3 @@ def valid_name(name: str) -> str:
         return check_name("topic", name)
     except InvalidName:
         return hashed_name("amqp-", name, name)
-
-
-def hashed_name(prefix: str, readable: str, full: str) -> str:
-    """Return a valid name with a readable start. Each value of `full` gives a different name."""
-    start = re.sub(r"[^A-Za-z0-9]+", "-", readable)[:_READABLE_CHARACTERS].strip("-").lower()
-    digest = b32encode(sha256(full.encode("utf-8", "surrogatepass")).digest())[:16].decode()
-    return f"{prefix}{start}-{digest.lower()}" if start else f"{prefix}{digest.lower()}"

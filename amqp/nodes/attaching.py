@@ -5,6 +5,7 @@
 | target with an address                      | PublishTarget; its topic is made by need    |
 | target without an address                   | PublishTarget; each message names its topic |
 | source: see `terminus.py`                   | LeasedSource, CopiedSource, BrowsingSource  |
+| no source                                   | SubscriptionLookup                          |
 | coordinator of transactions, dynamic target | refused: amqp:not-implemented               |
 """
 
@@ -19,12 +20,14 @@ from holdfast.amqp.nodes.copied_source import CopiedSource
 from holdfast.amqp.nodes.leased_source import LeasedSource
 from holdfast.amqp.nodes.node import BrokerParts, Peer, Source, Target
 from holdfast.amqp.nodes.publish_target import Destination, PublishTarget
-from holdfast.amqp.nodes.terminus import FromGroup, read_source
+from holdfast.amqp.nodes.subscribing import open_subscription
+from holdfast.amqp.nodes.subscription_lookup import SubscriptionLookup
+from holdfast.amqp.nodes.terminus import FromGroup, FromSubscription, read_source
+from holdfast.amqp.termini.subscriptions import looked_up, subscription_of
 from holdfast.amqp.wire import performatives
 from holdfast.amqp.wire.conditions import (
     INVALID_FIELD,
     NOT_ALLOWED,
-    NOT_FOUND,
     NOT_IMPLEMENTED,
     LinkFailed,
 )
@@ -81,13 +84,17 @@ async def make_source(peer: Peer, link: OutgoingLink) -> tuple[Source, Attach]:
     """
     attach = _attach_of(link)
     given = attach.source
+    node: Source
     if given is None:
-        raise LinkFailed(NOT_FOUND, "there is no subscription of this name")
+        lookup = SubscriptionLookup(peer, link, looked_up(peer.container_id, link.name))
+        return lookup, _source_answer(link, lookup.stored_source())
     if given.dynamic:
         raise LinkFailed(NOT_IMPLEMENTED, "this broker has no dynamic sources")
-    wanted = read_source(given, parse_address(_text(given.address)))
-    node: Source
-    if not isinstance(wanted, FromGroup):
+    subscription = subscription_of(peer.container_id, link.name, given)
+    wanted = read_source(given, parse_address(_text(given.address)), subscription)
+    if isinstance(wanted, FromSubscription):
+        node = await open_subscription(peer, link, wanted)
+    elif not isinstance(wanted, FromGroup):
         node = CopiedSource(peer, link, wanted)
     elif wanted.is_browsed:
         node = BrowsingSource(peer, link, wanted)
@@ -98,17 +105,21 @@ async def make_source(peer: Peer, link: OutgoingLink) -> tuple[Source, Attach]:
     except BaseException:
         node.stop(is_closed=False)
         raise
-    answer = Attach(
+    return node, _source_answer(link, wanted.answer)
+
+
+def _source_answer(link: OutgoingLink, source: performatives.Source) -> Attach:
+    attach = _attach_of(link)
+    return Attach(
         link.name,
         link.handle,
         link.role,
         attach.snd_settle_mode,
         attach.rcv_settle_mode,
-        wanted.answer,
+        source,
         attach.target if isinstance(attach.target, performatives.Target) else None,
         initial_delivery_count=0,
     )
-    return node, answer
 
 
 async def _find_destination(

@@ -12,7 +12,7 @@ that reduces the credit cancels the ask, and messages that wait beyond the credi
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -52,7 +52,17 @@ _ACCEPTED = Accepted()
 class LeasedSource:
     """See the module. It implements `Source` of node.py."""
 
-    def __init__(self, peer: Peer, link: OutgoingLink, wanted: FromGroup) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        link: OutgoingLink,
+        wanted: FromGroup,
+        *,
+        on_stop: Callable[[bool], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
+        """`on_stop` is called with `is_closed` when the link ends. What it returns is run when the
+        link has left the group."""
+        self._on_stop = on_stop
         self._peer, self._link, self._wanted = peer, link, without_answer(wanted)
         self._parts, self._config = peer.parts, peer.parts.config
         self._groups = peer.parts.groups
@@ -163,18 +173,23 @@ class LeasedSource:
             for first in range(0, len(receipts), SETTLED_AT_ONCE):
                 part = receipts[first : first + SETTLED_AT_ONCE]
                 self._begin_settling(self._wanted.default_outcome, part)
-        self._leaving = asyncio.create_task(self._leave(running), name="amqp-leave")
+        last = None if self._on_stop is None else self._on_stop(is_closed)
+        self._leaving = asyncio.create_task(self._leave(running, last), name="amqp-leave")
 
     async def finish(self) -> None:
         """Return once the link has left its group."""
         if self._leaving is not None:
             await asyncio.wait([self._leaving])
 
-    async def _leave(self, running: "asyncio.Task[None] | None") -> None:
+    async def _leave(
+        self, running: "asyncio.Task[None] | None", last: Coroutine[Any, Any, None] | None
+    ) -> None:
         if running is not None:
             await asyncio.wait([running])
         with suppress(UnknownGroup, StateUnavailable):
             await self._groups.leave(self._wanted.group, self._member)
+        if last is not None:
+            await last
 
     # -- asking ----------------------------------------------------------------------------------
 

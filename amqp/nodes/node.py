@@ -22,6 +22,7 @@ from holdfast.amqp.engine.incoming_link import Delivery
 from holdfast.amqp.engine.link import Link
 from holdfast.amqp.engine.outgoing_link import Sent
 from holdfast.amqp.nodes.filters import FilterBudget
+from holdfast.amqp.termini.subscription_groups import SubscriptionGroups
 from holdfast.amqp.wire.conditions import AmqpError
 from holdfast.consumequeue.config import TopicsConfig
 from holdfast.consumequeue.message_store import MessageStore
@@ -51,6 +52,7 @@ class BrokerParts:
     """Returns the counters of a topic, by its name."""
     wall_us: Callable[[], int]
     filter_budget: FilterBudget = field(default_factory=FilterBudget)
+    subscriptions: SubscriptionGroups = field(default_factory=SubscriptionGroups)
 
 
 class Peer(Protocol):

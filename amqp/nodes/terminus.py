@@ -5,6 +5,7 @@
 | NAME, exchange | leases of group NAME, made by need    | browses group NAME       |
 | group          | leases of the group                   | browses the group        |
 | topic          | copies of the topic                   | copies of the topic      |
+| topic, durable or shared | leases of the subscription's group, in either mode |   |
 
 NAME with the capability `topic` is the topic. The source in the answer has the values that are in
 force, which may differ from those that the client asked for.
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 from holdfast.amqp.nodes.addresses import Address, Kind
 from holdfast.amqp.nodes.filters import NEXT, Filters, Start, read_filters
+from holdfast.amqp.termini.subscriptions import GLOBAL, NEVER, SHARED, SubscriptionName
 from holdfast.amqp.wire.conditions import INVALID_FIELD, NOT_IMPLEMENTED, LinkFailed
 from holdfast.amqp.wire.performatives import Accepted, Modified, Rejected, Released, Source
 from holdfast.amqp.wire.types import Symbol
@@ -30,10 +32,6 @@ OUTCOMES = (
     "amqp:modified:list",
 )
 _Wanted = TypeVar("_Wanted", "FromGroup", "FromTopic")
-
-#: Capabilities of JMS subscriptions that several links share.
-_SHARED = ("shared", "global")
-_NEVER = "never"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +69,17 @@ class FromTopic:
     answer: Source
 
 
+@dataclass(frozen=True, slots=True)
+class FromSubscription(FromGroup):
+    """Messages of a topic from when the subscription was made, under leases of its group.
+
+    `condition` and `is_no_local` are of the subscription: the group applies them, not the link.
+    """
+
+    topic: str
+    subscription: SubscriptionName
+
+
 Wanted = FromGroup | FromTopic
 
 
@@ -85,8 +94,11 @@ def without_answer(wanted: _Wanted) -> _Wanted:
     return replace(wanted, default_outcome=outcome, answer=Source())
 
 
-def read_source(source: Source, address: Address) -> Wanted:
-    """Return what a source asks for. `address` is its parsed address.
+def read_source(
+    source: Source, address: Address, subscription: SubscriptionName | None = None
+) -> Wanted:
+    """Return what a source asks for. `address` is its parsed address; `subscription` is that of the
+    link, which matters only for topics.
 
     Raises LinkFailed: amqp:not-implemented for what is not supported, amqp:invalid-field for a
     value that is not valid.
@@ -95,6 +107,8 @@ def read_source(source: Source, address: Address) -> Wanted:
     if source.dynamic or address.kind in (Kind.TEMP, Kind.MANAGER):
         raise LinkFailed(NOT_IMPLEMENTED, f"this broker has no {address.kind.value} sources")
     if is_topic and address.kind is not Kind.GROUP:
+        if subscription is not None:
+            return _read_subscription(source, address, subscription)
         return _read_topic(source, address)
     is_browsed = source.distribution_mode == COPY
     filters = read_filters(source.filter, is_copied=False)
@@ -114,13 +128,32 @@ def read_source(source: Source, address: Address) -> Wanted:
     )
 
 
+def _read_subscription(
+    source: Source, address: Address, subscription: SubscriptionName
+) -> FromSubscription:
+    if address.queue is not None:
+        raise LinkFailed(NOT_IMPLEMENTED, "a subscription is of a topic, not of one queue")
+    filters = read_filters(source.filter, is_copied=False)
+    answer = _answer(source, filters, COPY, TOPIC)
+    shared = tuple(Symbol(each) for each in (SHARED, GLOBAL) if each in source.capabilities)
+    answer = answer._replace(capabilities=answer.capabilities + shared)
+    if not subscription.is_volatile:
+        answer = answer._replace(durable=source.durable, expiry_policy=NEVER)
+    return FromSubscription(
+        subscription.group,
+        None,
+        False,
+        False,
+        _condition(filters, address.tag),
+        filters.is_no_local,
+        answer.default_outcome,
+        answer,
+        address.name,
+        subscription,
+    )
+
+
 def _read_topic(source: Source, address: Address) -> FromTopic:
-    is_shared = any(each in source.capabilities for each in _SHARED)
-    if source.durable or source.expiry_policy == _NEVER or is_shared:
-        raise LinkFailed(
-            NOT_IMPLEMENTED,
-            "this broker has no durable or shared subscriptions of topics; receive from a group",
-        )
     filters = read_filters(source.filter, is_copied=True)
     answer = _answer(source, filters, COPY, TOPIC)
     start = filters.start or NEXT

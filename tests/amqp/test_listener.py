@@ -75,6 +75,7 @@ async def test_the_broker_says_what_it_is(tmp_path: Path) -> None:
         assert set(remote.offered_capabilities) == {
             "ANONYMOUS-RELAY",
             "sole-connection-for-container",
+            "SHARED-SUBS",
         }
         assert remote.max_frame_size == 65_536
         assert remote.idle_time_out == 30_000

@@ -22,7 +22,8 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
         "wire": (),
         "engine": ("wire",),
         "messages": ("wire",),
-        "nodes": ("engine", "messages", "wire", "conditions_of", "config"),
+        "termini": ("wire",),
+        "nodes": ("engine", "messages", "termini", "wire", "conditions_of", "config"),
     },
     "commitlog": {
         "format": ("errors",),

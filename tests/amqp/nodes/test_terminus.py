@@ -108,9 +108,6 @@ def test_the_answer_has_the_values_in_force() -> None:
         ("/temp/x", {}, NOT_IMPLEMENTED),
         ("/management", {}, NOT_IMPLEMENTED),
         ("orders", {"dynamic": True}, NOT_IMPLEMENTED),
-        ("t", {"capabilities": ("topic",), "durable": 2}, NOT_IMPLEMENTED),
-        ("/topics/t", {"expiry_policy": "never"}, NOT_IMPLEMENTED),
-        ("/topics/t", {"capabilities": ("shared",)}, NOT_IMPLEMENTED),
         ("orders", {"default_outcome": Error("x:y")}, INVALID_FIELD),
     ],
 )

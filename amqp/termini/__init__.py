@@ -1,0 +1,1 @@
+"""What AMQP makes and deletes for links: subscriptions of topics."""

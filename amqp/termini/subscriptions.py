@@ -1,0 +1,61 @@
+"""Which subscription of a topic a link belongs to, and the group behind it. Pure.
+
+A subscription is a group that begins at the topic's end when it is made. Its name is that of the
+link, up to the first `|`; clients of JMS write more after it, to give each link its own name:
+
+| link name                       | subscription `sub`                                       |
+|---------------------------------|----------------------------------------------------------|
+| `sub`, `sub|2`                  | durable, of this container                               |
+| `sub|global`, `sub|global2`     | durable, of all containers                               |
+| `sub|volatile1`                 | of this container, until its last link ends              |
+| `sub|global-volatile1`          | of all containers, until its last link ends              |
+
+The source says whether it is durable (terminus-durability, or the expiry policy `never`), and
+whether it is shared (capabilities `shared` and `global`). Only the look-up of a subscription, which
+has no source, relies on the link's name.
+"""
+
+from dataclasses import dataclass
+
+from holdfast.amqp.termini.names import hashed_name
+from holdfast.amqp.wire.performatives import Source
+
+SHARED, GLOBAL = "shared", "global"
+NEVER = "never"
+#: The groups of durable subscriptions.
+DURABLE_PREFIX = "amqp."
+#: The groups that end with their last link. The broker removes them when it starts, too.
+VOLATILE_PREFIX = "amqp.volatile."
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionName:
+    """A subscription. Two links with equal values share it."""
+
+    group: str
+    is_volatile: bool
+
+
+def subscription_of(container_id: str, link_name: str, source: Source) -> SubscriptionName | None:
+    """Return the subscription of a link with this source; None for an ordinary link."""
+    is_durable = bool(source.durable) or source.expiry_policy == NEVER
+    is_global = GLOBAL in source.capabilities
+    if not (is_durable or is_global or SHARED in source.capabilities):
+        return None
+    return _named(container_id, link_name, is_global=is_global, is_volatile=not is_durable)
+
+
+def looked_up(container_id: str, link_name: str) -> SubscriptionName:
+    """Return the durable subscription that a link without a source looks up."""
+    is_global = link_name.partition("|")[2].startswith(GLOBAL)
+    return _named(container_id, link_name, is_global=is_global, is_volatile=False)
+
+
+def _named(
+    container_id: str, link_name: str, *, is_global: bool, is_volatile: bool
+) -> SubscriptionName:
+    name = link_name.partition("|")[0]
+    # `name` has no "|", so no two pairs of container and name give the same text.
+    full = name if is_global else f"{container_id}|{name}"
+    prefix = VOLATILE_PREFIX if is_volatile else DURABLE_PREFIX
+    return SubscriptionName(hashed_name(prefix, name, full), is_volatile)
