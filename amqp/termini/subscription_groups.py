@@ -78,11 +78,13 @@ class SubscriptionGroups:
                 await self._delete_due(groups, name.group)
 
     async def remove_leftovers(self, groups: GroupService) -> None:
-        """Delete the volatile subscriptions of a broker that did not stop cleanly."""
+        """Delete the volatile subscriptions of a broker that did not stop cleanly. If one cannot be
+        deleted now, the next `open` or the next start deletes it."""
         for group in groups.groups():
             if group.startswith(VOLATILE_PREFIX):
                 self._deleting.add(group)
-                await self._delete_due(groups, group)
+                with suppress(StateUnavailable):
+                    await self._delete_due(groups, group)
 
     async def _delete_due(self, groups: GroupService, group: str) -> None:
         if group in self._deleting:
