@@ -1,8 +1,8 @@
-"""The AMQP errors and outcomes of the broker's errors: the only place that chooses them.
+"""Translates the broker's errors into AMQP errors and outcomes. No other file does this.
 
-Every error becomes a problem of the HTTP API first, and the table CONDITIONS has a condition for
-each kind of problem. So a client gets the same sentence over both protocols, and `info` names the
-problem, for example {problem: "/problems/unknown-topic"}.
+An error is first translated into a problem of the HTTP API. The table CONDITIONS has the AMQP
+condition of each problem. So a client gets the same sentence over both protocols, and `info`
+contains the problem, for example {problem: "/problems/unknown-topic"}.
 """
 
 from collections.abc import Mapping
@@ -96,7 +96,8 @@ CONDITIONS: Mapping[str, str] = {
     "disk-full": RESOURCE_LIMIT_EXCEEDED,
 }
 
-#: The broker did not store the message, and may store it later: the sender should send it again.
+#: With these problems, the broker did not store the message, but may store it later. The sender
+#: should send the message again.
 _RELEASED = frozenset({
     "draining", "disk-full", "overloaded", "rate-limited", "read-only", "recovering",
     "storage-unavailable", "topic-full",
@@ -106,8 +107,8 @@ _Error = TypeVar("_Error", bound=AmqpError)
 
 
 def amqp_error(error: Exception, kind: type[_Error]) -> _Error:
-    """Return an error of the broker as an AMQP error: LinkFailed, SessionFailed or
-    ConnectionFailed. An unexpected error is logged, and its details are not reported."""
+    """Return an error of the broker as an AMQP error of the class `kind`. An unexpected error is
+    logged, and the client does not get its details."""
     if isinstance(error, AmqpError):
         return kind(error.condition, error.description, error.info)
     return _error_of_problem(problem_for(error), kind)

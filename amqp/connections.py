@@ -1,7 +1,7 @@
-"""The connections of AMQP, and what they share: limits, memory, deadlines, names and counters.
+"""The AMQP connections, and what they share: limits, memory, deadlines, names and counters.
 
-All belong to one event loop. The budgets for bytes that arrive and for bytes that wait to be sent
-are those of HTTP: the broker has one of each, for all protocols.
+All connections belong to one event loop. AMQP and HTTP share one budget for arriving bytes and one
+budget for unsent bytes.
 """
 
 import asyncio
@@ -101,7 +101,7 @@ class AmqpConnections(Admission):
         self.handshaking: TimeoutQueue[Member] = TimeoutQueue(
             config.handshake_timeout_ms / 1000, methodcaller("close_slow_handshake")
         )
-        """The connections whose clients have not opened them, each with its deadline."""
+        """The connections that are not open yet, each with its deadline."""
         self.sessions = ConnectionLimits(config.max_total_sessions, config.max_client_sessions)
         self.links = ConnectionLimits(config.max_total_links, config.max_client_links)
         self.sasl_failures = FailureLimit()
@@ -121,7 +121,7 @@ class AmqpConnections(Admission):
     async def stop(self, timeout_s: float, error: AmqpError) -> None:
         """Answer outstanding publishes, close each connection with `error`, and end all tasks.
 
-        Publishes may take half of the time, and clients may take the rest of it to close.
+        Publishes get half of `timeout_s`. Clients get the rest of it to close their connections.
         """
         self.is_stopping = True
         loop = asyncio.get_running_loop()
@@ -162,7 +162,8 @@ class AmqpConnections(Admission):
         )
 
     def publishing_changed(self, refusal: Exception | None) -> None:
-        """Called when the first alarm is raised, and when the last alarm has ended."""
+        """Stop or continue publishing. The store calls this when the first alarm is raised, and
+        when the last alarm has ended."""
         self.is_publishing_stopped = refusal is not None
         for each in list(self.open):
             each.set_publishing(is_stopped=self.is_publishing_stopped)
@@ -190,16 +191,17 @@ class _Container:
 
 
 class Names:
-    """The names that are unique: containers that want one connection only, and links.
+    """The containers that are connected, and the names of their links.
 
-    Both are unique within one principal: no client can disturb a client of another principal.
+    Names are unique within one principal, so no client can disturb a client of another principal.
     """
 
     def __init__(self) -> None:
         self._containers: dict[tuple[str, str], _Container] = {}
 
     def enter(self, connection: Member, *, wants_sole: bool) -> bool:
-        """Add a connection. Return False if its container must not have another connection."""
+        """Add a connection. Return False and do not add it if its container has a connection, and
+        either of the two connections must be the only one."""
         key = connection.principal.name, connection.container_id
         container = self._containers.get(key)
         if container is not None and container.connections and (wants_sole or container.is_sole):
@@ -211,7 +213,8 @@ class Names:
         return True
 
     def leave(self, connection: Member) -> None:
-        """Remove a connection, if it was added, with its links."""
+        """Remove a connection that was added. If it is the last of its container, remove the links
+        of the container."""
         key = connection.principal.name, connection.container_id
         container = self._containers.get(key)
         if container is None or connection not in container.connections:
@@ -228,7 +231,7 @@ class Names:
         return before
 
     def detach(self, connection: Member, link: Link) -> None:
-        """Remove a link, unless another has replaced it."""
+        """Remove a link, unless another link has replaced it."""
         key = connection.principal.name, connection.container_id
         container = self._containers.get(key)
         if container is not None:

@@ -2,7 +2,7 @@
 
 The ports are bound when the broker starts. Connections are accepted once the storage is open;
 until then they wait in the operating system. So a client that connects while the broker recovers
-needs no retry of its own. If it gives up, nothing of it remains in the broker.
+need not retry. If the client disconnects before, the broker keeps nothing of its connection.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class AmqpServer:
         return listener.address[1]
 
     async def serve(self, parts: BrokerParts) -> None:
-        """Accept connections: the storage is open."""
+        """Accept connections. Call this once the storage is open."""
         self._parts = parts
         await parts.subscriptions.remove_leftovers(parts.groups)
         admission = parts.store.admission
@@ -99,7 +99,8 @@ class AmqpServer:
             await each.wait_closed()
 
     def accept_websocket(self, principal: Principal | None, peer: Peer) -> AmqpConnection:
-        """Return the protocol for a WebSocket. The principal is None if SASL must find it out."""
+        """Return the protocol for a WebSocket. If `principal` is None, the client authenticates
+        with SASL."""
         assert self._parts is not None
         return AmqpConnection(self.connections, self._parts, principal)
 

@@ -1,4 +1,4 @@
-"""The SASL exchange of one connection, which finds out the principal of the client."""
+"""The SASL exchange of one connection. It determines the principal of the client."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,10 +14,10 @@ from holdfast.http_api.access.grants import ANONYMOUS, Principal
 class Login:
     """Authenticates the client of one connection.
 
-    `admitted` is called with the principal, `refused` after the outcome was written, and `audit`
-    with the name of a principal that was denied, and the reason. `certificate_names` are those of
-    the client's verified certificate. `external` is the principal if the client has authenticated
-    already, before AMQP began.
+    `Login` calls `admitted` with the principal. It calls `refused` after it wrote the outcome of a
+    refusal, and `audit` with the name of a denied principal and the reason. `certificate_names` are
+    the names in the client's verified certificate. `external` is the principal if the client
+    authenticated before AMQP began; otherwise it is None.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Login:
         self._delay: asyncio.TimerHandle | None = None
 
     def stop(self) -> None:
-        """Send no outcome any more: the connection has ended."""
+        """Cancel a delayed refusal, because the connection has ended."""
         if self._delay is not None:
             self._delay.cancel()
 
@@ -95,7 +95,7 @@ class Login:
         self._engine.sasl_outcome(OK)
 
     def _fail(self, reason: str, principal: str = UNKNOWN.name) -> None:
-        """Refuse the client; if it has failed often, only after a delay."""
+        """Refuse the client. If the client has failed often, wait before the refusal."""
         shared, loop = self._shared, asyncio.get_running_loop()
         shared.counters.sasl_failures += 1
         self._audit(principal, reason)

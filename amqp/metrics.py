@@ -40,14 +40,14 @@ class AmqpCounters:
     turn_seconds: float = 0.0
 
     def count_error(self, what: str, error: AmqpError | Error | None) -> None:
-        """Count what the broker ended ("link", "session", "connection") with an error."""
+        """Count an end with an error. `what` is "link", "session" or "connection"."""
         if error is not None:
             self.errors[what, error.condition] += 1
 
 
 @dataclass(frozen=True, slots=True)
 class AmqpFigures:
-    """What a scrape asks of the connections."""
+    """The values that a scrape reads from the connections."""
 
     counters: AmqpCounters
     connections: int

@@ -3,9 +3,10 @@
     data_received -> engine -> events, each acted on before the next -> nodes
     nodes and engine -> flush -> one joined write at the end of the event loop iteration
 
-A turn processes at most MAX_FRAMES_A_TURN frames; then other connections have theirs. While bytes
-are left for the next turn, reading is paused. It is also paused while a client that does not read
-makes the broker write answers. It is never paused because one topic is slow.
+In one event loop iteration (a turn), a connection processes at most MAX_FRAMES_A_TURN frames. While
+bytes are left for the next turn, the connection does not read from the socket. It does not read
+either while a client that does not read has too many unsent answers. A slow topic never stops the
+reading.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ _logger = logging.getLogger(__name__)
 
 #: The most frames of one connection that are processed in one event loop iteration (about 5 ms).
 MAX_FRAMES_A_TURN = 1000
-#: Fewer unfinished bytes of a connection are not counted: they are part of its own memory.
+#: Up to this many unfinished bytes are not counted: they are part of the connection's own memory.
 _UNCOUNTED_BYTES = 4096
 #: While a client does not read, the broker reads from it until its answers have this many bytes.
 _MAX_ANSWER_BYTES = 1024 * 1024
@@ -53,8 +54,8 @@ _MAX_NAME_CHARACTERS = 1024
 class AmqpConnection(asyncio.Protocol):
     """The server's end of one connection. It implements `Peer` for its nodes.
 
-    If a limit does not refuse it, it adds itself to the shared `connections`, and removes itself
-    when the connection is lost.
+    If the limits admit the connection, the object adds itself to the shared `connections`. It
+    removes itself when the connection is lost.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class AmqpConnection(asyncio.Protocol):
         """The TCP transport under TLS; None without TLS."""
         self._external = external
         self._login: Login | None = None
-        """None before the connection is admitted, and after authentication."""
+        """The login; None before the connection is admitted, and after authentication."""
         self._sessions = Sessions(connections, self._engine, self)
         self._timer: asyncio.TimerHandle | None = None
         self._received_s = self._sent_s = self._loop.time()
@@ -131,10 +132,10 @@ class AmqpConnection(asyncio.Protocol):
             self._take_turn(data)
 
     def eof_received(self) -> None:
-        """Let the transport close: no client half-closes and then waits for messages."""
+        """Let the transport close. Clients do not half-close and then wait for messages."""
 
     def pause_writing(self) -> None:
-        """The socket takes no more bytes now."""
+        """Record that the socket accepts no more bytes now."""
         self.has_room = False
         self._answer_bytes = 0
         self._count_unsent(0)
@@ -239,7 +240,7 @@ class AmqpConnection(asyncio.Protocol):
     # ---- Turns: input, output, memory and time
 
     def _take_turn(self, data: bytes) -> None:
-        """Process `data` and the bytes that are left, up to MAX_FRAMES_A_TURN frames."""
+        """Process the bytes left from the last turn and `data`, up to MAX_FRAMES_A_TURN frames."""
         started = perf_counter()
         engine, counters = self._engine, self._shared.counters
         try:
@@ -359,7 +360,7 @@ class AmqpConnection(asyncio.Protocol):
         self._timer = self._loop.call_at(at_s, function)
 
     def _check_times(self) -> None:
-        """Close an idle connection, or send an empty frame before the client finds this end idle.
+        """Close an idle connection, or send an empty frame before the client's idle timeout ends.
 
         Set the timer for the next check.
         """
@@ -389,7 +390,7 @@ class AmqpConnection(asyncio.Protocol):
         )
 
     def start_task(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Run `work`. If it raises an exception, that is a defect, and the connection closes."""
+        """Run `work`. An exception that `work` raises is a defect and closes the connection."""
         task = self._loop.create_task(work)
         self._shared.tasks.add(task)
         task.add_done_callback(self._end_task)

@@ -1,4 +1,4 @@
-"""SASL mechanisms: which are offered, and what the responses of clients contain. Pure.
+"""SASL mechanisms: which mechanisms are offered, and the credentials in responses. Pure.
 
 | mechanism   | response                                                      | credential    |
 |-------------|---------------------------------------------------------------|---------------|
@@ -8,7 +8,7 @@
 | OAUTHBEARER | n,a=USER, ^A host=.. ^A auth=Bearer TOKEN ^A ^A (RFC 7628)    | TOKEN         |
 | EXTERNAL    | any                                                           | see `Login`   |
 
-A token is the credential; the broker ignores the name of the user.
+The broker ignores the name of the user. The password of PLAIN is a token.
 """
 
 from collections import OrderedDict
@@ -19,7 +19,8 @@ PLAIN = "PLAIN"
 XOAUTH2 = "XOAUTH2"
 OAUTHBEARER = "OAUTHBEARER"
 EXTERNAL = "EXTERNAL"
-#: The mechanisms whose response has a token. A client may send it after an empty challenge.
+#: The mechanisms whose response has a token. A client may also send the response after an empty
+#: challenge.
 WITH_TOKEN = (PLAIN, XOAUTH2, OAUTHBEARER)
 
 #: Codes of the SASL outcome (part 5.3.3.6).
@@ -63,8 +64,8 @@ class _Failures:
 
 
 class FailureLimit:
-    """Slows down clients that fail to authenticate: after `most` failures of a client in a second,
-    it waits one second for each further answer. Remembers at most `clients` clients."""
+    """Slows down clients that fail to authenticate. After `most` failures of a client in one
+    second, each further answer waits one second. At most `clients` clients are remembered."""
 
     def __init__(self, most: int = 3, clients: int = 10_000) -> None:
         self._most = most

@@ -1,4 +1,4 @@
-"""The sessions and links of one connection: their limits, their nodes, and the events for these."""
+"""The sessions and links of one connection: limits, nodes, and the handling of their events."""
 
 import asyncio
 from collections import defaultdict
@@ -39,7 +39,7 @@ from holdfast.amqp.wire.conditions import (
 from holdfast.amqp.wire.performatives import TransactionalState
 from holdfast.http_api.access.authorization import Denied
 
-#: A client may leave this many sessions or links open that the broker has ended for a limit.
+#: This many sessions or links that the broker ended for a limit may wait for the client's end.
 _MAX_REFUSED = 16
 #: The longest name of a link, which the broker keeps.
 _MAX_NAME_CHARACTERS = 1024
@@ -51,7 +51,7 @@ class Owner(Peer, Member, Protocol):
     """The connection, as its sessions use it."""
 
     def start_task(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Run `work`. If it raises an exception, that is a defect, and the connection closes."""
+        """Run `work`. An exception that `work` raises is a defect and closes the connection."""
 
     def audit(self, about: str, principal: str, reason: str) -> None:
         """Record in the audit log that the client was denied something."""
@@ -250,7 +250,7 @@ class Sessions:
             self._release(event.link)
 
     def _stop_node(self, link: Link, *, is_closed: bool) -> None:
-        """Stop the node of a link that has ended. Do nothing if that was done before."""
+        """Stop the node of a link that has ended. Do nothing if the node has been stopped."""
         self._shared.names.detach(self._peer, link)
         attaching = self._attaching.pop(link, None)
         if attaching is not None:

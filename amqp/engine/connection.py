@@ -74,7 +74,8 @@ from holdfast.amqp.wire.performatives import (
 )
 from holdfast.amqp.wire.types import Buffer
 
-#: The shortest idle timeout of a peer that is accepted: frames would be most of the traffic.
+#: The shortest idle timeout of a peer that is accepted. With a shorter one, most of the traffic
+#: would be empty frames.
 MIN_IDLE_TIMEOUT_MS = 100
 #: The largest SASL frame: tokens may be long.
 MAX_SASL_FRAME_BYTES = 8_192
@@ -212,7 +213,7 @@ class Connection:
         )
 
     def close(self, error: AmqpError | None = None) -> None:
-        """Send the close of this end. Does nothing if that was done before."""
+        """Send the close of this end. Do nothing if it was sent before."""
         if self._phase in (Phase.CLOSE_SENT, Phase.CLOSED):
             return
         if self._phase is not Phase.FRAMES:
@@ -329,7 +330,7 @@ class Connection:
         events.append(Closed(error, is_local=True))
 
     def _header_arrived(self, header: bytes, events: list[Event]) -> bool:
-        """Process a protocol header; return whether it was whole."""
+        """Process a protocol header. Return False if it has not arrived completely."""
         is_sasl_possible = self._phase is Phase.SASL_HEADER
         expected = [SASL_HEADER] if is_sasl_possible else [AMQP_HEADER]
         if self.is_server and is_sasl_possible and not self.settings.requires_sasl:

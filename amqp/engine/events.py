@@ -32,8 +32,8 @@ class Attached(NamedTuple):
 
 
 class Received(NamedTuple):
-    """Deliveries of one link arrived, in order. None if the sender aborted a delivery, which has
-    used up credit."""
+    """Deliveries of one link arrived, in order. There are no deliveries if the sender aborted a
+    delivery: an aborted delivery also uses up credit."""
 
     link: IncomingLink
     deliveries: list[Delivery]

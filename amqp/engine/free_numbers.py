@@ -4,7 +4,7 @@ from heapq import heappop, heappush
 
 
 class FreeNumbers:
-    """Gives numbers from 0 on; the lowest number that was returned is given again first."""
+    """Allocates numbers from 0 on. The lowest free number is always allocated first."""
 
     def __init__(self) -> None:
         self._next = 0

@@ -53,7 +53,7 @@ class IncomingLink(Link):
         self._allowed = 0
         """How many deliveries are left up to the highest credit that was granted."""
         self.available: int | None = None
-        """How many messages the sender has, as it reported last; None if it never did."""
+        """The sender's last report of its available messages; None if it has reported none."""
         self.is_draining = False
         self._first: Transfer | None = None
         self._parts: list[bytes] = []
@@ -109,7 +109,7 @@ class IncomingLink(Link):
 
     @property
     def run_room(self) -> int:
-        """How many frames that are whole deliveries may arrive now."""
+        """Return how many frames that are whole deliveries may arrive now."""
         return self._allowed if self._first is None else 0
 
     def run_arrived(self, deliveries: int) -> None:

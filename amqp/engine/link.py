@@ -123,7 +123,7 @@ class Link:
         )  # fmt: skip
 
     def detach(self, error: AmqpError | None = None, *, closed: bool = True) -> None:
-        """Detach the link, with an error if there is one. Does nothing if that was done before."""
+        """Detach the link, with an error if there is one. Do nothing if it was detached before."""
         if self.state in (LinkState.DETACH_SENT, LinkState.DETACHED):
             return
         detach = Detach(self.handle, closed, error_of(error) if error else None)

@@ -67,8 +67,8 @@ class OutgoingLink(Link):
         self.available: int | None = None
         """How many messages this end has for the receiver. Flows of this end report it."""
         self.answers_echo = True
-        """Whether the engine answers an echo. If not, `owes_echo` is set, and the owner sends the
-        flow, because it must first find out how many messages are available."""
+        """Whether the engine answers an echo. If False, the engine sets `owes_echo`, and the owner
+        sends the flow after it has counted the available messages."""
         self.owes_echo = False
 
     @property
@@ -146,8 +146,8 @@ class OutgoingLink(Link):
         self.is_draining = False
 
     def settle(self, first: int, last: int, state: Any) -> None:
-        """Settle the deliveries from `first` to `last`, which are all of this link, and tell the
-        receiver their state."""
+        """Settle the deliveries from `first` to `last`, and send their state to the receiver.
+        All of these deliveries must be of this link."""
         for delivery_id, _ in self._unsettled.find(first, last):
             self._unsettled.remove(delivery_id)
         octets = encode_disposition(Disposition(False, first, last, True, state))

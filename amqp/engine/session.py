@@ -119,7 +119,7 @@ class Session:
         self.state = SessionState.BEGIN_SENT if remote_channel is None else SessionState.MAPPED
 
     def end(self, error: AmqpError | None = None) -> None:
-        """End the session, with an error if there is one. Does nothing if that was done before."""
+        """End the session, with an error if there is one. Do nothing if it was ended before."""
         if self.state in (SessionState.END_SENT, SessionState.UNMAPPED):
             return
         self._writer.write(self.channel, End(error_of(error) if error else None))
@@ -153,7 +153,7 @@ class Session:
         return self._handles.take()
 
     def set_incoming_window(self, size: int) -> None:
-        """Announce another window immediately; 0 stops the peer."""
+        """Announce a new incoming window immediately; 0 stops the peer."""
         self.windows.incoming_size = size
         self._writer.write(self.channel, self.windows.flow())
 

@@ -1,8 +1,8 @@
 """Reads consecutive transfer frames of one link in one loop. Pure.
 
 A publisher's bytes are mostly transfers of one link, each a whole delivery, with the same fields.
-To process such a frame alone takes about 5 us, in a run about 1 us. A frame that is different in
-any way ends the run; `Session.transfer_arrived` then processes it. Both give equal results.
+To process such a frame alone takes about 5 us; in a run, it takes about 1 us. Any other frame ends
+the run, and `Session.transfer_arrived` processes that frame. Both ways give equal results.
 """
 
 from itertools import product
@@ -21,9 +21,9 @@ _FIELDS_AT = 14
 
 
 def _endings() -> dict[bytes, bool]:
-    """Return the fields from message-format on, encoded -> whether the delivery is settled, for
-    transfers that are whole deliveries: format 0, no state, neither `more`, `resume` nor
-    `aborted`."""
+    """Return a table: encoded fields from message-format on -> whether the delivery is settled. The
+    table has only transfers that are whole deliveries: format 0, no state, and neither `more`,
+    `resume` nor `aborted`."""
     no, null = (b"\x40", b"\x42"), (b"\x40",)
     later = (no, null, null, no, no, (*no, b"\x41"))
     found = {}

@@ -1,7 +1,7 @@
 """The unsettled deliveries of a session, in one direction, by delivery-id. Pure.
 
-Dispositions name ranges of ids. To look up a range costs at most one pass over all unsettled
-deliveries, however wide the range is.
+Dispositions contain ranges of ids. A lookup of a range takes at most one pass over all unsettled
+deliveries, even if the range is much wider.
 """
 
 from collections.abc import Callable, Iterator

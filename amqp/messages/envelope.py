@@ -1,8 +1,8 @@
 """The envelope: what a stored AMQP message has besides body, key, tag and properties. Pure.
 
-The batch column `envelopes` has one envelope for each AMQP message. Body and envelope together give
-the bare message back, byte for byte. Other protocols do not see envelopes, and a message of another
-protocol has none. Numbers are little-endian.
+The batch column `envelopes` has one envelope for each AMQP message. Body and envelope together
+contain every byte of the bare message. Other protocols do not see envelopes, and a message of
+another protocol has none. Numbers are little-endian.
 
     at  size
      0    1  version (1) in bits 0 to 3; bit 4 DURABLE: header.durable; bit 5 SECTIONS

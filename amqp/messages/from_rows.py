@@ -12,7 +12,7 @@ Then a message of an AMQP client has its own annotations, and all its other sect
 | application-properties | the other properties                                                 |
 | data                   | the body                                                             |
 
-What all messages of a batch have in common is encoded once.
+The parts that are equal for all messages of a batch are encoded once.
 """
 
 import struct
@@ -155,8 +155,8 @@ class RowEncoder:
 
 
 def _merged(ours: bytes, theirs: bytes) -> bytes:
-    """Return one section with our annotations and those of the message. Ours replace others of the
-    same name."""
+    """Return one section with the broker's annotations and those of the message. An annotation of
+    the broker replaces an annotation of the same name."""
     value = 3 if theirs[1] == _SMALL_ULONG else skip(theirs, 1)
     wide = 4 if theirs[value] == _MAP32 else 1
     entries = theirs[value + 1 + 2 * wide :]

@@ -40,7 +40,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An address that was understood. `name` is valid as a topic or group."""
+    """A parsed address. `name` is a valid name of a topic or group."""
 
     kind: Kind
     name: str = ""

@@ -1,4 +1,4 @@
-"""When deliveries of a link were sent, and runs of delivery-ids. Pure.
+"""The times at which deliveries of a link were sent, and runs of delivery-ids. Pure.
 
 Delivery-ids are serial numbers: after 2**32 - 1 comes 0.
 """
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from holdfast.amqp.wire import serials
 
-#: A longest age is divided into this many steps. An age may be too small by one step.
+#: The longest age is divided into this many steps. A computed age may be too small by one step.
 STEPS = 64
 
 
@@ -21,7 +21,7 @@ class DeliveryAges:
         self._steps: deque[tuple[float, float, int]] = deque()
 
     def add(self, now_s: float, last_id: int) -> None:
-        """Record that all deliveries up to `last_id` were sent by now."""
+        """Record that all deliveries up to `last_id` were sent at `now_s` or earlier."""
         steps = self._steps
         began_s = now_s
         if steps and now_s - steps[-1][0] <= self._step_s:

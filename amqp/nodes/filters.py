@@ -8,8 +8,9 @@
 | `holdfast:tags`                     | tags, separated by commas                             |
 | `rabbitmq:stream-offset-spec`       | `first`, `last`, `next`, an offset, or a timestamp    |
 
-A filter is known by its descriptor, or by its key if its value is not described. The answer to an
-attach contains only the filters that are in force, so filters of other types are left out.
+The descriptor of a filter's value gives the type of the filter; if the value is not described, the
+filter's key gives the type. The answer to an attach contains only the filters that the broker
+applies, so the answer leaves out filters of other types.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""How a link gets at a group: its grants, the group itself if it is made by need, its member name.
+"""Prepares a link's access to a group: checks grants, creates the group, makes a member name.
 
 The rules are those of the HTTP API: to receive from a group, a principal must have the verb
 `consume` for the group together with each topic that is asked for. To make the topic of a group,
@@ -23,8 +23,8 @@ _READABLE_CHARACTERS = 40
 
 @dataclass(frozen=True, slots=True)
 class MayConsume:
-    """Decides which topics a link may get messages of. Objects of one principal and group are
-    equal."""
+    """Decides from which topics a link may get messages. Objects of the same principal and group
+    are equal."""
 
     name: str
     group: str
@@ -37,8 +37,8 @@ class MayConsume:
 
 
 def may_consume(peer: Peer, group: str) -> MayConsume | None:
-    """Return what decides which topics the client may consume with a group; None if it may consume
-    all of them."""
+    """Return the object that decides which topics the client may consume with a group. Return None
+    if the client may consume all topics."""
     principal = peer.principal
     if principal is ANONYMOUS:
         return None

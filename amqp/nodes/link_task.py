@@ -1,4 +1,4 @@
-"""Runs the work of one source: when its link can do something, one run at a time.
+"""Runs the work of one source whenever its link can send or drain; never two runs at a time.
 
     link events -> wake -> serve: ask, send, ask, send, ... until nothing can be done
 
@@ -44,8 +44,8 @@ class LinkTask:
         return min(self._link.sendable, self._most) if self._peer.has_room else 0
 
     def wake(self, *, is_due: bool = False) -> None:
-        """Run `serve`, unless it runs. If it waits for messages, and the client wants something
-        else now or `is_due` is true, interrupt the wait."""
+        """Run `serve` if it does not run already. If it waits for messages, interrupt the wait if
+        the client has reduced its credit or asks for a drain, or if `is_due` is true."""
         running = self._task
         if self.is_stopped:
             return
@@ -112,7 +112,7 @@ class LinkTask:
 
 def finish_drain(peer: Peer, link: OutgoingLink, *, has_more: bool) -> bool:
     """Give the unused credit back, if the client still asks for that. Return False if the link must
-    first get room: a message is partly sent, or `has_more` messages could use the credit."""
+    first get room: a message is partly sent, or there is credit for more messages (`has_more`)."""
     if link.is_draining:
         if link.is_partly_sent or (has_more and link.credit):
             return False

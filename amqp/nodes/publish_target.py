@@ -6,7 +6,7 @@
 The messages of one link keep their order within a queue. A link may have at most 1.5 times
 `publish_credit` messages that are unconfirmed or that it may still send, whether or not the sender
 wants an outcome. So a slow topic stops only its own links: they get no further credit until
-messages are stored. Nothing else is paused.
+messages are stored. Other links continue.
 """
 
 import asyncio
@@ -92,7 +92,7 @@ class PublishTarget:
         """The ids of deliveries that have an outcome, and that the sender has not settled."""
         self._publishes: set[asyncio.Future[None]] = set()
         self._turn = 0
-        """The queue, within a priority level, that messages without a key were given last."""
+        """The queue, within a priority level, of the last messages without a key."""
         self._non_durable = None if peer.parts.config.non_durable == "topic" else "written"
         self._pause: asyncio.TimerHandle | None = None
         self._is_stopped = False
@@ -301,8 +301,8 @@ class PublishTarget:
     def _refuse(self, deliveries: Sequence[Delivery], error: Exception) -> None:
         """Give the outcome that `error` has.
 
-        If messages are released, credit is withheld for a while. If a message is rejected whose
-        sender wants no outcome, the link is detached: nothing else could tell the sender.
+        If messages are released, the link gets no credit for RETRY_S. If a message is rejected and
+        its sender wants no outcome, the link is detached, because only this can inform the sender.
         """
         outcome = publish_outcome(error)
         self._end(deliveries, outcome)

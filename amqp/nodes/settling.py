@@ -1,4 +1,4 @@
-"""What the outcome of a delivery does with its message in a group. Pure.
+"""The effect of a delivery's outcome on its message in a group. Pure.
 
 | outcome                                     | the message                                       |
 |---------------------------------------------|---------------------------------------------------|
@@ -27,8 +27,8 @@ MAX_REASON_CHARACTERS = 255
 
 
 class Settlement(NamedTuple):
-    """What to do with messages. If `delay_ms` is None, the group's own delays apply. `reason` is
-    why a message becomes a dead letter, if the client said it."""
+    """How to settle messages. If `delay_ms` is None, the group's own delays apply. `reason` is the
+    client's reason for a dead letter, if it gave a reason."""
 
     verb: Verb
     delay_ms: int | None = None

@@ -25,7 +25,7 @@ class WriteBatch:
     fencing_epoch: int = 0
     writes: list[Write | DeleteRange] = field(default_factory=list)
     #: For each cursor: its epoch, the offset below which messages may be delivered once the rows
-    #: are durable, and whether the rows tell that there may be timed leases.
+    #: are durable, and whether the rows record that there may be timed leases.
     reserves: dict[Cursor, tuple[int, int, bool]] = field(default_factory=dict)
     #: Records of the progress page that are not needed once the rows are durable.
     ended_grants: list[Grant] = field(default_factory=list)

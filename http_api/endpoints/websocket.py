@@ -1,4 +1,4 @@
-"""Begin AMQP over a WebSocket: check who opens it, then let it take over the connection."""
+"""Begin AMQP over a WebSocket: check the caller, then let AMQP take over the connection."""
 
 import asyncio
 

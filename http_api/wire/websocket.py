@@ -75,7 +75,7 @@ class WebSocketConnection(asyncio.Transport, asyncio.Protocol):
 
     `protocol` and `answer` are the result of `accept_handshake`. The limits of `connections` have
     admitted the client `peer`. `raw` is the TCP transport under TLS; it is None without TLS. The
-    user of the WebSocket gets the bytes of all frames in order. After `close` it gets no more.
+    user gets the payloads of all frames in order. After `close` the user gets no more bytes.
     """
 
     __slots__ = ("_answer", "_client", "_closing_timer", "_connections", "_held_pong",
@@ -303,7 +303,8 @@ class WebSocketConnection(asyncio.Transport, asyncio.Protocol):
             self._connections.arriving.release(self)
 
     def _give_way(self, limit_name: str = LIMIT) -> None:
-        """Close, because the memory of the incomplete frame is needed or above a limit."""
+        """Close, because other connections need the memory of the incomplete frame, or because
+        the memory is above a limit."""
         self._connections.closed_early["arriving-limit"] += 1
         self._fail(CloseCode.TRY_AGAIN_LATER, f"frames of more than {limit_name} are arriving")
 
