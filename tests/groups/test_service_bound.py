@@ -55,11 +55,18 @@ def found(received: Received) -> list[tuple[str, int, int, bool]]:
 
 
 @asynccontextmanager
-async def started(data_dir: Path, boot_id: bytes = BOOT) -> AsyncIterator[GroupBroker]:
-    """Run a broker on a machine with this boot id."""
+async def started(
+    data_dir: Path, boot_id: bytes = BOOT, count: int = 0, **settings: Any
+) -> AsyncIterator[GroupBroker]:
+    """Run a broker on a machine with this boot id. With `count`, publish so many messages and
+    create a group."""
     broker = GroupBroker(small_config(data_dir), boot_id=boot_id)
     await broker.start()
     try:
+        if count:
+            await broker.topic()
+            await broker.publish(numbers(count))
+            await broker.group(**settings)
         yield broker
     finally:
         await broker.stop()
@@ -77,10 +84,7 @@ async def copy_of(broker: GroupBroker, data_dir: Path, after: Path) -> None:
 async def test_bound_leases_end_with_the_broker(tmp_path: Path, end: str) -> None:
     """The messages are available at once, in place. The attempts of a power loss are lost."""
     before, after = tmp_path / "before", tmp_path / "after"
-    async with started(before) as broker:
-        await broker.topic()
-        await broker.publish(numbers(6))
-        await broker.group(lease_ms=LEASE_MS, backoff_ms=[600_000])
+    async with started(before, count=6, lease_ms=LEASE_MS, backoff_ms=[600_000]) as broker:
         first = values_of(await link(broker, 4))
         await broker.settle(first[1:2])
         await broker.settle(first[2:3], Verb.NACK, delay_ms=0)
@@ -109,10 +113,7 @@ async def test_only_a_group_with_timed_leases_waits_after_a_power_loss(
     tmp_path: Path, has_timed: bool
 ) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
-    async with started(before) as broker:
-        await broker.topic()
-        await broker.publish(numbers(4))
-        await broker.group(lease_ms=LEASE_MS)
+    async with started(before, count=4, lease_ms=LEASE_MS) as broker:
         assert bodies_of(await link(broker, 2)) == ["0", "1"]
         if has_timed:  # by now the reserve is durable, so the broker need not commit because of it
             assert bodies_of(await broker.receive(1, "http")) == ["2"]
@@ -125,10 +126,7 @@ async def test_only_a_group_with_timed_leases_waits_after_a_power_loss(
 
 async def test_a_killed_broker_keeps_timed_leases_next_to_bound_ones(tmp_path: Path) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
-    async with started(before) as broker:
-        await broker.topic()
-        await broker.publish(numbers(6))
-        await broker.group(lease_ms=LEASE_MS)
+    async with started(before, count=6, lease_ms=LEASE_MS) as broker:
         bound, timed = await link(broker, 2), await broker.receive(2, "http")
         assert bodies_of(bound) + bodies_of(timed) == numbers(4)
         await copy_of(broker, before, after)
@@ -422,10 +420,7 @@ async def test_a_group_has_at_most_max_members_that_join(tmp_path: Path, more: i
 
 async def test_a_bound_active_member_blocks_nobody_after_a_kill(tmp_path: Path) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
-    async with started(before) as broker:
-        await broker.topic()
-        await broker.publish(numbers(3))
-        await broker.group(mode="exclusive", member_ttl_ms=600_000)
+    async with started(before, count=3, mode="exclusive", member_ttl_ms=600_000) as broker:
         assert bodies_of(await link(broker, 2)) == ["0", "1"]
         await copy_of(broker, before, after)
     async with started(after) as broker:

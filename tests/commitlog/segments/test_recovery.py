@@ -84,14 +84,6 @@ def test_an_intact_log_is_scanned_and_not_changed(small: SmallLog) -> None:
     assert reopened.log.written_offset == recovered.written_offset
 
 
-def test_appends_continue_at_the_end_of_the_log(small: SmallLog) -> None:
-    _blocks(small, 3)
-    reopened, _ = small.reopen()
-    batch = reopened.append(raw_batch())
-    assert batch.header.physical_offset == FIRST + 3 * BLOCK
-    assert batch.header.base_offset == 3
-
-
 def test_the_prepared_segment_is_used_after_a_restart(small: SmallLog) -> None:
     _blocks(small, 1)
     small.log.prepare_next()

@@ -1,6 +1,6 @@
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -291,25 +291,25 @@ async def test_only_changed_offsets_are_stored() -> None:
         assert server.methods == ["GET", "PUT", "PUT"]
 
 
-async def test_a_store_whose_reply_was_lost_is_no_second_consumer() -> None:
-    async with storing(give_up_after_s=10) as (server, store):
-        server.lose_replies = 1
-        await store({0: 5})
-        await store({0: 6})
-        assert server.offsets == {"0": 6}
-
-
-async def test_a_failed_store_may_have_been_executed_or_not() -> None:
-    async with storing() as (server, store):
-        server.lose_replies = 2
-        with pytest.raises(ConnectionFailed):
-            await store({0: 5})
-        await store({0: 6})
-        server.lose_requests = 2
-        with pytest.raises(ConnectionFailed):
-            await store({0: 7})
-        await store({0: 8})
-        assert server.offsets == {"0": 8}
+@pytest.mark.parametrize(
+    ("give_up_after_s", "stores"),
+    [
+        (10, [(1, 0), (0, 0)]),  # a reply is lost, and the store is sent again
+        (0, [(2, 0), (0, 0), (0, 2), (0, 0)]),  # failed stores that were executed or not
+        (0, [(2, 0), (0, 2), (0, 2), (0, 0)]),  # an executed store before stores that were not
+    ],
+)
+async def test_a_store_that_was_lost_is_no_second_consumer(
+    give_up_after_s: int, stores: Sequence[tuple[int, int]]
+) -> None:
+    """Each store loses some replies and requests. A store that loses two of them fails."""
+    async with storing(give_up_after_s) as (server, store):
+        for offset, (lost_replies, lost_requests) in enumerate(stores, 5):
+            server.lose_replies, server.lose_requests = lost_replies, lost_requests
+            is_failing = 2 in (lost_replies, lost_requests)
+            with pytest.raises(ConnectionFailed) if is_failing else nullcontext():
+                await store({0: offset})
+        assert server.offsets == {"0": 4 + len(stores)}
 
 
 @pytest.mark.parametrize("status", [200, 404, 502])
@@ -320,20 +320,6 @@ async def test_a_store_that_a_gateway_answered_is_no_second_consumer(status: int
             await store({0: 5})
         await store({0: 6})
         assert server.offsets == {"0": 6}
-
-
-async def test_an_executed_store_is_recognized_after_later_lost_stores() -> None:
-    async with storing() as (server, store):
-        server.lose_replies = 2
-        with pytest.raises(ConnectionFailed):
-            await store({0: 5})
-        for _ in range(2):
-            server.lose_requests = 2
-            with pytest.raises(ConnectionFailed):
-                await store({0: 6})
-        server.lose_requests = 0
-        await store({0: 7})
-        assert server.offsets == {"0": 7}
 
 
 async def test_a_cancelled_store_may_have_been_executed() -> None:
