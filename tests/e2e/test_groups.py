@@ -15,7 +15,6 @@ import pytest
 
 from holdfast.client import Client, Delivery
 from holdfast.client.descriptions import Mode
-from holdfast.client.errors import ApiError, PublishFailed
 from holdfast.client.read.message import Message
 from holdfast.testing import RunningBroker
 from tests.cli.conftest import commands_against
@@ -117,22 +116,6 @@ def dead_letters(client: Client, topic: str, *keys: str | None) -> list[Message]
             delivery.reject()
     until(lambda: no_letter_is_on_its_way(client, topic))
     return list(client.pull(f"{topic}.dead", follow=False))
-
-
-def test_only_the_broker_writes_dead_letters(client: Client) -> None:
-    """S3: a client that may publish to the dead-letter topic could forge dead letters there."""
-    dead_letters(client, "forged", "k")
-    forged = {"holdfast-dead-topic": "forged", "holdfast-dead-queue": "0", "a": "b"}
-    with pytest.raises(ApiError) as refused:
-        client.publish("forged.dead", "not a letter", properties=forged)
-    assert refused.value.type == "reserved-property"
-    assert "holdfast-dead-topic" in refused.value.members["parameter"]
-    with (
-        pytest.raises(PublishFailed, match="holdfast-dead-topic"),
-        client.producer("forged.dead", queue=0) as producer,
-    ):
-        producer.send("not a letter", properties=forged)
-    assert end_offset(client, "forged.dead") == 1
 
 
 def test_many_letters_go_back_in_the_order_of_their_keys(client: Client) -> None:

@@ -560,12 +560,20 @@ def test_one_message_wakes_one_member_and_members_take_turns() -> None:  # L25, 
         park(stage, member)
     assert served(stage) == []
     turns = []
-    for _ in range(4):
-        stage.publish()
-        ((ticket, _),) = served(stage)
-        turns.append(ticket)
-        park(stage, str(ticket))
-    assert turns == ["a", "b", "c", "a"]
+    messages: list[SelectedMessage] = []
+    for number in range(8):
+        if number < 4:
+            stage.publish()
+        else:
+            verb = Verb.RELEASE if number < 6 else Verb.NACK
+            settle(stage, verb, messages[-1:], delay_ms=0)
+        ((waiter, reply),) = serve(stage.group, stage.now)
+        assert isinstance(reply, Reply)
+        messages += reply.messages
+        turns.append(waiter.ticket)
+        park(stage, str(waiter.ticket))
+    assert turns == [*"abcabcab"]
+    assert [message.attempt for message in messages] == [1, 1, 1, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("cause", ["arrival", "return", "delay", "lease", "leave", "room", "pause"])

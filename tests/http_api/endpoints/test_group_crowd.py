@@ -71,18 +71,3 @@ async def test_one_message_wakes_one_member_of_two_thousand(tmp_path: Path, mode
         assert one_each(await next_ones(waiting, MEMBERS - 20)) == sorted(rest)
         described = await api.describe()
         assert (described["in_flight"], described["available"]) == (MEMBERS, 0)
-
-
-@pytest.mark.parametrize("verb", ["release", "nack"])
-async def test_returned_messages_wake_one_member_each(tmp_path: Path, verb: str) -> None:
-    # L25, Q16
-    async with crowd(tmp_path, backoff_ms=[], max_attempts=0) as api:
-        waiting = await all_wait(api, 200)
-        await api.publish("x")
-        for attempt in range(1, 50):
-            (reply,) = await next_ones(waiting, 1)
-            assert [each["attempt"] for each in reply["messages"]] == [attempt]
-            assert await api.metric("holdfast_group_waiting") == len(waiting)
-            await api.settle(verb, reply)
-        for each in waiting:
-            each.cancel()

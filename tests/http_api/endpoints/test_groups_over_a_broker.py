@@ -269,14 +269,6 @@ async def test_a_reset_of_stored_offsets_moves_a_group_with_leases(api: GroupApi
     assert bodies(await api.receive()) == ["a", "b", "c"]
 
 
-async def test_a_group_starts_at_the_given_end(api: GroupApi) -> None:
-    await api.publish("a")
-    await api.group("late", start="latest")
-    await api.publish("b")
-    assert bodies(await api.receive(group="late")) == ["b"]
-    assert bodies(await api.receive()) == ["a", "b"]
-
-
 async def test_deleting_a_group_answers_waiting_members(api: GroupApi) -> None:
     await api.publish("a")
     reply = await api.receive()

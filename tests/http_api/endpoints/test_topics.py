@@ -46,14 +46,6 @@ async def test_put_accepts_every_setting_and_null_is_no_limit(api: Api) -> None:
     assert answer.json()["queue_count"] == 1
 
 
-async def test_a_second_put_compares_only_given_settings(api: Api) -> None:
-    await api.send_json("PUT", TOPIC, {"queues": 2, "durability": "written"})
-    for body in ({"queues": 2}, {"durability": "written"}, {}):
-        assert (await api.send_json("PUT", TOPIC, body)).status == 200
-    answer = await api.send_json("PUT", TOPIC, {"durability": "fsync"})
-    assert (answer.status, answer.problem) == (409, "topic-conflict")
-
-
 async def test_put_accepts_msgpack(api: Api) -> None:
     answer = await api.ask(
         "PUT",
