@@ -35,13 +35,16 @@ class StoredTopic:
     publishes: list[list[tuple[int, list[bytes]]]] = field(default_factory=list)
     refuse: Fault = lambda number, request: None
     lose_reply: Fault = lambda number, request: None
-    #: Publishes wait for this event before they are answered.
+    #: Publishes wait for this event before they are answered. It is set from the start unless
+    #: `holds`.
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    holds: bool = False
     exists: bool = True
     auto_create_topics: bool = True
 
     def __post_init__(self) -> None:
-        self.may_answer.set()
+        if not self.holds:
+            self.may_answer.set()
 
     @property
     def counts(self) -> list[list[tuple[int, int]]]:

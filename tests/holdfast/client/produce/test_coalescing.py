@@ -39,8 +39,7 @@ def start(
 
 
 async def test_publishes_during_a_request_share_the_next_request() -> None:
-    topic = StoredTopic(queue_count=1)
-    topic.may_answer.clear()
+    topic = StoredTopic(queue_count=1, holds=True)
     async with publish_server(topic) as (_, client):
         calls = start(client, b"0")
         await topic.received(1)
@@ -72,8 +71,7 @@ async def test_successive_publishes_have_a_request_each() -> None:
 
 
 async def test_topics_and_durabilities_neither_share_nor_wait_for_each_other() -> None:
-    topic = StoredTopic(queue_count=1)
-    topic.may_answer.clear()
+    topic = StoredTopic(queue_count=1, holds=True)
     async with publish_server(topic) as (server, client):
         calls = [
             asyncio.create_task(client.publish("orders", b"1")),
@@ -94,8 +92,7 @@ async def test_topics_and_durabilities_neither_share_nor_wait_for_each_other() -
 
 
 async def test_a_large_message_is_sent_at_once_in_its_own_request() -> None:
-    topic = StoredTopic(queue_count=1)
-    topic.may_answer.clear()
+    topic = StoredTopic(queue_count=1, holds=True)
     large = b"x" * 100_000
     async with publish_server(topic) as (_, client):
         calls = start(client, b"1", b"2", large)
@@ -122,8 +119,7 @@ async def test_a_refused_message_fails_no_other() -> None:
 
 
 async def test_a_refusal_that_no_message_caused_is_raised_in_each_caller() -> None:
-    topic = StoredTopic(queue_count=1)
-    topic.refuse = lambda *_: problem(401, "unauthenticated")
+    topic = StoredTopic(queue_count=1, refuse=lambda *_: problem(401, "unauthenticated"))
     async with publish_server(topic) as (_, client):
         errors = await asyncio.gather(*start(client, b"1", b"2", b"3"), return_exceptions=True)
     assert all(isinstance(error, Unauthenticated) for error in errors)
@@ -171,8 +167,7 @@ async def test_each_caller_gets_the_error_for_an_unreachable_broker() -> None:
 
 
 async def test_cancelling_removes_a_waiting_message() -> None:
-    topic = StoredTopic(queue_count=1)
-    topic.may_answer.clear()
+    topic = StoredTopic(queue_count=1, holds=True)
     async with publish_server(topic) as (_, client):
         (first,) = start(client, b"first")
         await topic.received(1)
@@ -187,8 +182,7 @@ async def test_cancelling_removes_a_waiting_message() -> None:
 
 
 async def test_cancelling_one_caller_does_not_end_the_request_of_others() -> None:
-    topic = StoredTopic(queue_count=1)
-    topic.may_answer.clear()
+    topic = StoredTopic(queue_count=1, holds=True)
     async with publish_server(topic) as (_, client):
         left, stays = start(client, b"left", b"stays")
         await topic.received(1)
@@ -219,8 +213,7 @@ async def test_a_request_without_callers_is_not_retried() -> None:
 
 
 async def test_closing_ends_waiting_messages_and_requests_in_flight() -> None:
-    topic = StoredTopic(queue_count=1)
-    topic.may_answer.clear()
+    topic = StoredTopic(queue_count=1, holds=True)
     async with publish_server(topic) as (_, client):
         under_way = start(client, b"1")
         await topic.received(1)

@@ -109,8 +109,7 @@ async def test_flush_waits_for_all_messages_sent_before() -> None:
 
 
 async def test_waiting_batches_are_sent_in_one_request() -> None:
-    topic = StoredTopic(queue_count=4)
-    topic.may_answer.clear()
+    topic = StoredTopic(queue_count=4, holds=True)
     async with producing(topic, linger_ms=NEVER_MS, max_in_flight=1) as producer:
         first = asyncio.ensure_future(producer.send(b"first", queue=0))
         await topic.received(1)
@@ -163,8 +162,7 @@ async def test_the_handles_of_a_refused_batch_fail_and_later_batches_are_stored(
 
 
 async def test_an_unseen_failure_is_raised_at_the_end_of_the_block() -> None:
-    topic = StoredTopic()
-    topic.refuse = lambda number, request: problem(507, "disk-full", retry_after_s=60)
+    topic = StoredTopic(refuse=lambda number, request: problem(507, "disk-full", retry_after_s=60))
     async with publish_server(topic) as (_, client):
         with pytest.raises(PublishFailed) as caught:
             async with client.producer("orders", delivery_timeout_ms=30_000) as producer:
@@ -175,8 +173,7 @@ async def test_an_unseen_failure_is_raised_at_the_end_of_the_block() -> None:
 
 
 async def test_a_failure_does_not_replace_the_error_of_the_block() -> None:
-    topic = StoredTopic()
-    topic.refuse = lambda number, request: problem(404, "unknown-topic")
+    topic = StoredTopic(refuse=lambda number, request: problem(404, "unknown-topic"))
     async with publish_server(topic) as (_, client):
         with pytest.raises(KeyError) as caught:
             async with client.producer("orders") as producer:
@@ -186,8 +183,7 @@ async def test_a_failure_does_not_replace_the_error_of_the_block() -> None:
 
 
 async def test_send_raises_when_the_buffer_is_full_and_drain_waits_for_room() -> None:
-    topic = StoredTopic(queue_count=1)
-    topic.may_answer.clear()
+    topic = StoredTopic(queue_count=1, holds=True)
     async with producing(topic, buffer_bytes=10_000) as producer:
         with pytest.raises(ProducerBufferFull, match=r"await producer\.drain"):
             for _ in range(1000):
@@ -263,8 +259,7 @@ def test_invalid_options_are_refused(options: dict[str, int]) -> None:
 
 
 async def test_closing_the_transport_fails_the_requests_in_flight() -> None:
-    topic = StoredTopic()
-    topic.may_answer.clear()
+    topic = StoredTopic(holds=True)
     async with publish_server(topic) as (server, _):
         transport = AsyncTransport(Target.parse(server.url, None, None), FOREVER)
         client = AsyncClient.over(transport)
@@ -279,8 +274,7 @@ async def test_closing_the_transport_fails_the_requests_in_flight() -> None:
 
 
 async def test_cancelled_request_tasks_fail_the_waiting_batches_too() -> None:
-    topic = StoredTopic(queue_count=1)
-    topic.may_answer.clear()
+    topic = StoredTopic(queue_count=1, holds=True)
     async with publish_server(topic) as (_, client):
         producer = client.producer("orders", batch_bytes=1)
         await producer.start()
@@ -325,8 +319,7 @@ async def test_threads_share_a_producer_and_each_keeps_its_order() -> None:
 
 
 async def test_send_waits_while_the_buffer_is_full() -> None:
-    topic = StoredTopic(queue_count=1)
-    topic.may_answer.clear()
+    topic = StoredTopic(queue_count=1, holds=True)
     progress: list[int] = []
 
     def publish(url: str) -> None:
@@ -348,8 +341,7 @@ async def test_send_waits_while_the_buffer_is_full() -> None:
 
 
 async def test_a_result_may_be_awaited_again_after_a_timeout() -> None:
-    topic = StoredTopic()
-    topic.may_answer.clear()
+    topic = StoredTopic(holds=True)
 
     def publish(url: str, loop: asyncio.AbstractEventLoop) -> None:
         with Client(url) as client, client.producer("orders") as producer:
@@ -367,8 +359,7 @@ async def test_a_result_may_be_awaited_again_after_a_timeout() -> None:
 
 
 async def test_the_end_of_the_block_of_a_blocking_producer_raises_failures() -> None:
-    topic = StoredTopic()
-    topic.refuse = lambda number, request: problem(404, "unknown-topic")
+    topic = StoredTopic(refuse=lambda number, request: problem(404, "unknown-topic"))
 
     def publish(url: str) -> None:
         with (
