@@ -86,7 +86,7 @@ class Streams:
     topic: FakeTopic
     opened: ExitStack
 
-    def __call__(self, checkpoint: StreamOffsets | None = None, **given: str) -> Streamed:
+    def __call__(self, checkpoint: StreamOffsets | None = None, /, **given: str) -> Streamed:
         if not {"subscribePattern", "assign", "subscribe"} & given.keys():
             given["topic"] = "orders"
         if "startingTimestamp" not in given:
