@@ -353,11 +353,11 @@ class GroupService:
         """Add a member that stays in the group until it leaves, also while it has no request and no
         lease. Return whether the group serves it now: always true in competing and keyed groups.
 
-        Whenever this changes, `on_active` is called with the new value, in an event loop callback
-        of its own: a member of a single active group becomes the active member when no lease of the
-        one before it is left. It becomes active without a notice. A member that joins again
-        replaces its `on_active`. Raises UnknownGroup, TooManyMembers, ExclusiveHeld,
-        GroupsStopping."""
+        Whenever the returned value changes, `on_active` is called with the new value, in a separate
+        event loop callback. A member of a single active group becomes the active member when the
+        previous active member has no leases left. It becomes active without a notice. If a member
+        joins again, its new `on_active` replaces the old one. Raises UnknownGroup, TooManyMembers,
+        ExclusiveHeld, GroupsStopping."""
         server = self._get(group)
         self._check_member(server, member)
         return server.join(member, on_active)

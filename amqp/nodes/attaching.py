@@ -1,8 +1,8 @@
-"""The node behind an attach: what its address names, the grants it needs, and the answer.
+"""Makes the node of a link: checks the grants, finds the topic or group, answers the attach.
 
 | terminus of the broker                      | node                                        |
 |---------------------------------------------|---------------------------------------------|
-| target with an address                      | PublishTarget; its topic is made by need    |
+| target with an address                      | PublishTarget; creates a missing topic      |
 | target without an address                   | PublishTarget; each message names its topic |
 | source: see `terminus.py`                   | LeasedSource, CopiedSource, BrowsingSource  |
 | no source                                   | SubscriptionLookup                          |

@@ -1,9 +1,10 @@
-"""A link that browses a group: it gets the messages that no member has leased, and leases none.
+"""A link that browses a group: it gets messages that no member has leased, without a lease.
 
     credit -> browse the group -> transfers -> browse on -> at the end: hold until messages arrive
 
 Browsing changes nothing for the members of the group and for other browsers. The link gets each
-message at most once, also if the message is given back. Its outcomes have no effect.
+message at most once, even if a member releases the message later. Outcomes that the client gives
+have no effect.
 """
 
 import asyncio

@@ -3,8 +3,8 @@
     credit -> read from the offsets -> transfers -> read on -> at the end: hold until one arrives
 
 The offsets belong to the link: they are not stored, and reading changes nothing for other readers.
-Messages that the client releases, or modifies as failed, come again on this link, before new
-messages. Only offsets wait in the link, neither messages nor their encoded bytes.
+The link sends messages again that the client releases, or modifies as failed, before it sends new
+messages. For messages that wait, the link keeps only offsets, neither messages nor encoded bytes.
 """
 
 import asyncio
@@ -123,7 +123,7 @@ class CopiedSource:
     def disposed(
         self, deliveries: Sequence[tuple[int, Sent]], state: Any, *, is_settled: bool
     ) -> None:
-        """Forget messages, or put them back: those that were released or have failed."""
+        """Forget messages. Keep the offsets of released and failed ones, to send these again."""
         if isinstance(state, TransactionalState):
             self._work.fail(LinkFailed(NOT_IMPLEMENTED, "this broker has no transactions"))
             return
@@ -321,7 +321,8 @@ class CopiedSource:
 
 
 def _comes_again(outcome: Outcome) -> tuple[bool, int]:
-    """Return whether a message comes again after this outcome, and how many failures this adds."""
+    """Return whether the link sends a message again after this outcome, and how many failures the
+    outcome adds."""
     if isinstance(outcome, Released):
         return True, 0
     if isinstance(outcome, Modified) and not outcome.undeliverable_here:

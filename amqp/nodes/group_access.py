@@ -77,7 +77,7 @@ async def ensure_group(peer: Peer, wanted: FromGroup) -> GroupState:
 
 
 async def ensure_topic(peer: Peer, name: str) -> None:
-    """Make a topic if it does not exist and topics may be made by need. Raises UnknownTopic,
+    """Create a topic if it does not exist and `auto_create_topics` is on. Raises UnknownTopic,
     Denied, LimitReached, StateUnavailable."""
     parts = peer.parts
     if parts.topics_config.auto_create_topics and parts.store.table.find(name) is None:

@@ -3,11 +3,11 @@
     credit -> an ask, which waits at the group -> deliveries -> transfers -> the next ask
     disposition -> the group settles -> after the commit: settled, if the client has not settled
 
-The link keeps at most one ask at the group. It asks for at most as many messages as it can send
-now: the smallest of its credit, `queue_credit` and the room of the session; and it does not ask
-while the socket has no room. If other links of the session have used the window up when the answer
-comes, only the offsets of its messages wait in the link, neither messages nor encoded bytes. A flow
-that reduces the credit cancels the ask, and messages that wait beyond the credit go back.
+The link has at most one ask (a receive request) at the group. It asks for at most as many messages
+as it can send now: the smallest of its credit, `queue_credit` and the room of the session. It does
+not ask while the socket has no room. If other links of the session have used up the window when the
+answer comes, the link keeps only the offsets of the messages, neither messages nor encoded bytes. A
+flow that reduces the credit cancels the ask; the link gives messages beyond the credit back.
 """
 
 import asyncio
@@ -130,8 +130,8 @@ class LeasedSource:
     def disposed(
         self, deliveries: Sequence[tuple[int, Sent]], state: Any, *, is_settled: bool
     ) -> None:
-        """Settle messages as `settling.py` describes. If the client has not settled, tell it when
-        that is durable."""
+        """Settle messages as `settling.py` describes. If the client has not settled a delivery,
+        send the settlement to the client once the outcome is durable."""
         if isinstance(state, TransactionalState):
             self._work.fail(LinkFailed(NOT_IMPLEMENTED, "this broker has no transactions"))
             return
@@ -264,7 +264,7 @@ class LeasedSource:
     # -- sending ---------------------------------------------------------------------------------
 
     async def _send(self, deliveries: Sequence[Delivery]) -> None:
-        """Send messages, as far as the window has room now; the others wait."""
+        """Send messages as far as the window has room now. Keep the other messages until it has."""
         if not deliveries:
             return
         if not self._peer.has_room:

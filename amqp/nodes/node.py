@@ -80,7 +80,7 @@ class Target(Protocol):
     """A node to which a client sends messages."""
 
     def start(self) -> None:
-        """The attach was answered: grant the first credit."""
+        """Grant the first credit. Called when the attach was answered."""
 
     async def finish(self) -> None:
         """Return once every delivery that arrived has its outcome. Called before the broker
@@ -116,8 +116,8 @@ class Source(Protocol):
     def disposed(
         self, deliveries: Sequence[tuple[int, Sent]], state: Any, *, is_settled: bool
     ) -> None:
-        """The client gave the outcome of deliveries; with `is_settled` the engine has forgotten
-        them, otherwise the node settles them with `Session.dispose`."""
+        """The client gave the outcome of deliveries. With `is_settled`, the engine has forgotten
+        these deliveries; otherwise the node settles them with `Session.dispose`."""
 
     def stop(self, *, is_closed: bool) -> None:
         """The link has ended. `is_closed` is False if the client may attach it again."""

@@ -2,13 +2,14 @@
 
 | address        | distribution-mode `move`, or none     | distribution-mode `copy` |
 |----------------|---------------------------------------|--------------------------|
-| NAME, exchange | leases of group NAME, made by need    | browses group NAME       |
+| NAME, exchange | leases of group NAME (1)              | browses group NAME (1)   |
 | group          | leases of the group                   | browses the group        |
 | topic          | copies of the topic                   | copies of the topic      |
 | topic, durable or shared | leases of the subscription's group, in either mode |   |
 
-NAME with the capability `topic` is the topic. The source in the answer has the values that are in
-force, which may differ from those that the client asked for.
+(1) The broker creates the group if it does not exist. NAME with the capability `topic` is the
+topic. The source in the answer has the values that the broker applies, which may differ from the
+values that the client asked for.
 """
 
 from dataclasses import dataclass, replace
@@ -85,7 +86,7 @@ Wanted = FromGroup | FromTopic
 
 def without_answer(wanted: _Wanted) -> _Wanted:
     """Return what a link needs while it is attached. A client may make the answer and the outcome
-    large; after the answer was sent, they would only take memory."""
+    large, and the broker does not need them after it has sent the answer."""
     outcome = wanted.default_outcome
     if isinstance(outcome, Modified):
         outcome = outcome._replace(message_annotations=None)

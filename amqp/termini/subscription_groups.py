@@ -36,7 +36,7 @@ class SubscriptionGroups:
     ) -> None:  # fmt: skip
         """Add a link to a subscription; make its group if there is none. `link_ended` must follow.
 
-        A subscription with another topic or filter is made anew, as JMS demands. If it has other
+        A subscription with another topic or filter is replaced, as JMS demands. If it has other
         links, LinkFailed is raised (amqp:not-allowed). Raises also what `put_group` and
         `delete_group` raise. After an exception no link was added.
         """

@@ -1,7 +1,8 @@
-"""Which subscription of a topic a link belongs to, and the group behind it. Pure.
+"""The subscription of a topic to which a link belongs, and the name of its group. Pure.
 
-A subscription is a group that begins at the topic's end when it is made. Its name is that of the
-link, up to the first `|`; clients of JMS write more after it, to give each link its own name:
+A subscription is a group that begins at the topic's end when it is created. The subscription has
+the name of the link up to the first `|`. Clients of JMS add a suffix after the `|`, so that each
+link has its own name:
 
 | link name                       | subscription `sub`                                       |
 |---------------------------------|----------------------------------------------------------|
@@ -10,9 +11,9 @@ link, up to the first `|`; clients of JMS write more after it, to give each link
 | `sub|volatile1`                 | of this container, until its last link ends              |
 | `sub|global-volatile1`          | of all containers, until its last link ends              |
 
-The source says whether it is durable (terminus-durability, or the expiry policy `never`), and
-whether it is shared (capabilities `shared` and `global`). Only the look-up of a subscription, which
-has no source, relies on the link's name.
+The source sets whether the subscription is durable (terminus-durability, or the expiry policy
+`never`), and whether it is shared (capabilities `shared` and `global`). Only a link that looks up a
+subscription has no source; then the link's name decides.
 """
 
 from dataclasses import dataclass

@@ -298,7 +298,7 @@ class ActiveListeners:
     """The members that want to know when the group begins or stops to serve them."""
 
     def __init__(self) -> None:
-        #: member -> (its function, whether the member knows that it is served).
+        #: member -> (its function, the value that the member was last given).
         self._listeners: dict[str, tuple[OnActive, bool]] = {}
         self._rule: MemberRule | None = None
         self._active: str | None = None
@@ -310,7 +310,7 @@ class ActiveListeners:
         return iter(list(self._listeners))
 
     def add(self, member: str, on_active: OnActive, is_active: bool) -> None:
-        """Add a member that knows whether it is served now. It replaces an earlier entry."""
+        """Add a member; the caller gives it the value `is_active`. Replace an earlier entry."""
         self._listeners[member] = on_active, is_active
 
     def remove(self, member: str) -> None:

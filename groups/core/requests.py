@@ -151,7 +151,7 @@ class ReceiveRequest:
 
 class SelectedMessage(NamedTuple):
     """One message of a reply. `receipt` is None if the message was settled when it was sent.
-    `failures` is how often the message has failed before this delivery."""
+    `failures` is the number of earlier deliveries that failed."""
 
     queue: QueueKey
     offset: int

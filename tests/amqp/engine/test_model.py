@@ -1,8 +1,9 @@
 """Random acts at both ends of a connection, whose bytes arrive in random pieces.
 
-The model knows what was sent on each link. Whatever the order of acts and bytes, each link delivers
-its messages whole, in order and at most as many as it had credit for, no end finds an error at the
-other, and both ends agree on credit and on what is unsettled once all bytes have arrived.
+The model records what was sent on each link. For any order of acts and bytes, these rules hold:
+each link delivers its messages complete, in order, and only as many as its credit allowed. Neither
+end reports an error of the other end. Once all bytes have arrived, both ends have the same credit
+and the same unsettled deliveries.
 """
 
 from typing import Any

@@ -1,8 +1,9 @@
 """Random acts of a client on links with real groups and topics, whose bytes arrive late or early.
 
-Whatever the order of grants, drains, settlements, windows and publishes: no link gets more than its
-credit (the client's engine would detach it), both ends agree on the credit once all is quiet (A53),
-each message is accepted once, and messages arrive in order, but for those that come again.
+For any order of grants, drains, settlements, windows and publishes, these rules hold: No link gets
+more messages than its credit (the client's engine would detach it). Both ends have the same credit
+once no bytes are in flight (A53). Each message is accepted once. Messages arrive in order, except
+messages that are delivered again.
 """
 
 import asyncio
@@ -81,8 +82,8 @@ class _Run:
         self.published += count
 
     async def finish(self, wanted: list[int]) -> None:
-        """Grant enough for everything, accept it, and compare. `wanted` has the numbers of links
-        that get each message together."""
+        """Grant credit for all messages, accept them, and compare. `wanted` has the numbers of all
+        messages that the links get together."""
         self.session.set_incoming_window(10_000)
         for receiver in self.receivers:
             receiver.link.grant(10_000)

@@ -53,7 +53,7 @@ def client(amqp_url: str) -> Iterator[Callable[[str], Client]]:
 def web_socket_client(
     amqp_broker: tuple[RunningBroker, str],
 ) -> Iterator[Callable[[str], Client]]:
-    """Return such a function for clients that connect to the HTTP port by WebSocket."""
+    """Return a function like `client`, for clients that connect to the HTTP port by WebSocket."""
     broker, _ = amqp_broker
     yield from _clients(f"{broker.url.replace('http:', 'ws:')}/amqp")
 

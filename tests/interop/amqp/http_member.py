@@ -2,8 +2,8 @@
 
     python -m tests.interop.amqp.http_member URL GROUP MEMBER
 
-It prints the lines of the verb `consume` of go/main.go, and continues through restarts of the
-broker until it is killed.
+It prints the same lines as the verb `consume` of go/main.go. It reconnects when the broker
+restarts, and runs until it is killed.
 """
 
 import json

@@ -1,8 +1,8 @@
 """T33: one group with members over HTTP and over AMQP at the same time, while processes are killed.
 
-A message counts as settled once its member knows that the broker has stored the outcome: the reply
-to an ack over HTTP, the settled disposition over AMQP (rcv-settle-mode second). If a member or the
-broker is killed in between, the broker alone knows it.
+A message counts as settled once its member has the broker's confirmation of the outcome: the reply
+to an ack over HTTP, or the settled disposition over AMQP (rcv-settle-mode second). If a member or
+the broker is killed before that, only the broker knows whether the outcome is stored.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Every type, from each client to each other client, unchanged.
+"""Values of every type reach each other client unchanged.
 
 A client writes each value as a body, and where its library can, as an application property and as
 an annotation. A client reads all of them and reports what its library hands to programs.
