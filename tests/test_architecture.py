@@ -91,7 +91,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "holdfast.storage.storage",
         "holdfast.storage.storage_metrics",
     ),
-    "holdfast.client": (*FORMAT, "holdfast"),
+    "holdfast.client": (*FORMAT, "amqp.engine", "amqp.wire", "holdfast"),
     "holdfast": ("holdfast.client",),
     "holdfast.running_broker": ("holdfast.client",),
     "holdfast.testing": ("holdfast.running_broker",),

@@ -1,5 +1,5 @@
 """The Python client: `produce/` publishes, `read/` reads by offset, and `consume/` consumes in
-groups. All three use `transport/`.
+groups. All three use `transport/`. `session/` sends and receives over links of AMQP.
 
 Each name is imported when it is first used. So a program that uses only a part of this package
 (a Spark executor, for example) does not load the whole client.
@@ -51,6 +51,10 @@ if TYPE_CHECKING:
         OffsetConsumer,
         Reader,
     )
+    from holdfast.client.session.blocking import Receiver, Sender, Session
+    from holdfast.client.session.links import AsyncReceiver, AsyncSender
+    from holdfast.client.session.messages import LinkMessage
+    from holdfast.client.session.session import AsyncSession
     from holdfast.client.sync_client import Client
 
 __all__ = ["AsyncClient", "Client", "Message", "MessageBatch", "PublishResult", "PullResult"]
@@ -60,6 +64,8 @@ __all__ += ["AsyncConsumer", "Consumer", "Delivery", "ReceivedMessage", "Receive
 __all__ += ["BrokerInfo", "OffsetsReset", "QueueDescription", "Split", "TopicConfig"]
 __all__ += ["TopicDescription", "TopicSummary", "Fairness", "GroupConfig", "GroupDescription"]
 __all__ += ["GroupMember", "GroupQueue", "GroupSummary", "GroupTopic", "Served", "Subscription"]
+__all__ += ["AsyncSession", "AsyncSender", "AsyncReceiver", "LinkMessage"]
+__all__ += ["Session", "Sender", "Receiver"]
 __all__ += ["HoldfastError", "errors"]
 
 #: The modules of the names in __all__. All other names are in `descriptions`.
@@ -71,6 +77,10 @@ _MODULES = {
     "produce.producers": ("AsyncProducer", "Producer", "SendHandle", "BlockingSendHandle"),
     "consume.consumer": ("AsyncConsumer", "Consumer"),
     "consume.delivery": ("Delivery", "ReceivedMessage", "ReceiveResult", "Settling"),
+    "session.session": ("AsyncSession",),
+    "session.links": ("AsyncReceiver", "AsyncSender"),
+    "session.messages": ("LinkMessage",),
+    "session.blocking": ("Receiver", "Sender", "Session"),
     "errors": ("HoldfastError",),
 }
 _MODULE_BY_NAME = {name: module for module, names in _MODULES.items() for name in names}

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import chain
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 import msgspec
@@ -79,6 +79,9 @@ from holdfast.client.transport.requests import JSON, MSGPACK, Transport, check_n
 from holdfast.client.transport.retry import ONCE, RetryPolicy
 from holdfast.client.transport.target import File, Target, TlsFiles
 
+if TYPE_CHECKING:
+    from holdfast.client.session.session import AsyncSession
+
 DEFAULT_URL = "http://127.0.0.1:8711"
 
 Offsets = Mapping[int, int] | End
@@ -131,6 +134,7 @@ class AsyncClient:
             self._coalescer = PublishCoalescer(transport, self._identities, sharing)
         self._producers: weakref.WeakSet[AsyncProducer] = weakref.WeakSet()
         self._consumers: set[AsyncConsumer] = set()
+        self._sessions: weakref.WeakSet[AsyncSession] = weakref.WeakSet()
 
     @classmethod
     def over(cls, transport: Transport) -> Self:
@@ -157,6 +161,8 @@ class AsyncClient:
                 stack.push_async_callback(consumer.close)
             for producer in list(self._producers):
                 stack.push_async_callback(producer.close)
+            for session in list(self._sessions):
+                stack.push_async_callback(session.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -314,6 +320,21 @@ class AsyncClient:
                 return await requests.fetch_facts()
 
         return ProducerTarget(self._transport, topic, describe)
+
+    # -- links -------------------------------------------------------------------------------
+
+    def session(self, url: str | None = None) -> "AsyncSession":
+        """Return a session of AMQP 1.0, with senders and receivers; use it in `async with`.
+
+        Without `url` the session is a WebSocket on the port of HTTP. With `url`, such as
+        `amqp://127.0.0.1:5672` or `amqps://broker:5671`, it is a connection to a port of AMQP. Each
+        session has its own connection. It ends if the connection is lost.
+        """
+        from holdfast.client.session.session import AsyncSession
+
+        session = AsyncSession(self._transport.target, url)
+        self._sessions.add(session)
+        return session
 
     # -- reading -----------------------------------------------------------------------------
 

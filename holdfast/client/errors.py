@@ -21,6 +21,7 @@ HoldfastError
     500  RecordCorrupt
     503  Overloaded*, Unavailable*, SyncTimeout*
     507  DiskFull*
+    0    MessageReleased* (sessions)
   ProducerError
     ProducerBufferFull, ProducerClosed, PublishFailed
 CorruptBatch (holdfast.commitlog.errors)
@@ -96,8 +97,10 @@ class ClientClosed(HoldfastError):
 class ApiError(HoldfastError):
     """The broker refused a request. The attributes are the fields of its problem object (RFC 9457).
 
-    `type` is the last part of the problem's type URI, a stable code. `members` holds the fields
-    that RFC 9457 does not define. `retry_after_s` is None if the broker sent no Retry-After.
+    `type` is the last part of the problem's type URI, a stable code. `status` is 0 for errors of a
+    session, which have no HTTP status; their `type` may be a condition of AMQP. `members` holds
+    the fields that RFC 9457 does not define. `retry_after_s` is None if the broker sent no
+    Retry-After.
     """
 
     #: Whether the error is transient: the same request may succeed later.
@@ -124,7 +127,8 @@ class ApiError(HoldfastError):
         self.retry_after_s = retry_after_s
 
     def __str__(self) -> str:
-        return f"{self.detail or self.title or 'refused'} ({self.status} {self.type})"
+        code = f"{self.status} {self.type}" if self.status else self.type
+        return f"{self.detail or self.title or 'refused'} ({code})"
 
 
 class Unauthenticated(ApiError, types=("unauthenticated",)):
@@ -270,6 +274,12 @@ class Unavailable(ApiError, types=("recovering", "draining")):
 
 class SyncTimeout(ApiError, types=("sync-timeout",)):
     """The disk has not confirmed a publish in time: the messages may be stored or not."""
+
+    is_passing = True
+
+
+class MessageReleased(ApiError, types=("amqp:released",)):
+    """The broker did not store a message of a session's sender, and may store it later."""
 
     is_passing = True
 

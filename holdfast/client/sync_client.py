@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from types import FunctionType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from holdfast.client.async_client import DEFAULT_URL, AsyncClient
 from holdfast.client.consume.consumer import AsyncConsumer, Consumer
@@ -21,6 +21,10 @@ from holdfast.client.transport.blocking_transport import BlockingTransport, run_
 from holdfast.client.transport.loop_thread import LoopThread
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.client.transport.target import File, Target, TlsFiles
+
+if TYPE_CHECKING:
+    from holdfast.client.session.blocking import Session
+    from holdfast.client.session.session import AsyncSession
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -82,6 +86,12 @@ def _produce(client: "Client", call: Callable[[AsyncClient], AsyncProducer]) -> 
     producer = Producer(model.target, model.options, client._loop_thread)
     client._producers.add(producer)
     return producer
+
+
+def _open_session(client: "Client", call: Callable[[AsyncClient], "AsyncSession"]) -> "Session":
+    from holdfast.client.session.blocking import Session
+
+    return Session(call(client._loop_client), client._loop_thread)
 
 
 class Client:
@@ -151,6 +161,7 @@ class Client:
     consume = _derive(AsyncClient.consume, _consume)
     consume_by_offsets = _derive(AsyncClient.consume_by_offsets, _consume_by_offsets)
     producer = _derive(AsyncClient.producer, _produce)
+    session = _derive(AsyncClient.session, _open_session)
 
     def close(self) -> None:
         """Close producers, consumers and connections, as AsyncClient.close does."""

@@ -80,6 +80,7 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
         "read": ("transport", "errors"),
         "produce": ("read", "transport", "errors"),
         "consume": ("read", "transport", "descriptions", "errors", "timestamps"),
+        "session": ("produce", "transport", "errors"),
     },
 }
 

@@ -18,6 +18,18 @@ ADDITIONS = {
     "+ /python/holdfast.commitlog.batch/Batch/members/envelope",
     "+ /python/holdfast.commitlog.batch/Batch/members/envelope_offsets",
     "+ /python/holdfast.commitlog.batch/Batch/members/envelopes",
+    "+ /python/holdfast/AsyncClient/members/session",
+    "+ /python/holdfast/Client/members/session",
+    "+ /python/holdfast.client/AsyncClient/members/session",
+    "+ /python/holdfast.client/AsyncReceiver",
+    "+ /python/holdfast.client/AsyncSender",
+    "+ /python/holdfast.client/AsyncSession",
+    "+ /python/holdfast.client/Client/members/session",
+    "+ /python/holdfast.client/LinkMessage",
+    "+ /python/holdfast.client/Receiver",
+    "+ /python/holdfast.client/Sender",
+    "+ /python/holdfast.client/Session",
+    "+ /python/holdfast.client.errors/MessageReleased",
 }
 #: Additions that begin so are new, too.
 ADDED_AREAS = (

@@ -67,7 +67,7 @@ class AsyncTransport(Transport):
         return None
 
     async def _connect(self) -> "AsyncConnection":
-        target = self._target
+        target = self.target
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):

@@ -136,7 +136,7 @@ class BlockingTransport(Transport):
     def child(self) -> Self:
         """Return a transport on the same connections. It ends when this transport ends, or earlier
         if its own abort() is called."""
-        child = type(self)(self._target, self.retry, self._pool, self.retry_log)
+        child = type(self)(self.target, self.retry, self._pool, self.retry_log)
         with self._pool.lock:
             self._children.add(child)
             if self._closed.is_set():
@@ -160,7 +160,7 @@ class BlockingTransport(Transport):
                     raise
         await _checkpoint()
         self.check_open()
-        connection = BlockingConnection(self._target)
+        connection = BlockingConnection(self.target)
         return await self._exchange(connection, head, blocks, quiet_timeout_s)
 
     async def _exchange(

@@ -87,7 +87,7 @@ class Transport(ABC):
         self.url = target.url
         self.retry = retry
         self.retry_log = retry_log or RetryLog()
-        self._target = target
+        self.target = target
 
     async def request(
         self,
@@ -108,7 +108,7 @@ class Transport(ABC):
         problem, ConnectionFailed if the connection is lost, BadReply if the API does not define
         such a reply, and ClientClosed.
         """
-        head, blocks = encode_request(self._target, method, path, params, headers, body)
+        head, blocks = encode_request(self.target, method, path, params, headers, body)
 
         async def once() -> Reply:
             try:

@@ -63,8 +63,8 @@ class TlsFiles:
 @dataclass(frozen=True, slots=True)
 class Target:
     """A broker's address. The path of every request begins with `prefix`. Each line of `headers`
-    ends in CRLF. `headers` contains the token, so repr() does not show it. `tls` is None for plain
-    HTTP.
+    ends in CRLF. repr() does not show `token`, and `headers`, which contains it. `tls` is None for
+    plain HTTP.
     """
 
     url: str
@@ -73,6 +73,7 @@ class Target:
     prefix: str
     headers: str = field(repr=False)
     tls: ssl.SSLContext | None
+    token: str | None = field(default=None, repr=False)
 
     @classmethod
     def parse(cls, url: str, token: str | None, tls: TlsFiles | None) -> Self:
@@ -103,8 +104,10 @@ class Target:
         shown = shown_host if port == default_port else f"{shown_host}:{port}"
         headers = f"Host: {shown}\r\nAccept-Encoding: identity\r\n"
         if token is not None:
-            headers += f"Authorization: Bearer {check_token(token)}\r\n"
-        return cls(url, host, port, quote(parts.path, safe="/%:@!$&'()*+,;=~"), headers, context)
+            token = check_token(token)
+            headers += f"Authorization: Bearer {token}\r\n"
+        prefix = quote(parts.path, safe="/%:@!$&'()*+,;=~")
+        return cls(url, host, port, prefix, headers, context, token)
 
 
 def _encode_host(host: str, wrong: str) -> str:
