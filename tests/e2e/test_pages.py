@@ -30,7 +30,7 @@ SKIPPED = {
     r"^go run |^npx ": "need Go, or Node, and what they fetch: tests/interop",
 }
 #: Kinds of blocks that are not commands, and pages with a test of their own.
-SKIPPED_KINDS = {"json", "toml", "js", "ts", "go", "mermaid", "text", ""}
+SKIPPED_KINDS = {"json", "toml", "js", "ts", "go", "java", "mermaid", "text", ""}
 SKIPPED_PAGES = {"docs/spark.md"}
 #: Commands that the page shows because the broker refuses them.
 REFUSED = (r"""filter=color = "red"'""",)
