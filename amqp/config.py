@@ -86,8 +86,8 @@ class AmqpConfig:
     )
     idle_timeout_ms: int = setting(
         60_000,
-        "A connection on which nothing arrives for this time is closed. Clients are told half of "
-        "it. 0: no limit.",
+        "A connection on which nothing arrives for this time is closed. The broker announces half "
+        "of this time to clients. 0: no limit.",
         minimum=0,
     )
     publish_credit: int = setting(
@@ -131,13 +131,13 @@ class AmqpConfig:
     )
     non_durable: str = setting(
         "topic",
-        "Durability of messages that do not ask to be durable: that of the topic, or written.",
+        "Durability of messages that do not ask to be durable: the topic's durability, or written.",
         choices=("topic", "written"),
     )
     modified_backoff: str = setting(
         "none",
-        "Whether a message that a client gave back as failed is delivered again at once, or after "
-        "the delays of its group.",
+        "When a message that a client gave back as failed is delivered again: immediately, or "
+        "after the delays of its group.",
         choices=("none", "group"),
     )
     auto_queues: int = setting(
