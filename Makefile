@@ -46,8 +46,9 @@ interop: $(READY)  ## others' clients against the broker: of HTTP (Go, TypeScrip
 	$(BIN)/pytest -m interop tests/interop $(PYTEST_ARGS)
 
 # Each prints its seed; SEED=... runs that one again.
-campaign: $(READY)  ## at length: groups' model through OPERATIONS=1000000, a broker through KILLS=200, failing calls
+campaign: $(READY)  ## at length: groups' model and the engine of AMQP through OPERATIONS=1000000, a broker through KILLS=200, failing calls
 	$(BIN)/python -m tests.groups.campaign $(OPERATIONS) $(SEED)
+	$(BIN)/python -m tests.amqp.campaign $(OPERATIONS) $(SEED)
 	$(BIN)/python -m tests.crash.restart_campaign $(KILLS) $(SEED)
 	$(BIN)/python -m tests.support.call_faults
 

@@ -99,6 +99,8 @@ class ConnectionSettings:
     desired_capabilities: tuple[str, ...] = ()
     properties: dict[str, Any] | None = None
     requires_sasl: bool = True
+    first_id: int = 0
+    """The first transfer-id and delivery-id of each session."""
 
 
 class Phase(Enum):
@@ -508,7 +510,7 @@ class Connection:
         self._channels.take()
         session = Session(
             channel, self._writer, self.settings.incoming_window, self.settings.handle_max,
-            self._held,
+            self._held, self.settings.first_id,
         )  # fmt: skip
         self._sessions[channel] = session
         return session

@@ -99,7 +99,7 @@ class IncomingLink(Link):
         if flow.available is not None:
             self.available = flow.available
         if flow.delivery_count is not None:
-            advanced = serials.distance(self._delivery_count, flow.delivery_count)
+            advanced = serials.add(flow.delivery_count, -self._delivery_count)
             if 0 < advanced <= self._allowed:
                 self._count(advanced)
         if self.is_draining and self.credit == 0:

@@ -58,7 +58,7 @@ class OutgoingLink(Link):
         self._unsettled = unsettled
         self._ids = ids
         self._delivery_count = 0
-        self._edge = 0
+        self._credit = 0
         self._waiting: deque[bytes] = deque()
         self._encoder: TransferEncoder | None = None
         self._limit = 0
@@ -74,7 +74,7 @@ class OutgoingLink(Link):
     @property
     def credit(self) -> int:
         """How many deliveries the receiver accepts now."""
-        return max(0, serials.distance(self._delivery_count, self._edge))
+        return self._credit
 
     @property
     def sendable(self) -> int:
@@ -96,7 +96,7 @@ class OutgoingLink(Link):
 
         Raises LinkFailed if the message is larger than the receiver accepts.
         """
-        assert self._delivery_count != self._edge, "there is no credit"
+        assert self._credit, "there is no credit"
         assert not self._waiting
         wiring = self._wiring
         encoder = self._encoder
@@ -112,6 +112,7 @@ class OutgoingLink(Link):
         delivery_id = self._ids.take()
         number = delivery_id.to_bytes(4, "big")
         self._delivery_count = (self._delivery_count + 1) & 0xFFFFFFFF
+        self._credit -= 1
         if not settled:
             self._unsettled.add(delivery_id, Sent(self, number if tag is None else tag, context))
         octets = encoder.frame(number, settled, message) if tag is None else None
@@ -141,7 +142,8 @@ class OutgoingLink(Link):
 
     def drained(self) -> None:
         """Give the unused credit back, as the receiver asked with drain."""
-        self._delivery_count = self._edge
+        self._delivery_count = serials.add(self._delivery_count, self._credit)
+        self._credit = 0
         self.send_flow()
         self.is_draining = False
 
@@ -186,9 +188,9 @@ class OutgoingLink(Link):
         if flow.link_credit is not None:
             # The receiver had not received our attach: it counts from the initial delivery-count.
             count = 0 if flow.delivery_count is None else flow.delivery_count
-            self._edge = serials.add(count, flow.link_credit)
-            if serials.distance(self._delivery_count, self._edge) < 0:
-                self._edge = self._delivery_count
+            # Not serials.distance: a drain may have advanced our count by more than 2**31.
+            unseen = serials.add(self._delivery_count, -count)
+            self._credit = max(0, flow.link_credit - unseen)
         self.is_draining = flow.drain
 
     @property

@@ -86,6 +86,7 @@ class Session:
         incoming_window: int,
         handle_max: int,
         held: HeldBytes,
+        first_id: int = 0,
     ) -> None:
         self.channel = channel
         self.remote_channel: int | None = None
@@ -96,7 +97,7 @@ class Session:
         self.handle_max = handle_max
         self._remote_handle_max = 0xFFFFFFFF
         self._writer = writer
-        self.windows = Windows(incoming_window)
+        self.windows = Windows(incoming_window, first_id)
         self._wiring = Wiring(channel, self.windows, writer, held)
         self._links: dict[int, Link] = {}
         """All links, by the handles of this end."""
@@ -104,7 +105,7 @@ class Session:
         self._handles = FreeNumbers()
         self._unanswered: dict[tuple[str, bool], Link] = {}
         """The links whose attach the peer has not answered, by name and role."""
-        self._ids = DeliveryIds()
+        self._ids = DeliveryIds(first_id)
         self.outgoing_unsettled: Unsettled[Sent] = Unsettled()
         self.incoming_unsettled: Unsettled[Delivery] = Unsettled()
 

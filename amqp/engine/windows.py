@@ -22,7 +22,8 @@ class Windows:
 
     def __init__(self, incoming_size: int, next_outgoing_id: int = 0) -> None:
         self.next_outgoing_id = self._initial_outgoing_id = next_outgoing_id
-        self._remote_edge = next_outgoing_id
+        self.outgoing_room = 0
+        """How many frames may be sent now."""
         self.incoming_size = incoming_size
         """The window that is announced at the next flow."""
         self.next_incoming_id: int | None = None
@@ -41,7 +42,7 @@ class Windows:
     def remote_begin(self, begin: Begin) -> None:
         """Apply the begin performative of the peer."""
         self.next_incoming_id = begin.next_outgoing_id
-        self._remote_edge = serials.add(self._initial_outgoing_id, begin.incoming_window)
+        self.outgoing_room = begin.incoming_window
         self.incoming_left = self._allowed = self.incoming_size
 
     # ---- Frames that arrive
@@ -74,22 +75,17 @@ class Windows:
 
     # ---- Frames that are sent
 
-    @property
-    def outgoing_room(self) -> int:
-        """How many frames may be sent now."""
-        return max(0, serials.distance(self.next_outgoing_id, self._remote_edge))
-
     def take_room(self) -> bool:
         """Count one frame, which is sent now. Return False if the window has no room for it."""
-        next_id = self.next_outgoing_id
-        if not 0 < (self._remote_edge - next_id) & 0xFFFFFFFF < 0x80000000:
+        if not self.outgoing_room:
             return False
-        self.next_outgoing_id = (next_id + 1) & 0xFFFFFFFF
+        self.sent(1)
         return True
 
     def sent(self, frames: int) -> None:
         """Count transfer frames that were sent."""
-        self.next_outgoing_id = serials.add(self.next_outgoing_id, frames)
+        self.next_outgoing_id = (self.next_outgoing_id + frames) & 0xFFFFFFFF
+        self.outgoing_room -= frames
 
     # ---- Flows
 
@@ -106,4 +102,5 @@ class Windows:
         expected = flow.next_incoming_id
         if expected is None:  # the peer had not received our begin
             expected = self._initial_outgoing_id
-        self._remote_edge = serials.add(expected, flow.incoming_window)
+        in_flight = serials.distance(expected, self.next_outgoing_id)
+        self.outgoing_room = max(0, flow.incoming_window - in_flight)
