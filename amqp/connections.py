@@ -41,6 +41,10 @@ class Member(Protocol):
     def messages_out(self) -> int:
         """How many messages were sent in the sessions that are open."""
 
+    @property
+    def unsettled(self) -> tuple[int, int]:
+        """How many deliveries of the client, and to the client, are not settled."""
+
     def detach(self, link: Link, error: AmqpError) -> None:
         """Detach a link, and stop its node."""
 
@@ -152,11 +156,14 @@ class AmqpConnections(Admission):
 
     def figures(self) -> AmqpFigures:
         """Return the figures for metrics."""
+        unsettled = [each.unsettled for each in self.open]
         return AmqpFigures(
             self.counters,
             self.limits.count,
             self.sessions.count,
             self.counters.messages_out + sum([each.messages_out for each in self.open]),
+            sum([each[0] for each in unsettled]),
+            sum([each[1] for each in unsettled]),
             self.closed_early,
             self.refused,
         )

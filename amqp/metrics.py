@@ -53,6 +53,8 @@ class AmqpFigures:
     connections: int
     sessions: int
     messages_out: int
+    unsettled_in: int
+    unsettled_out: int
     closed_early: Counter[str]
     refused: Counter[str]
 
@@ -73,13 +75,21 @@ class AmqpCollector:
         counters = figures.counters
         yield _gauge("connections", "AMQP connections that are open.", figures.connections)
         yield _gauge("sessions", "AMQP sessions of these connections.", figures.sessions)
-        links = GaugeMetricFamily(
-            _PREFIX + "links", "AMQP links that are attached, by what the client does.",
-            labels=["client"],
-        )  # fmt: skip
-        links.add_metric(["sends"], counters.links_in)
-        links.add_metric(["receives"], counters.links_out)
-        yield links
+        for name, text, sends, receives in (
+            ("links", "AMQP links that are attached", counters.links_in, counters.links_out),
+            (
+                "unsettled",
+                "Deliveries that are not settled",
+                figures.unsettled_in,
+                figures.unsettled_out,
+            ),
+        ):
+            family = GaugeMetricFamily(
+                _PREFIX + name, text + ", by what the client does.", labels=["client"]
+            )
+            family.add_metric(["sends"], sends)
+            family.add_metric(["receives"], receives)
+            yield family
         for name, text, value in (
             ("messages_in", "Messages that clients sent.", counters.messages_in),
             ("messages_out", "Messages sent to clients.", figures.messages_out),

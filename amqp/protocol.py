@@ -191,6 +191,11 @@ class AmqpConnection(asyncio.Protocol):
         """How many messages were sent in the sessions that are open."""
         return self._sessions.messages_out
 
+    @property
+    def unsettled(self) -> tuple[int, int]:
+        """How many deliveries of the client, and to the client, are not settled."""
+        return self._sessions.unsettled
+
     def close(self, error: AmqpError) -> None:
         """Close the connection with an error; its nodes stop."""
         for event in self._engine.fail(error):

@@ -77,6 +77,15 @@ class Sessions:
         """How many messages were sent in these sessions."""
         return sum([each.sent_count for each in self._sessions])
 
+    @property
+    def unsettled(self) -> tuple[int, int]:
+        """How many deliveries of the client, and to the client, are not settled."""
+        sessions = self._sessions
+        return (
+            sum([len(each.incoming_unsettled) for each in sessions]),
+            sum([len(each.outgoing_unsettled) for each in sessions]),
+        )
+
     def stop(self) -> None:
         """Stop all nodes: the connection has ended."""
         for session in list(self._sessions):

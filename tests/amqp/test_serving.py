@@ -151,6 +151,21 @@ async def test_the_number_of_links_is_limited(tmp_path: Path, limit: str) -> Non
         assert await figure(broker, "links") == 2
 
 
+async def test_unsettled_deliveries_are_counted(tmp_path: Path) -> None:
+    async with amqp_broker(tmp_path) as broker, amqp_client(port_of(broker)) as client:
+        session = await client.session()
+        sender = await client.sender(session, "orders")
+        await client.outcomes(await client.send(sender, *[data_message(b"")] * 3))
+        await client.receiver(session, "orders", credit=3)
+        deliveries = await client.receive(3)
+        assert await figure(broker, "unsettled") == 3
+        session.dispose(deliveries[0].id, deliveries[1].id, Accepted(), settled=True)
+        client.write()
+        async with asyncio.timeout(TIMEOUT_S):
+            while await figure(broker, "unsettled") != 1:
+                await asyncio.sleep(0.02)
+
+
 async def test_a_handle_above_max_links_closes_the_connection(tmp_path: Path) -> None:
     async with (
         amqp_broker(tmp_path, max_links=1) as broker,
