@@ -17,7 +17,7 @@ class _Told(NamedTuple):
     """A flow on its way, with counters that do not wrap."""
 
     next_in: int
-    count: int
+    delivery_count: int
 
 
 @dataclass
@@ -104,7 +104,7 @@ class SessionEnd:
             self.room = max(0, told.next_in + performative.incoming_window - self.next_out)
             if performative.handle is not None:
                 handle = self.handles[performative.handle]
-                self._received_link_flow(handle, performative, told.count)
+                self._received_link_flow(handle, performative, told.delivery_count)
 
     def _received_link_flow(self, handle: int, flow: Flow, count: int) -> None:
         link = self.links[handle]

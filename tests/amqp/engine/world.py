@@ -1,9 +1,10 @@
 """Random acts at both ends of a connection, whose bytes arrive late and in random pieces.
 
-The model knows what was sent on each link. Whatever the order of acts and bytes, each link delivers
-its messages whole, in order and at most as many as it had credit for, no end finds an error at the
-other, each end knows at any time what the specification says (`specification.py`), and both ends
-agree on credit and on what is unsettled once all bytes have arrived.
+The model records what was sent on each link. For any order of acts and bytes, these rules hold:
+each link delivers its messages complete, in order, and only as many as its credit allowed. Neither
+end reports an error of the other end. After each act, each end has the counters that the
+specification gives it (`specification.py`). Once all bytes have arrived, both ends have the same
+credit and the same unsettled deliveries.
 """
 
 from collections import Counter
