@@ -289,8 +289,8 @@ class AsyncReceiver(_LinkEnd):
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ids: set[int] = set()
         for first, last in _ranges(messages):
-            found = {each for each, _ in session.incoming_unsettled.find(first, last)}
-            ids |= found - self._unconfirmed.keys()
+            found = session.incoming_unsettled.find(first, last)
+            ids.update(each for each, _ in found if each not in self._unconfirmed)
             session.dispose(first, last, state, settled=False)
         self._unconfirmed |= dict.fromkeys(ids, (future, ids))
         if not ids:

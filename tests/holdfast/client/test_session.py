@@ -15,6 +15,7 @@ from holdfast.client import AsyncReceiver, AsyncSession, LinkMessage
 from holdfast.client.errors import ConnectionFailed, Unauthenticated, UnknownGroup
 from tests.amqp.broker import amqp_broker
 from tests.amqp.test_listener import AUTHENTICATION, port_of, token_of
+from tests.support.certificates import Certificates
 
 
 @pytest.fixture(params=["websocket", "tcp"])
@@ -198,6 +199,20 @@ async def test_a_token_opens_a_session(tmp_path: Path, transport: str) -> None:
         async with holdfast.AsyncClient(broker.url, token="wrong") as client:
             with pytest.raises(Unauthenticated):
                 await client.session(url).__aenter__()
+
+
+async def test_a_session_over_tls(tmp_path: Path, transport: str) -> None:
+    certificates = Certificates(tmp_path)
+    certificate, key = certificates.issue("broker")
+    tls = {"tls_certificate": str(certificate), "tls_key": str(key)}
+    async with amqp_broker(tmp_path, http=tls) as broker:
+        url = f"https://localhost:{broker.url.rpartition(':')[2]}"
+        link_url = f"amqps://localhost:{broker.amqp_tls_port}" if transport == "tcp" else None
+        async with (
+            holdfast.AsyncClient(url, ca_file=certificates.ca_file) as client,
+            client.session(link_url) as session,
+        ):
+            await send(session, "orders", 1)
 
 
 async def test_a_lost_connection_raises_and_returns_messages(
