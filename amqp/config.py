@@ -146,9 +146,6 @@ class AmqpConfig:
         "one order.",
         minimum=1,
     )
-    temporary_retention_ms: int = setting(
-        3_600_000, "How long messages of temporary queues are kept.", minimum=1_000
-    )
     sasl_required: bool = setting(
         False,
         "Whether clients must begin with SASL although authentication is off. With authentication, "

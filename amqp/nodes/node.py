@@ -6,11 +6,12 @@ The connection (`amqp/protocol.py`) calls the methods of a node on the event loo
 the link's events. A node does not wait in these methods; what takes longer it does in tasks that
 end with `stop`.
 
-| node          | constructor                          | made by `nodes/attaching.py` for          |
-|---------------|--------------------------------------|-------------------------------------------|
-| PublishTarget | `(peer, session, link, destination)` | a Destination, or None: the null target   |
-| LeasedSource  | `(peer, link, wanted)`               | a FromGroup that is not browsed           |
-| CopiedSource  | `(peer, link, wanted)`               | a FromTopic, or a FromGroup to browse     |
+| node           | constructor                          | made by `nodes/attaching.py` for        |
+|----------------|--------------------------------------|-----------------------------------------|
+| PublishTarget  | `(peer, session, link, destination)` | a Destination, or None: the null target |
+| LeasedSource   | `(peer, link, wanted)`               | a FromGroup that is not browsed         |
+| BrowsingSource | `(peer, link, wanted)`               | a FromGroup that is browsed             |
+| CopiedSource   | `(peer, link, wanted)`               | a FromTopic                             |
 """
 
 from collections.abc import Callable, Sequence
