@@ -78,6 +78,20 @@ def open_files(directory: Path) -> list[str]:
     return [target for target in targets if target.startswith(str(directory))]
 
 
+def fail(*_: object, **__: object) -> None:
+    raise OSError(errno.EIO, "for a test")
+
+
+async def open_in_vain(data_dir: Path) -> None:
+    """Open a directory while `fail` replaces a step; only the lock file stays open."""
+    storage = Storage(small_config(data_dir), EVENTS)
+    storage.lock()
+    with pytest.raises(OSError, match="for a test"):
+        await storage.open()
+    assert open_files(data_dir) == [str(data_dir / "lock")]
+    await storage.close()
+
+
 # -- refused directories -------------------------------------------------------------------
 
 
@@ -123,18 +137,9 @@ async def test_a_failed_opening_leaves_no_files_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(tmp_path)
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError("for a test")
-
     with monkeypatch.context() as patched:
         patched.setattr(storage_opening, "recover", fail)
-        storage = Storage(small_config(tmp_path), EVENTS)
-        storage.lock()
-        with pytest.raises(OSError, match="for a test"):
-            await storage.open()
-        assert open_files(tmp_path) == [str(tmp_path / "lock")]
-        await storage.close()
+        await open_in_vain(tmp_path)
     assert open_files(tmp_path) == []
     await check_filled(tmp_path)
 
@@ -163,19 +168,9 @@ async def test_a_crash_while_the_state_is_restored_loses_nothing(
     await fill(tmp_path)
     shutil.rmtree(tmp_path / "state")
 
-    class Crash(Exception):
-        pass
-
-    def crash(*_: object) -> None:
-        raise Crash
-
     with monkeypatch.context() as patched:
-        patched.setattr(storage_opening, "state_in_log", crash)
-        storage = Storage(small_config(tmp_path), EVENTS)
-        storage.lock()
-        with pytest.raises(Crash):
-            await storage.open()
-        await storage.close()
+        patched.setattr(storage_opening, "state_in_log", fail)
+        await open_in_vain(tmp_path)
     assert (tmp_path / "state" / "data.mdb").exists()
     await check_filled(tmp_path)
 
@@ -476,13 +471,11 @@ async def test_a_half_deleted_index_is_rebuilt(
 
     def cut_short(directory: Path) -> None:
         (directory / "condemned").unlink()
-        raise OSError(errno.EIO, "the power is gone")
+        fail()
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", cut_short)
-        with pytest.raises(OSError, match="the power is gone"):
-            async with open_storage(small_config(tmp_path)):
-                pass
+        await open_in_vain(tmp_path)
     await check_filled(tmp_path)
 
 
