@@ -88,6 +88,7 @@ async def test_frames_may_be_torn_anywhere() -> None:
         (frame((1000).to_bytes(2), Opcode.CLOSE), 1000),
         (frame((4321).to_bytes(2) + b"why", Opcode.CLOSE), 4321),
     ],
+    ids=map(str, range(10)),  # the frames have random masks
 )
 async def test_each_end_has_its_code(sent: bytes, code: int) -> None:
     async with serving_websockets() as (api, served), raw_websocket(api.server.port) as client:

@@ -51,6 +51,7 @@ def test_a_payload_above_the_limit_is_left(length: int, is_taken: bool) -> None:
         b"\x82\x01x\x82\x01x",  # not masked
         b"\x82\xff\xff" + bytes(20),  # more bytes than any memory has
     ],
+    ids=["text", "not last", "next", "ping", "close", "reserved", "not masked", "huge"],
 )
 def test_any_other_frame_is_left(other: bytes) -> None:
     first = masked(b"first")
