@@ -6,11 +6,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from tests.amqp.campaign import run
 from tests.amqp.engine.world import CREDITS, LINKS, PIECES, SIZES, STATES, WINDOWS, EngineWorld
 
 
 class EngineMachine(RuleBasedStateMachine):
-    # A21, A22, A23, A25, A26, A42, A45, A47, A51, A53
     def __init__(self) -> None:
         super().__init__()
         self.world = EngineWorld()
@@ -65,3 +65,8 @@ class EngineMachine(RuleBasedStateMachine):
 
 EngineMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50)
 TestEngine = EngineMachine.TestCase
+
+
+def test_a_short_campaign_agrees_with_the_specification() -> None:
+    # A47, A51, A53
+    run(3_000, seed=0)
