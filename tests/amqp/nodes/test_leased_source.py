@@ -51,7 +51,7 @@ async def _in_flight(broker: GroupBroker) -> object:
 
 
 async def test_a_client_gets_as_many_messages_as_it_has_credit(tmp_path: Path) -> None:
-    # A2, A3, A6, A7, A19, T20
+    # A2, A3, A6, A7, A8, A19, T20
     async with linked(tmp_path) as (broker, connect):
         bodies = await _filled(broker, 100)
         receiver = await connect().attach("/groups/g")
