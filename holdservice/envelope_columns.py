@@ -22,7 +22,7 @@ none."""
 
 
 class _Reader:
-    """The function of the process; None until it is set."""
+    """Keeps the function that reads envelopes. There is one for the whole process."""
 
     read: ReadEnvelope | None = None
 

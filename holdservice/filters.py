@@ -237,7 +237,8 @@ _NO_ENTRIES: _Entries = ([], [], [], b"")
 def _entries(batch: Batch, first: int, last: int) -> _Entries:
     """Return the properties of the rows `first` to `last`: the index of each row's first property,
     the properties' names, the start of each value in the text, and the text of all values. Indexes
-    and starts count from 0 at row `first`; both lists also contain the final end.
+    and starts count from 0 at row `first`. The list of indexes and the list of starts have one more
+    entry, the end of the last property.
     """
     listed, name_at, value_at = batch.property_list, batch.name_offsets, batch.value_offsets
     if listed is None or name_at is None or value_at is None:

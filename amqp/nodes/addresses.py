@@ -12,8 +12,8 @@
 | `/temp/ID`                                       | TEMP     | a dynamic node                 |
 | `/management`                                    | MANAGER  | the HTTP API                   |
 
-The parts of a path are percent-decoded. A name that no topic may have is replaced by one
-that is made of it: see `valid_name`.
+The parts of a path are percent-decoded. `valid_name` replaces a name that is not allowed for topics
+by an allowed name.
 """
 
 import re

@@ -36,7 +36,8 @@ def decode_disposition(buffer: Buffer, start: int, end: int) -> Disposition:
         if found is not None:
             return found
     elif buffer[start : start + 4] == _WIDE_PREFIX and end - start > 12:
-        # go-amqp writes all lists with sizes of four bytes. The last byte of the count is enough.
+        # go-amqp writes the size and the count of every list in four bytes. A disposition has few
+        # fields, so the first three bytes of the count are zero, and `_decode` gets the last one.
         size = int.from_bytes(buffer[start + 4 : start + 8], "big")
         if buffer[start + 8 : start + 11] == b"\0\0\0":
             found = _decode(bytes(buffer[start + 11 : end]), size - 3)

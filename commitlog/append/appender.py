@@ -72,8 +72,8 @@ class AppendRequest:
     context: object = None
     """An object of the caller, such as the future to complete."""
     client: str = ""
-    """The client whose limit of remembered producers is charged for a new producer of this publish;
-    empty if there is no client."""
+    """The client that publishes; empty if there is none. A new producer counts against the limit of
+    this client."""
     refusal: Exception | None = None
     """If this is set, nothing of the request may be stored, and the request fails with this error.
     But a request that is already completely stored succeeds, as a duplicate."""
@@ -293,9 +293,10 @@ class Appender:
         to the run of their queue (a run becomes one batch), where rows of later requests may join
         them.
 
-        After a LogError nothing of the request is staged, with two exceptions: a second batch of
-        the same producer and queue is checked only after the first is staged, and a request that
-        needs several segments is staged batch by batch."""
+        Usually nothing of the request is staged after a LogError. In two cases its first batches
+        stay staged: if the error concerns the second batch of a producer to one queue, which is
+        checked after the first is staged; and if the request needs several segments, because then
+        its batches are staged one by one."""
         self._last_timestamp_us = max(self._now_us(), self._last_timestamp_us)
         known = self._find_stored(request, staged)
         if request.refusal is not None and None in known:
@@ -315,9 +316,9 @@ class Appender:
                         return
 
     def _find_stored(self, request: AppendRequest, staged: "_Round") -> list[AppendResult | None]:
-        """Return for each batch of a request where an earlier attempt stored it; None for a new
-        batch. Raise RoutedOtherwise if an earlier attempt went to other queues, and SequenceTooOld
-        if the broker no longer remembers that attempt.
+        """Return one result for each batch of a request: the place where an earlier attempt stored
+        the batch, or None if the batch is new. Raise RoutedOtherwise if an earlier attempt went to
+        other queues, and SequenceTooOld if the broker no longer remembers that attempt.
 
         If a batch follows a new batch of the same producer and queue, the result is None too;
         `_place_batch` looks up the second batch after the first one has its offsets."""
@@ -395,7 +396,8 @@ class Appender:
             run = None
         before = None
         if index and (publish := _publish_of(batch)).producer_id:
-            # `_find_stored` skips a batch if an earlier batch of the request is for its queue.
+            # `_find_stored` returned None for this batch if an earlier batch of the request goes to
+            # the same queue.
             before = self._find(publish, key)
         if before is not None:
             request.results[index] = before
@@ -607,7 +609,8 @@ def _append_result(stamped: BatchHeader, base_offset: int, count: int) -> Append
 def _tag_summary_of(batch: Batch) -> int:
     """Return the tag summary computed from the batch's tag codes. The producer's summary is not
     trusted: a wrong one would hide messages from filters."""
-    # Only the size of a text shows whether a message has a tag: a tag may have the code 0.
+    # A message has a tag if the tag's text is not empty. The code does not show it, because a
+    # tag may have the code 0.
     codes, offsets = batch.tag_codes, batch.tag_offsets
     if codes is None or offsets is None:
         return 0

@@ -100,8 +100,8 @@ class Waiting:
     def park(self, request: ReceiveRequest, wait_s: float, *, has_looked: bool) -> Ticket:
         """Hold a request. The caller must then call `serve`, and await the `answer`.
 
-        Set `has_looked` if the request found no message in this same event loop iteration. Then no
-        wake-up is lost, because the request is held before anything is awaited.
+        Set `has_looked` if the caller has looked for messages in this same event loop iteration and
+        found none. Then there is no need to look again: no message can have arrived in between.
         """
         ticket = Ticket(self._core)
         now_ms = self._clock.now_ms()
@@ -184,9 +184,9 @@ class ReceiveFlow:
         self._is_stopping = True
 
     async def start_reply(self, request: ReceiveRequest) -> AsyncIterator[Reply]:
-        """Yield replies with the messages that are available now; the caller must use the last
-        reply. If a reply is empty because the core needs a read, do the read and try again. Raises
-        GroupError, StoreError."""
+        """Yield replies with the messages that are available now. Each reply replaces the reply
+        before it, so the caller sends the last one. If a reply is empty because the core needs a
+        read, do the read and try again. Raises GroupError, StoreError."""
         for _ in range(MAX_FETCHES):
             reply = receive(self._core, request, self._clock.now_ms())
             yield reply
