@@ -5,7 +5,7 @@ PYTEST_ARGS ?=
 JOBS ?= 2
 BENCH ?=
 SECONDS ?= 60
-TARGETS ?= batches filters recovery requests records
+TARGETS ?= amqp_frames amqp_messages batches filters recovery requests records websockets
 READY := .venv/ready
 BIN := .venv/bin
 

@@ -13,13 +13,16 @@ from tests.fuzz.__main__ import TARGETS
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 90
-#: The numbers of inputs that take some forty seconds on two cores.
+#: The numbers of inputs that take less than a minute on two cores.
 RUNS = {
+    "amqp_frames": 80_000,
+    "amqp_messages": 500_000,
     "batches": 80_000,
     "filters": 80_000,
     "recovery": 4_000,
     "requests": 30_000,
     "records": 2_000_000,
+    "websockets": 40_000,
 }
 
 Runs = Mapping[str, "Future[subprocess.CompletedProcess[bytes]]"]
