@@ -213,7 +213,7 @@ async def test_a_slow_handshake_is_cut_off(tmp_path: Path, sent: bytes) -> None:
 
 async def test_an_idle_connection_is_closed(tmp_path: Path) -> None:
     async with (
-        amqp_broker(tmp_path, idle_timeout_ms=200) as broker,
+        amqp_broker(tmp_path, idle_timeout_ms=3_000) as broker,
         amqp_client(port_of(broker)) as client,
     ):
         error = await client.closed()

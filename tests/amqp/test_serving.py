@@ -315,7 +315,7 @@ def handshake() -> bytes:
 
 async def test_connections_that_stop_at_every_byte_of_the_handshake_end(tmp_path: Path) -> None:
     async with (
-        amqp_broker(tmp_path, handshake_timeout_ms=500) as broker,
+        amqp_broker(tmp_path, handshake_timeout_ms=3_000) as broker,
         amqp_client(port_of(broker)) as client,
     ):
         data = handshake()
