@@ -17,8 +17,9 @@ from holdfast.amqp.engine.session import Session
 from holdfast.amqp.nodes.addresses import Address, Kind, parse_address
 from holdfast.amqp.nodes.browsing_source import BrowsingSource
 from holdfast.amqp.nodes.copied_source import CopiedSource
+from holdfast.amqp.nodes.group_access import ensure_topic
 from holdfast.amqp.nodes.leased_source import LeasedSource
-from holdfast.amqp.nodes.node import BrokerParts, Peer, Source, Target
+from holdfast.amqp.nodes.node import Peer, Source, Target
 from holdfast.amqp.nodes.publish_target import Destination, PublishTarget
 from holdfast.amqp.nodes.subscribing import open_subscription
 from holdfast.amqp.nodes.subscription_lookup import SubscriptionLookup
@@ -32,9 +33,8 @@ from holdfast.amqp.wire.conditions import (
     LinkFailed,
 )
 from holdfast.amqp.wire.performatives import Attach, Coordinator
-from holdfast.consumequeue.topics import Topic, check_queue
-from holdfast.http_api.access.authorization import check_may_create, missing_grant
-from holdfast.http_api.access.grants import Principal
+from holdfast.consumequeue.topics import check_queue
+from holdfast.http_api.access.authorization import missing_grant
 
 _QUEUE, _TOPIC = "queue", "topic"
 #: The longest address. The broker keeps it while the link is attached.
@@ -59,7 +59,7 @@ async def make_target(peer: Peer, session: Session, link: IncomingLink) -> tuple
     link.max_message_bytes = peer.parts.topics_config.default_max_message_bytes
     if given.address is not None:
         address = parse_address(_text(given.address))
-        destination = await _find_destination(peer.parts, peer.principal, address)
+        destination = await _find_destination(peer, address)
         link.max_message_bytes = destination.topic.config.max_message_bytes
         is_topic = address.kind is Kind.TOPIC or _TOPIC in given.capabilities
         capabilities = (_TOPIC if is_topic else _QUEUE,)
@@ -122,27 +122,18 @@ def _source_answer(link: OutgoingLink, source: performatives.Source) -> Attach:
     )
 
 
-async def _find_destination(
-    parts: BrokerParts, principal: Principal, address: Address
-) -> Destination:
+async def _find_destination(peer: Peer, address: Address) -> Destination:
     """Return where messages of a link go. Make the topic if that is allowed."""
     if address.kind is Kind.GROUP:
         raise LinkFailed(NOT_ALLOWED, "clients publish to topics, not to groups")
     if address.kind in (Kind.TEMP, Kind.MANAGER):
         raise LinkFailed(NOT_IMPLEMENTED, f"this broker has no {address.kind.value} targets")
-    if not principal.may(("publish",), address.name):
-        raise missing_grant(principal, ("publish",), topic=address.name)
-    topic = await _ensure_topic(parts, principal, address.name)
+    if not peer.principal.may(("publish",), address.name):
+        raise missing_grant(peer.principal, ("publish",), topic=address.name)
+    topic = await ensure_topic(peer, address.name)
     if address.queue is not None:
         check_queue(topic, address.queue)
     return Destination(topic, address.queue, address.tag)
-
-
-async def _ensure_topic(parts: BrokerParts, principal: Principal, name: str) -> Topic:
-    if parts.topics_config.auto_create_topics and parts.store.table.find(name) is None:
-        check_may_create(principal, name)
-    topic, _ = await parts.store.topics.ensure(name, queues=parts.config.auto_queues)
-    return topic
 
 
 def _attach_of(link: IncomingLink | OutgoingLink) -> Attach:

@@ -11,6 +11,7 @@ from secrets import token_hex
 
 from holdfast.amqp.nodes.node import Peer
 from holdfast.amqp.nodes.terminus import FromGroup
+from holdfast.consumequeue.topics import Topic
 from holdfast.groups.errors import NotSubscribed
 from holdfast.groups.service_types import GroupState
 from holdfast.groups.settings import GroupSettings, Subscription
@@ -76,13 +77,14 @@ async def ensure_group(peer: Peer, wanted: FromGroup) -> GroupState:
     return state
 
 
-async def ensure_topic(peer: Peer, name: str) -> None:
-    """Create a topic if it does not exist and `auto_create_topics` is on. Raises UnknownTopic,
-    Denied, LimitReached, StateUnavailable."""
+async def ensure_topic(peer: Peer, name: str) -> Topic:
+    """Return a topic. Create it if it does not exist and `auto_create_topics` is on. Raises
+    UnknownTopic, Denied, LimitReached, StateUnavailable."""
     parts = peer.parts
     if parts.topics_config.auto_create_topics and parts.store.table.find(name) is None:
         check_may_create(peer.principal, name)
-    await parts.store.topics.ensure(name, queues=parts.config.auto_queues)
+    topic, _ = await parts.store.topics.ensure(name, queues=parts.config.auto_queues)
+    return topic
 
 
 def check_consume(
