@@ -305,7 +305,7 @@ async def test_a_request_without_limit_waits_until_it_is_cancelled(tmp_path: Pat
         with pytest.raises(asyncio.CancelledError):
             await waiting
         await broker.publish(["x"])
-        assert bodies_of(await link(broker, member="b")) == ["x"], "it was leased to nobody"
+        assert bodies_of(await link(broker, member="b")) == ["x"], "no other member had leased it"
 
 
 async def test_available_counts_what_a_link_could_get(tmp_path: Path) -> None:  # A35, A39

@@ -16,7 +16,7 @@ _OTHER_BROKER = "INTEROP_AMQP_URL"
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a port on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

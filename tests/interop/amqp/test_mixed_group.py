@@ -114,7 +114,7 @@ def test_members_of_both_protocols_share_a_group(tmp_path: Path) -> None:
 
 
 def check(members: list[Member], published: list[str]) -> None:
-    """T1, T24: a member gets every message, one member settles it, and then nobody gets it."""
+    """T1, T24: a member gets every message, one member settles it, and no member gets it again."""
     arrived: dict[object, list[tuple[int, str]]] = defaultdict(list)
     settled: dict[object, list[tuple[int, str]]] = defaultdict(list)
     for member in members:
