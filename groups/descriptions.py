@@ -4,6 +4,8 @@ serving/describe.py fills in the state of leases; the HTTP API fills in the lag,
 without leases. Fields that apply only to groups with leases are omitted for other groups.
 """
 
+from typing import Literal
+
 from msgspec import UNSET, Struct, UnsetType
 
 from holdfast.groups.settings import GroupConfigReply
@@ -96,3 +98,47 @@ class GroupReply(Struct):
     waiting: int | UnsetType = UNSET
     dying: int | UnsetType = UNSET
     members: list[MemberReply] | UnsetType = UNSET
+
+
+class LeaseReply(Struct):
+    """A message that a member holds, since `delivered_ms` and until `until_ms`.
+
+    `until_ms` is null if the lease lasts as long as the member's link of AMQP. `attempt` is the
+    number of this delivery, counted from 1.
+    """
+
+    topic: str
+    queue: int
+    offset: int
+    message_id: str
+    member: str
+    delivered_ms: int
+    until_ms: int | None
+    attempt: int
+
+
+MessageState = Literal[
+    "available", "leased", "delayed", "restart-wait", "dying",
+    "settled", "dead", "expired", "deleted",
+    "read", "unread",
+]  # fmt: skip
+
+
+class MessageStateReply(Struct):
+    """The state of one message in one group.
+
+    `attempt` is the number of its deliveries, and `failures` counts those that failed; both are
+    omitted if it was never returned. A leased message has `member` and `delivered_ms`. `until_ms`
+    is when a lease or a delay ends. A dead message has the topic of its dead letter, and the id of
+    the letter if that topic has one queue.
+    """
+
+    group: str
+    state: MessageState
+    attempt: int | UnsetType = UNSET
+    failures: int | UnsetType = UNSET
+    member: str | UnsetType = UNSET
+    delivered_ms: int | UnsetType = UNSET
+    until_ms: int | UnsetType = UNSET
+    dead_letter_topic: str | UnsetType = UNSET
+    dead_letter_id: str | UnsetType = UNSET

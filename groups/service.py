@@ -5,18 +5,20 @@ serving/group_server.py serves one group, and serving/group_changes.py changes s
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import fields
 from functools import partial
 from typing import Any
 
+from holdfast.consumequeue.errors import UnknownGroup
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.slices import LoopBudget, in_slices
-from holdfast.consumequeue.topics import QueueKey, Topic, check_queue
+from holdfast.consumequeue.topics import QueueKey, Topic, check_name, check_queue
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.core.members import AllInFlight, OnActive
-from holdfast.groups.descriptions import GroupReply
+from holdfast.groups.descriptions import GroupReply, LeaseReply, MessageStateReply
 from holdfast.groups.errors import TooManyMembers
 from holdfast.groups.resolving import MayReceiveById, resolve, topic_of
 from holdfast.groups.service_types import (
@@ -36,6 +38,7 @@ from holdfast.groups.service_types import (
     allow_all,
 )
 from holdfast.groups.serving import describe as describing
+from holdfast.groups.serving import inspecting
 from holdfast.groups.serving.clock import GroupClock
 from holdfast.groups.serving.floor_exporter import FloorExporter
 from holdfast.groups.serving.group_changes import GroupChanges, MaySubscribe
@@ -158,6 +161,45 @@ class GroupService:
             async for lanes in turn.slices(server.lanes_of(topic.topic_id)):
                 found[topic.name] += sum([lane.cursor.unsettled for lane in lanes])
         return found
+
+    def groups_of(self, topic_id: int) -> Collection[str]:
+        """Return the names of the groups with leases that have a topic. Treat as immutable."""
+        return self.registry.names_of(topic_id)
+
+    async def leases(
+        self, group: str, is_visible: Callable[[str], bool], after: inspecting.Place, limit: int
+    ) -> list[LeaseReply]:
+        """Return the first `limit` leases of visible topics after a place, in the order of (topic
+        id, queue, offset). Raises InvalidName, UnknownGroup."""
+        server = self._get(group)
+        await server.watch.catch_up()
+        return await inspecting.find_leases(server, is_visible, after, limit)
+
+    def message_state(self, group: str, key: QueueKey, offset: int) -> MessageStateReply:
+        """Return the state of a message in a group. Raises InvalidName, UnknownGroup."""
+        server = self._get(group)
+        server.watch.process()
+        return inspecting.state_of(server, key, offset, self._store.table)
+
+    def settled_offsets(self, group: str, topic: Topic) -> Callable[[int, int], bool]:
+        """Return a function that returns whether the group has settled the message at (queue,
+        offset) of this topic. If the group does not exist or does not have the topic, its stored
+        offsets count, otherwise nothing is settled. Raises InvalidName."""
+        check_name("group", group)
+        server = self._by_name.get(group)
+        if server is not None and topic.topic_id in server.core.topics:
+            core = server.core
+
+            def is_settled(queue: int, offset: int) -> bool:
+                lane = core.lane((topic.topic_id, queue))
+                return lane is not None and offset in lane.cursor.done
+
+            return is_settled
+        offsets: Mapping[int, int] = {}
+        with suppress(UnknownGroup):
+            stored = self._store.offsets.group_topics(group).get(topic.name)
+            offsets = {} if stored is None else stored.offsets
+        return lambda queue, offset: offset < offsets.get(queue, 0)
 
     async def floors(self, group: str, topic: str) -> dict[int, int]:
         """Return the floor of each queue: all messages below it are settled. Raises UnknownGroup;

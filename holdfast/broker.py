@@ -6,6 +6,7 @@ is the reverse: answer held pulls, end requests, close the log.
 
 import asyncio
 import logging
+import shutil
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -31,9 +32,10 @@ from holdfast.groups.service import GroupService
 from holdfast.holdservice.envelope_columns import set_reader
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 from holdfast.http_api.access.service import AccessService
-from holdfast.http_api.app import ApiContext, BrokerStatus, HttpContext, make_app
+from holdfast.http_api.app import ApiContext, BrokerFigures, BrokerStatus, HttpContext, make_app
 from holdfast.http_api.server import Server, start_server
 from holdfast.http_api.wire.tls import TlsUnusable
+from holdfast.storage.figures import bytes_per_day, upper_quantile
 from holdfast.storage.storage import Storage, StorageEvents
 from holdfast.storage.storage_metrics import StorageCollector
 
@@ -136,6 +138,8 @@ class Broker:
             info=self._info,
             access=access.access,
             audit=access.audit,
+            console=self._config.console,
+            figures=partial(self._figures, collector),
         )
         try:
             await self._check_address(access)
@@ -330,6 +334,25 @@ class Broker:
         if self._access is not None and self._access.audit is not None:
             where = str(self._config.data_dir.resolve())
             self._access.audit.record(act, where, details=details)
+
+    async def _figures(self, collector: StorageCollector) -> BrokerFigures:
+        """Return the figures of the open storage and of AMQP."""
+        storage, amqp = self._storage, self._amqp
+        assert storage is not None, "only an open storage is asked for figures"
+        log = storage.log
+        usage, daily = await asyncio.gather(
+            asyncio.to_thread(shutil.disk_usage, log.directory),
+            asyncio.to_thread(bytes_per_day, log.segments, log.written_offset, wall_clock_us()),
+        )
+        return BrokerFigures(
+            free_bytes=usage.free,
+            total_bytes=usage.total,
+            min_free_bytes=self._config.commitlog.min_free_bytes,
+            log_bytes=log.size_bytes,
+            bytes_per_day=daily,
+            sync_p99_s=upper_quantile(collector.syncs, 0.99),
+            amqp_connections=0 if amqp is None else len(amqp.connections.open),
+        )
 
     def _info(self) -> Mapping[str, object]:
         return {

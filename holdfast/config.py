@@ -23,7 +23,7 @@ from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
 from holdfast.groups.config import GroupsConfig
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.http_api.access.config import AccessConfig
-from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.config import ConsoleConfig, HttpConfig
 
 ENVIRONMENT_PREFIX = "HOLDFAST_"
 
@@ -98,6 +98,7 @@ class Config:
     http_api: HttpConfig = field(default_factory=HttpConfig)
     amqp: AmqpConfig = field(default_factory=AmqpConfig)
     access: AccessConfig = field(default_factory=AccessConfig)
+    console: ConsoleConfig = field(default_factory=ConsoleConfig)
 
 
 class ConfigError(Exception):

@@ -19,10 +19,10 @@ from holdfast.http_api.access_log import AccessLog
 from holdfast.http_api.endpoints.events import reconnect_later
 from holdfast.http_api.endpoints.operations import not_ready
 from holdfast.http_api.endpoints.state_metrics import HttpCollector, StateCollector
-from holdfast.http_api.routes import AMQP_PATH, ROUTES, UPGRADES
+from holdfast.http_api.routes import AMQP_PATH, PAGES, ROUTES, UPGRADES
 from holdfast.http_api.routing.call import Call, OpenCall
 from holdfast.http_api.routing.codecs import EVENTS, JSON, negotiate
-from holdfast.http_api.routing.context import ApiContext, BrokerStatus, HttpContext
+from holdfast.http_api.routing.context import ApiContext, BrokerFigures, BrokerStatus, HttpContext
 from holdfast.http_api.routing.openapi import openapi_document
 from holdfast.http_api.routing.params import Queries
 from holdfast.http_api.routing.router import Route, Router
@@ -30,7 +30,7 @@ from holdfast.http_api.wire.problems import Problem, problem_for
 from holdfast.http_api.wire.reply import Reply, problem_reply
 from holdfast.http_api.wire.request import ORIGIN, Request, check_framing, list_header
 
-__all__ = ["ApiContext", "App", "BrokerStatus", "HttpContext", "make_app"]
+__all__ = ["ApiContext", "App", "BrokerFigures", "BrokerStatus", "HttpContext", "make_app"]
 
 _logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def make_app(http: HttpContext) -> "App":
     """Return the application that serves the API. `start_server` starts it."""
     http.openapi = cache(lambda: openapi_document(ROUTES, http.config, http.version))
     http.registry.register(HttpCollector(http))
-    return App(http, Router((*ROUTES, *UPGRADES)))
+    return App(http, Router((*ROUTES, *UPGRADES, *PAGES)))
 
 
 class App:
@@ -111,7 +111,7 @@ class App:
                 path, who = route.path, principal.name
                 if route.act and http.audit is not None:
                     act = AuditedRequest(http.audit, request, route.act, values, principal)
-                if limiter is not None and not route.is_open:
+                if limiter is not None and (route.is_page or not route.is_open):
                     payer = limiter.admit(request, principal)
                 call = self._make_call(request, route, values, principal)
                 reply = reconnect_later() if call is None else await route.handler(call)
@@ -237,11 +237,11 @@ class App:
             await asyncio.wait([lag])
 
     async def _measure_lag(self) -> NoReturn:
-        loop, gauge = asyncio.get_running_loop(), self.http.metrics.loop_lag_seconds
+        loop, metrics = asyncio.get_running_loop(), self.http.metrics
         while True:
             due = loop.time() + _LAG_INTERVAL_S
             await asyncio.sleep(_LAG_INTERVAL_S)
-            gauge.set(max(loop.time() - due, 0.0))
+            metrics.set_lag(max(loop.time() - due, 0.0))
 
 
 def _asks_for_events(request: Request, route: Route) -> bool:

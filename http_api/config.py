@@ -245,3 +245,20 @@ class HttpConfig:
     shutdown_timeout_ms: int = setting(
         4000, "How long a stop waits for requests that are being processed.", minimum=0
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleConfig:
+    """Section [console] of the configuration."""
+
+    enabled: bool = setting(
+        True,
+        "Whether the broker serves the console, a page for browsers, at /console/. The page uses "
+        "only the HTTP API.",
+    )
+    writable: bool = setting(
+        False,
+        "Whether the console offers to change something although the broker does not authenticate "
+        "its clients. This guards against slips and is no protection: the API accepts the "
+        "requests anyway. With authentication, the grants of the user's token decide.",
+    )

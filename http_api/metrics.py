@@ -50,6 +50,7 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.wake_seconds = Durations()
         self.scan_seconds = Durations()
+        self.last_lag_s = 0.0
         self.loop_lag_seconds = Gauge(
             "holdfast_event_loop_lag_seconds",
             "How late the event loop last was for a timer.",
@@ -67,6 +68,18 @@ class Metrics:
                 return self.topic(OTHER)
             counters = self._topics[name] = TopicCounters()
         return counters
+
+    def totals(self) -> TopicCounters:
+        """Return the sums over all topics that exist."""
+        every = list(self._topics.values())
+        return TopicCounters(
+            *(sum([getattr(each, name) for each in every]) for name in _TOPIC_DOCS)
+        )
+
+    def set_lag(self, seconds: float) -> None:
+        """Record how late the event loop was for a timer."""
+        self.last_lag_s = seconds
+        self.loop_lag_seconds.set(seconds)
 
     def forget_topic(self, name: str) -> None:
         self._topics.pop(name, None)

@@ -7,14 +7,18 @@ from holdfast.groups.descriptions import GroupReply
 from holdfast.groups.settings import GroupSettings
 from holdfast.http_api.access.grants import (
     AUTHENTICATED,
+    EVERYWHERE,
     GROUP_VERBS,
     PUBLIC,
     TOPIC_VERBS,
     require,
 )
-from holdfast.http_api.endpoints import groups, leases, lookups, operations, topics
+from holdfast.http_api.console import files
+from holdfast.http_api.endpoints import groups, inspection, leases, lookups, operations, topics
+from holdfast.http_api.endpoints.browse import BrowseParams, browse_messages
 from holdfast.http_api.endpoints.group_lag import get_group, list_groups
 from holdfast.http_api.endpoints.group_offsets import get_offsets, put_offsets, reset_offsets
+from holdfast.http_api.endpoints.overview import get_overview
 from holdfast.http_api.endpoints.publish import PublishParams, publish
 from holdfast.http_api.endpoints.pull import (
     PULL_TYPES,
@@ -30,6 +34,7 @@ from holdfast.http_api.endpoints.websocket import open_amqp
 from holdfast.http_api.routing.codecs import BATCH, EVENTS, JSON, MSGPACK, NDJSON
 from holdfast.http_api.routing.router import Handler, Route, structured
 from holdfast.http_api.schemas import groups as group_types
+from holdfast.http_api.schemas import inspection as inspection_types
 from holdfast.http_api.schemas import leases as lease_types
 from holdfast.http_api.schemas import messages as message_types
 
@@ -181,10 +186,52 @@ ROUTES: Sequence[Route] = (
         access=require("consume"),
     ),
     Route(
+        "GET", _TOPIC + "/messages/browse", browse_messages, BrowseParams,
+        replies={200: structured(message_types.BrowseReply[message_types.Message])},
+        problems=(*_NO_QUEUE, "invalid-filter"),
+        access=require("consume"),
+    ),
+    Route(
         "GET", "/v1/messages/{message_id}", lookups.get_message,
         replies={200: structured(message_types.Message)},
         problems=("unknown-message", "offset-trimmed", "corrupt-record"),
         # The endpoint itself looks up the message's topic and checks access to it.
+        access=require("consume"),
+    ),
+    # For operators
+    Route(
+        "GET", "/v1/access", inspection.get_access,
+        replies={200: structured(inspection_types.AccessReply)},
+        access=AUTHENTICATED,
+    ),
+    Route(
+        "GET", "/v1/overview", get_overview,
+        replies={200: structured(inspection_types.OverviewReply)},
+        access=require("operate"),
+    ),
+    Route(
+        "GET", "/v1/names", inspection.list_names, inspection.NamesParams,
+        replies={200: structured(inspection_types.NamesReply)},
+        access=require(*TOPIC_VERBS),
+    ),
+    Route(
+        "GET", _TOPIC + "/groups", inspection.list_readers, topics.PageParams,
+        replies={200: structured(inspection_types.ReadersReply)},
+        problems=_NO_TOPIC,
+        access=require(*GROUP_VERBS),
+    ),
+    Route(
+        "GET", _GROUP + "/leases", inspection.list_leases, inspection.LeasesParams,
+        replies={200: structured(inspection_types.LeasesReply)},
+        problems=_NO_LEASES,
+        access=require(*GROUP_VERBS),
+    ),
+    Route(
+        "GET", "/v1/messages/{message_id}/groups", inspection.list_message_states,
+        topics.PageParams,
+        replies={200: structured(inspection_types.MessageStatesReply)},
+        problems=("unknown-message", "offset-trimmed", "corrupt-record"),
+        # As for the message itself.
         access=require("consume"),
     ),
     # Groups with and without leases
@@ -317,3 +364,21 @@ ROUTES: Sequence[Route] = (
 #: describe them. A browser cannot send a token when it opens a WebSocket, so every caller may open
 #: one, and the other protocol authenticates the caller.
 UPGRADES: Sequence[Route] = (Route("GET", AMQP_PATH, open_amqp, offers=(), access=PUBLIC),)
+
+
+def _page(path: str, handler: Handler) -> Route:
+    return Route(
+        "GET", path, handler, offers=(), is_open=True, is_page=True, access=EVERYWHERE
+    )  # fmt: skip
+
+
+#: The console: files that contain nothing secret. The page in the browser uses the API, with the
+#: token of its user.
+PAGES: Sequence[Route] = (
+    _page("/", files.get_root),
+    _page("/console", files.get_console),
+    _page("/console/", files.get_file),
+    _page("/console/settings.json", files.get_settings),
+    _page("/console/{file}", files.get_file),
+    _page("/console/views/{file}", files.get_file),
+)

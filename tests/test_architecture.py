@@ -67,6 +67,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "holdfast.acting_user": ("commitlog",),
     "holdfast.storage": (),
     "holdfast.storage.storage_opening": ("commitlog", "consumequeue", "groups", "holdfast.config"),
+    "holdfast.storage.figures": ("commitlog",),
     "holdfast.machine_memory": (),
     "holdfast.storage.alarms": ("commitlog", "consumequeue", "holdfast.machine_memory"),
     "holdfast.storage.storage": (
@@ -88,6 +89,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "http_api",
         "holdfast",
         "holdfast.config",
+        "holdfast.storage.figures",
         "holdfast.storage.storage",
         "holdfast.storage.storage_metrics",
     ),

@@ -59,7 +59,7 @@ def test_it_installs_holdfast_and_nothing_beside_it(site: Path) -> None:
 
 def test_it_holds_every_file_of_the_source(wheel: Path) -> None:
     expected = {"holdfast/py.typed"}
-    for pattern in ("*.py", "*.lark"):
+    for pattern in ("*.py", "*.lark", "*.js", "*.css", "*.html", "*.svg"):
         expected |= {
             f"holdfast/{part}/{path.relative_to(ROOT / part)}"
             for part in PARTS

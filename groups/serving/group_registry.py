@@ -5,7 +5,7 @@ event loop.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from holdfast.consumequeue.errors import KeyedBacklog, UnknownGroup
 from holdfast.consumequeue.slices import LoopBudget, in_slices
@@ -56,6 +56,10 @@ class GroupRegistry:
             check_name("group", name)
             raise UnknownGroup(name)
         return group
+
+    def names_of(self, topic_id: int) -> Collection[str]:
+        """Return the names of the groups that have a topic. Treat as immutable."""
+        return self._by_topic.get(topic_id, {}).keys()
 
     @property
     def filter_characters(self) -> int:

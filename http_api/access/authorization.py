@@ -134,6 +134,8 @@ class Access:
         `principal` and `refusal` are the result of `identify`. `pages` has the origins whose web
         pages are admitted if authentication is off.
         """
+        if need.exposure is Exposure.EVERYWHERE:
+            return
         if principal is ANONYMOUS and need.exposure is not Exposure.NONE:
             if (ORIGIN in headers or SEC_FETCH_SITE in headers) and is_from_another_site(headers):
                 origin = headers.get(ORIGIN)
@@ -205,6 +207,10 @@ class Access:
         Without authentication, return True.
         """
         return principal is ANONYMOUS or self.tokens.is_still_valid(principal, self._now_s() * 1000)
+
+    def expires_ms(self, principal: Principal) -> int | None:
+        """Return when the caller's token expires, in milliseconds since 1970; None if never."""
+        return None if principal is ANONYMOUS else self.tokens.expires_ms(principal)
 
     def may_subscribe(self, principal: str, topic: str, group: str) -> bool:
         """Return whether the principal of this name may now consume a topic with a group.

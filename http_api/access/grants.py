@@ -146,6 +146,7 @@ class Exposure(Enum):
     """Who may use an endpoint."""
 
     NONE = "no caller"
+    EVERYWHERE = "every caller, also a browser that follows a link of another site"
     PUBLIC = "every caller"
     AUTHENTICATED = "authenticated callers"
     GRANTED = "callers with a grant"
@@ -173,10 +174,11 @@ class RequiredPermission:
             )
         if self.exposure is Exposure.AUTHENTICATED:
             return principal is not None
-        return self.exposure is Exposure.PUBLIC
+        return self.exposure in (Exposure.PUBLIC, Exposure.EVERYWHERE)
 
 
 NO_ACCESS = RequiredPermission(Exposure.NONE)
+EVERYWHERE = RequiredPermission(Exposure.EVERYWHERE)
 PUBLIC = RequiredPermission(Exposure.PUBLIC)
 AUTHENTICATED = RequiredPermission(Exposure.AUTHENTICATED)
 

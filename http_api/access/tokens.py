@@ -122,6 +122,11 @@ class Tokens:
         token = self._by_principal.get(name)
         return None if token is None or token.is_expired(now_ms) else token.principal
 
+    def expires_ms(self, principal: Principal) -> int | None:
+        """Return when the token of `principal` expires; None if never, or if it was revoked."""
+        token = self._by_principal.get(principal.name)
+        return None if token is None else token.expires_ms
+
     def is_still_valid(self, principal: Principal, now_ms: float) -> bool:
         """Return whether the token of `principal` still exists and has not expired."""
         token = self._by_principal.get(principal.name)

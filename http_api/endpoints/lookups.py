@@ -132,7 +132,7 @@ async def get_offset(call: Call[OffsetParams]) -> Reply:
 
 async def get_message(call: Call[NoParams]) -> Reply:
     """Return one message by its id, if the token grants reading its topic."""
-    _check_topic_of(call)
+    check_topic_of(call)
     context = call.context
     with LargeReplySlot(None) as slot:
         while True:
@@ -146,7 +146,7 @@ async def get_message(call: Call[NoParams]) -> Reply:
             await slot.acquire_from(context.large_replies)
 
 
-def _check_topic_of(call: Call[NoParams]) -> None:
+def check_topic_of(call: Call[Any]) -> None:
     """Raise Denied if the caller may not read the message's topic.
 
     For a topic that does not exist, also raise Denied, unless the caller may read all topics: the

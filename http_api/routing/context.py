@@ -1,8 +1,9 @@
 """What all endpoints share: the state of the HTTP server, and the parts of the broker."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry
@@ -19,7 +20,7 @@ from holdfast.http_api.access.authorization import Access
 from holdfast.http_api.access.browsers import CrossOrigin
 from holdfast.http_api.access.grants import Principal
 from holdfast.http_api.access.hosts import names_in
-from holdfast.http_api.config import HttpConfig
+from holdfast.http_api.config import ConsoleConfig, HttpConfig
 from holdfast.http_api.limits.rate_limiter import PublishLimiter, RateLimiter
 from holdfast.http_api.limits.reply_slots import ClientPlaces, OneALoopTurn
 from holdfast.http_api.metrics import Metrics
@@ -60,6 +61,25 @@ class BrokerStatus:
     """The progress of the recovery."""
 
 
+@dataclass(frozen=True, slots=True)
+class BrokerFigures:
+    """Figures of parts of the broker that this package does not know."""
+
+    free_bytes: int = 0
+    """Free bytes of the log's disk."""
+    total_bytes: int = 0
+    min_free_bytes: int = 0
+    log_bytes: int = 0
+    bytes_per_day: int = 0
+    """How much was written to the log lately."""
+    sync_p99_s: float | None = None
+    amqp_connections: int = 0
+
+
+async def _no_figures() -> BrokerFigures:
+    return BrokerFigures()
+
+
 @dataclass(slots=True)
 class HttpContext:
     """What a request needs before the storage is open. Belongs to one event loop."""
@@ -73,8 +93,12 @@ class HttpContext:
     """The phase of `status`. Every request reads it, so it is an attribute."""
     access: Access = field(default_factory=Access)
     audit: AuditLog | None = None
+    console: ConsoleConfig = field(default_factory=ConsoleConfig)
     amqp: AmqpFactory | None = None
     """Serves AMQP over WebSockets; None if that is off."""
+    figures: Callable[[], Awaitable[BrokerFigures]] = _no_figures
+    """Returns figures of the storage and of AMQP. Called while the storage is open."""
+    started_s: float = field(init=False, default_factory=monotonic)
     pages: CrossOrigin | None = field(init=False, default=None)
     """The origins whose web pages are admitted; None if none are listed."""
     metrics: Metrics = field(init=False)
@@ -89,6 +113,10 @@ class HttpContext:
 
     Returns None without TLS, or if the certificate has no readable expiry time.
     """
+
+    def uptime_s(self) -> float:
+        """Return for how many seconds the broker has run."""
+        return monotonic() - self.started_s
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.registry)

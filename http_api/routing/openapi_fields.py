@@ -247,6 +247,51 @@ FIELDS: Mapping[str, Doc] = {
     "wait_ms": Doc("How long to wait for a first message, in milliseconds.", 20_000),
     "waiting": Doc("Requests that wait for messages."),
     "weight": Doc("The topic's share. 0: the topic is served when no other topic has messages.", 1),
+    # Replies for operators
+    "AccessReply.principal": Doc("The caller. Names no secret.", "token:5f1c0a93be27"),
+    "BrowsedQueue.next_offset": Doc("The start of the next request in the same order."),
+    "BrowsedQueue.start_offset": Doc("Where this request began in the queue."),
+    "GroupFiguresReply.count": Doc("Groups with leases."),
+    "OverviewReply.topics": Doc("How many topics exist."),
+    "OverviewReply.groups": Doc("Figures of the groups with leases."),
+    "leases": Doc("The leases of this page."),
+    "amqp_connections": Doc("Open connections of AMQP over TCP and TLS."),
+    "at_limit": Doc("Some of the groups that deliver no new message because of a limit."),
+    "at_limit_count": Doc("How many groups deliver no new message because of a limit."),
+    "authentication": Doc("Whether the broker authenticates its clients."),
+    "bytes_in_total": Doc("Bytes of the stored batches since the broker started."),
+    "bytes_out_total": Doc("Bytes of the replies with messages since the broker started."),
+    "bytes_per_day": Doc("How many bytes were written to the log per day lately."),
+    "connections": Doc("Open connections of HTTP, also those of WebSockets."),
+    "dead_letter_id": Doc("The id of the dead letter of the message.", _ID),
+    "dead_letters": Doc("Messages that became dead letters."),
+    "delivered_ms": Doc(
+        "Since when the member holds the message, milliseconds since 1970.", _TIME_MS
+    ),
+    "disk": Doc("The disk of the log."),
+    "event_loop_lag_seconds": Doc("How late the event loop last was for a timer."),
+    "expired_leases": Doc("Leases that expired."),
+    "expires_ms": Doc("When the token expires, milliseconds since 1970. Null: never.", _TIME_MS),
+    "failures": Doc("How many deliveries of the message failed."),
+    "free_bytes": Doc("Free bytes."),
+    "grants": Doc("What the token grants.", ["consume:orders.:billing"]),
+    "held_pulls": Doc("Pulls and event streams that are held now."),
+    "letters_not_kept": Doc("Dead letters that could not be stored."),
+    "log_bytes": Doc("Bytes of the files of the log."),
+    "messages_in_total": Doc(
+        "Messages that were acknowledged to publishers since the broker started."
+    ),
+    "messages_out_total": Doc("Messages that were delivered since the broker started."),
+    "min_free_bytes": Doc("The disk alarm is raised below this."),
+    "more": Doc("Whether there is more."),
+    "names": Doc("The names that were found, sorted.", ["orders"]),
+    "state": Doc("The state of the message in the group."),
+    "sync_p99_seconds": Doc(
+        "A time that 99 % of the syncs of the log did not exceed. Null: unknown."
+    ),
+    "total_bytes": Doc("The size of the disk in bytes."),
+    "uptime_seconds": Doc("For how long the broker has run."),
+    "version": Doc("The version of the broker.", "0.1.0"),
 }
 
 #: Fields whose numbers have 32 bits. The numbers of all other fields have 64 bits.

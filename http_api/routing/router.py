@@ -43,6 +43,9 @@ class Route:
     """Whether the route answers in every phase of the broker, also during recovery."""
     access: RequiredPermission = NO_ACCESS
     """The permission that the caller needs. By default, the route refuses every caller."""
+    is_page: bool = False
+    """Whether the route serves a page for people. It is open, but requests count against the rate
+    limits, and the OpenAPI document does not have it."""
     act: str = ""
     """The name of the administrative act in the audit log; "" if the route is not audited."""
 

@@ -193,6 +193,33 @@ class SearchReply(Struct, Generic[AnyMessage]):
     skipped: list[SkippedRange] | UnsetType = UNSET
 
 
+class BrowsedQueue(Struct):
+    """The progress of browsing in one queue.
+
+    The request began at `start_offset`. `next_offset` is the start of the next request in the same
+    order. Newest first, messages before these offsets are returned; oldest first, messages from
+    these offsets on.
+    """
+
+    queue: int
+    start_offset: int
+    next_offset: int
+    min_offset: int
+    max_offset: int
+
+
+class BrowseReply(Struct, Generic[AnyMessage]):
+    """Messages in the order of time. `more` is false if no message is left in this order.
+
+    `skipped` lists damaged messages that were skipped.
+    """
+
+    messages: list[AnyMessage]
+    queues: list[BrowsedQueue]
+    more: bool
+    skipped: list[SkippedRange] | UnsetType = UNSET
+
+
 class OffsetReply(Struct):
     """The offset of the first message that was stored at or after a time.
 

@@ -74,7 +74,6 @@ NAMES: Sequence[Bad] = [
 
 PATHS: Sequence[Bad] = [
     get("/v1/nothing", 404, "not-found", "/openapi.json"),
-    get("/", 404, "not-found", "/openapi.json"),
     get("/v1/topics/orders/", 404, "not-found", "/openapi.json"),
     get("/v1/topics//queues/0/messages", 404, "not-found", "/openapi.json"),
     Bad("DELETE", "/v1/topics", 405, "method-not-allowed", "use GET or HEAD"),

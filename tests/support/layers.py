@@ -59,6 +59,8 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
         "routing": ("access", "limits", "metrics", "wire", "config"),
         "schemas": ("routing",),
         "endpoints": ("access", "limits", "metrics", "routing", "schemas", "wire", "config"),
+        # The files of a page, which is a client of the API like every other.
+        "console": ("routing", "wire"),
     },
     "spark": {
         "options": ("errors",),

@@ -30,12 +30,51 @@ ADDITIONS = {
     "+ /python/holdfast.client/Sender",
     "+ /python/holdfast.client/Session",
     "+ /python/holdfast.client.errors/MessageReleased",
+    *(
+        f"+ /http/{area}/{name}"
+        for area, names in {
+            "paths": (
+                "/v1/access",
+                "/v1/groups/{group}/leases",
+                "/v1/messages/{message_id}/groups",
+                "/v1/names",
+                "/v1/overview",
+                "/v1/topics/{topic}/groups",
+                "/v1/topics/{topic}/messages/browse",
+            ),
+            "schemas/schemas": (
+                "AccessReply",
+                "BrowseReply",
+                "BrowsedQueue",
+                "DiskReply",
+                "GroupFiguresReply",
+                "LeaseReply",
+                "LeasesReply",
+                "MessageStateReply",
+                "MessageStatesReply",
+                "NamesReply",
+                "OverviewReply",
+                "ReadersReply",
+            ),
+        }.items()
+        for name in names
+    ),
 }
 #: Additions that begin so are new, too.
 ADDED_AREAS = (
     "+ /commands/holdfast serve/--amqp-",
+    "+ /commands/holdfast serve/--console-",
     "+ /metrics/holdfast_amqp_",
     "+ /settings/amqp.",
+    "+ /settings/console.",
+    # The problems of the new paths.
+    "+ /http/problems/GET /v1/access ",
+    "+ /http/problems/GET /v1/groups/{group}/leases ",
+    "+ /http/problems/GET /v1/messages/{message_id}/groups ",
+    "+ /http/problems/GET /v1/names ",
+    "+ /http/problems/GET /v1/overview ",
+    "+ /http/problems/GET /v1/topics/{topic}/groups ",
+    "+ /http/problems/GET /v1/topics/{topic}/messages/browse ",
 )
 
 

@@ -63,7 +63,14 @@ GOOD: Mapping[tuple[str, str], Request] = {
     ("PUT", READ_LEASE): Request(require("consume"), body={"lease_ms": 1000}),
     ("DELETE", READ_LEASE): Request(require("consume")),
     ("GET", MESSAGES + "/search"): Request(require("consume"), "?key=k"),
+    ("GET", MESSAGES + "/browse"): Request(require("consume")),
     ("GET", "/v1/messages/{message_id}"): Request(require("consume")),
+    ("GET", "/v1/messages/{message_id}/groups"): Request(require("consume")),
+    ("GET", "/v1/access"): Request(AUTHENTICATED),
+    ("GET", "/v1/overview"): Request(require("operate")),
+    ("GET", "/v1/names"): Request(require("publish", "consume", "admin")),
+    ("GET", TOPIC + "/groups"): Request(require("consume", "admin")),
+    ("GET", GROUP + "/leases"): Request(require("consume", "admin")),
     ("GET", "/v1/groups"): Request(require("consume", "admin")),
     ("GET", GROUP): Request(require("consume", "admin")),
     ("PUT", GROUP): Request(require("consume", "admin"), body={"topics": {"orders": {}}}),
@@ -254,6 +261,7 @@ async def test_one_grant_must_cover_topic_and_group(api: Api, route: Route) -> N
 #: the group without topics, and settle receipts, each of which is checked separately.
 WITHOUT_ITS_TOPICS = {
     ("GET", GROUP),
+    ("GET", GROUP + "/leases"),
     *[("POST", f"{GROUP}/{verb}") for verb in ("ack", "nack", "release", "extend", "reject")],
 }
 

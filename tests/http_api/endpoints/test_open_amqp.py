@@ -59,7 +59,7 @@ async def test_only_the_handshake_of_amqp_opens_a_websocket() -> None:
 async def test_the_root_opens_one_too() -> None:
     async with serving_websockets() as (api, served):
         assert await ask(api, "/") == 101
-        assert await ask(api, "/", Sec_WebSocket_Protocol=None) == 404
+        assert await ask(api, "/", Sec_WebSocket_Protocol=None) == 200  # text
         assert await ask(api, "/v1") == 404
         assert len(served) == 1
 

@@ -1,6 +1,7 @@
 import pytest
 
 from holdfast.consumequeue.damage.damage_book import Fault
+from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.http_api.app import BrokerStatus
 from holdfast.http_api.routes import ROUTES
 from tests.support.api_server import Api
@@ -66,6 +67,7 @@ async def test_info_describes_the_broker(api: Api) -> None:
 async def test_every_get_route_answers_head(api: Api) -> None:
     await api.publish("orders", {"body": "x", "queue": 0})
     await api.store.offsets.store_offsets("g", api.store.table.get("orders"), {0: 1})
+    await api.groups.put_group("g", GroupSettings(topics={"orders": Subscription()}))
     message_id = f"{1:08X}{0:08X}{0:016X}"
     queries = {
         "/v1/topics/{topic}/queues/{queue}/messages": "?offset=0",
