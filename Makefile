@@ -14,7 +14,7 @@ BIN := .venv/bin
 OPERATIONS ?= 1000000
 KILLS ?= 200
 SEED ?=
-.PHONY: help venv demo campaign test test-faults test-cluster interop test-inputs fuzz check format format-check lint types bench bench-peers docs lock clean
+.PHONY: help venv demo campaign test test-faults test-cluster test-browser interop test-inputs fuzz check format format-check lint types bench bench-peers docs lock clean
 
 help:  ## list these verbs
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -39,6 +39,11 @@ test-faults: $(READY)  ## real faults: power loss, full disks, failing syncs, st
 # The same Spark job on four kinds of cluster, made from the pip package, one after the other.
 test-cluster: $(READY)  ## Spark: local-cluster, standalone and Connect beside one machine
 	$(BIN)/pytest -m cluster -s $(PYTEST_ARGS)
+
+# The console in Debian's chromium. What is missing, the tests name and skip;
+# `.ci/install-fault-tools` installs it.
+test-browser: $(READY)  ## the console in a real browser: views, seeking, keyboard, accessibility
+	$(BIN)/pytest -m browser tests/browser $(PYTEST_ARGS)
 
 # Clients that generators make of the OpenAPI document, and tools as users type them. What is
 # downloaded and built stays in .interop/; a toolchain that is missing skips its tests by name.
@@ -75,6 +80,7 @@ format-check: $(READY)
 
 lint: $(READY)
 	$(BIN)/ruff check .
+	.ci/check-console-types
 
 types: $(READY)
 	$(BIN)/mypy

@@ -60,19 +60,20 @@ export function hex(content) {
 }
 
 /** Return a JSON value as a tree. Inner values are made when they are opened. @param {any} value @param {number} depth
- * @returns {Node} */
-function tree(value, depth) {
+ * @param {string} [name] the name of the value in its parent @returns {Node} */
+function tree(value, depth, name) {
+  const label = name === undefined ? null : [h("span", { class: "json-name" }, name), ": "];
   if (value === null || typeof value !== "object")
-    return h("span", { class: `json-${value === null ? "null" : typeof value}` }, JSON.stringify(value));
+    return h("span", null, label, h("span", { class: `json-${value === null ? "null" : typeof value}` }, JSON.stringify(value)));
   const entries = Array.isArray(value) ? value.map((each, index) => [String(index), each]) : Object.entries(value);
-  if (!entries.length) return h("span", null, Array.isArray(value) ? "[]" : "{}");
+  if (!entries.length) return h("span", null, label, Array.isArray(value) ? "[]" : "{}");
   const summary = Array.isArray(value) ? `list of ${entries.length}` : `${entries.length} ${entries.length === 1 ? "field" : "fields"}`;
   const inner = h("ul", { class: "json" });
-  const details = h("details", { ontoggle: () => details.open && !inner.hasChildNodes() && more(0) }, h("summary", null, summary), inner);
+  const details = h("details", { ontoggle: () => details.open && !inner.hasChildNodes() && more(0) }, h("summary", null, label, summary), inner);
   /** @param {number} from */
   const more = (from) => {
-    for (const [name, each] of entries.slice(from, from + MOST_ENTRIES))
-      append(inner, h("li", null, h("span", { class: "json-name" }, name), ": ", tree(each, depth + 1)));
+    for (const [field, each] of entries.slice(from, from + MOST_ENTRIES))
+      append(inner, h("li", null, tree(each, depth + 1, field)));
     if (from + MOST_ENTRIES < entries.length) {
       const next = button(`${entries.length - from - MOST_ENTRIES} more`, () => {
         next.remove();

@@ -51,7 +51,8 @@ let running = new AbortController();
 async function navigate() {
   running.abort();
   const mine = (running = new AbortController());
-  const [path, search = ""] = location.hash.slice(1).split("?");
+  const place = location.hash;
+  const [path, search = ""] = place.slice(1).split("?");
   const found = VIEWS.map(([pattern, view, name]) => ({ match: pattern.exec(path), view, name })).find((each) => each.match);
   markCurrent(found?.name ?? "");
   main.setAttribute("aria-busy", "true");
@@ -64,7 +65,10 @@ async function navigate() {
   } catch (error) {
     if (!mine.signal.aborted) fill(main, h("h1", null, found?.name ?? "Nothing here"), explained(error));
   } finally {
-    if (!mine.signal.aborted) main.removeAttribute("aria-busy");
+    if (!mine.signal.aborted) {
+      main.removeAttribute("aria-busy");
+      main.dataset.place = place;
+    }
   }
 }
 
@@ -103,9 +107,10 @@ async function repeat(pauseMs, work, signal) {
 
 /** Say that the view is not refreshed any more. @param {any} error */
 function showStale(error) {
-  let strip = document.getElementById("stale");
-  if (error === null) return strip?.remove();
-  if (!strip) main.prepend((strip = h("div", { id: "stale", role: "alert" })));
+  const old = document.getElementById("stale");
+  if (error === null) return old?.remove();
+  const strip = old ?? h("div", { id: "stale", role: "alert" });
+  if (!old) main.prepend(strip);
   const since = strip.dataset.since ?? (strip.dataset.since = new Date().toLocaleTimeString());
   fill(strip, `Not refreshed since ${since}. `, error.message);
 }

@@ -1,7 +1,8 @@
 // @ts-check
 /** Makes DOM elements. Texts are always text nodes, so no message can inject markup. */
 
-/** @typedef {Node | string | number | null | undefined | false | Child[]} Child */
+/** @typedef {Node | string | number | null | undefined | false} Leaf */
+/** @typedef {Leaf | Leaf[] | (Leaf | Leaf[])[] | any[]} Child */
 /** @typedef {Record<string, any>} Props */
 
 /**

@@ -58,7 +58,8 @@ export function time(ms) {
 /** Return how long ago a time was. @param {number} ms @param {number} [now] */
 export function ago(ms, now = Date.now()) {
   const seconds = (now - ms) / 1000;
-  return seconds < 0 ? `in ${duration(-seconds)}` : seconds < 1 ? "just now" : `${duration(seconds)} ago`;
+  const words = duration(Math.abs(seconds)).split(" ").slice(0, 2).join(" ");
+  return seconds < 0 ? `in ${words}` : seconds < 1 ? "just now" : `${words} ago`;
 }
 
 /** Return a retention in words. @param {any} config the `config` of a topic */
@@ -68,6 +69,9 @@ export function retention(config) {
   if (config.retention_bytes) kept.push(`up to ${bytes(config.retention_bytes)}`);
   return kept.length ? `kept ${kept.join(", ")}` : "kept for ever";
 }
+
+/** Return a text of the broker as a sentence. @param {string} text */
+export const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
 
 /** Return the bytes of a base64 text. @param {string} text */
 export const fromBase64 = (text) => Uint8Array.from(atob(text), (char) => char.charCodeAt(0));

@@ -3,9 +3,11 @@
 
 import { ApiError, BASE, token, urlOf } from "./api.js";
 import { append, button, copy, dialog, fill, h, notify, svg } from "./dom.js";
+import { sentence } from "./format.js";
 
 /** @typedef {import("./dom.js").Child} Child */
 /** @typedef {{title: string, cell: (row: any) => Child, class?: string}} Column */
+/** @typedef {{label: string, columns: Column[], key: (row: any) => string, href?: (row: any) => string, empty?: Child, mark?: (row: any) => string}} TableOptions */
 
 /**
  * The one table. Set `columns`, then `rows` as often as you like: rows that look the same stay the
@@ -13,12 +15,15 @@ import { append, button, copy, dialog, fill, h, notify, svg } from "./dom.js";
  * is a card.
  */
 export class DataTable extends HTMLElement {
-  /** @param {{label: string, columns: Column[], key: (row: any) => string, href?: (row: any) => string, empty?: Child, mark?: (row: any) => string}} options */
+  /** @type {TableOptions} */
+  options = { label: "", columns: [], key: String };
+  body = h("tbody");
+  caption = h("p", { class: "empty", hidden: true });
+
+  /** @param {TableOptions} options */
   static of(options) {
     const table = /** @type {DataTable} */ (document.createElement("data-table"));
     table.options = options;
-    table.body = h("tbody");
-    table.caption = h("p", { class: "empty", hidden: true });
     append(table, [
       h("table", { "aria-label": options.label },
         h("thead", null, h("tr", null, options.columns.map((column) => h("th", { scope: "col", class: column.class }, column.title)))),
@@ -47,7 +52,7 @@ export class DataTable extends HTMLElement {
     });
     this.body.replaceChildren(...rowElements);
     this.caption.hidden = rows.length > 0;
-    fill(this.caption, empty ?? "Nothing here.");
+    fill(this.caption, rows.length ? null : (empty ?? "Nothing here."));
   }
 }
 customElements.define("data-table", DataTable);
@@ -197,16 +202,17 @@ export const box = (kind, title, ...text) =>
 
 /** Return what an error means for the reader of a view. @param {any} error @returns {Child} */
 export function explained(error) {
+  const text = sentence(error?.message ?? "");
   if (!(error instanceof ApiError)) return box("bad", "The console has a defect.", String(error));
   if (error.status === 401)
     return box("info", "This broker asks for a token.", "Choose “Token” at the top right and enter one. It stays in this tab.");
   if (error.status === 403)
-    return box("info", "The token does not grant this view.", error.message);
+    return box("info", "The token does not grant this view.", text);
   if (error.type === "recovering")
-    return box("warn", "The broker is recovering.", error.message);
-  if (error.type === "draining") return box("warn", "The broker is stopping.", error.message);
-  if (error.status === 404) return box("info", "There is no such thing.", error.message);
-  return box("bad", error.status === 0 ? "The broker does not answer." : `The broker refused this (${error.status} ${error.type}).`, error.message);
+    return box("warn", "The broker is recovering.", text);
+  if (error.type === "draining") return box("warn", "The broker is stopping.", text);
+  if (error.status === 404) return box("info", "Nothing is there.", text);
+  return box("bad", error.status === 0 ? "The broker does not answer." : `The broker refused this (${error.status} ${error.type}).`, text);
 }
 
 /** Ask before an act, and do it. @param {string} title @param {Child} text @param {string} verb

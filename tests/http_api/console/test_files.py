@@ -4,9 +4,10 @@ import re
 
 import pytest
 
+from holdfast.http_api.app import BrokerStatus
 from holdfast.http_api.config import ConsoleConfig
 from holdfast.http_api.console.files import FOLDER, page_files
-from tests.support.api_server import Api, BrokerStatus, running_api
+from tests.support.api_server import Api, running_api
 from tests.support.tokens import let_in
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"

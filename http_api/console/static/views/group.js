@@ -2,7 +2,7 @@
 /** One group: what it is behind, who holds what and since when, who waits; seek and delete. */
 
 import { ask, get, path } from "../api.js";
-import { append, dialog, button, fill, h, notify } from "../dom.js";
+import { append, fill, h, notify } from "../dom.js";
 import { bytes, counted, duration, number, rate, time } from "../format.js";
 import { DataTable, actButton, asCode, box, chart, confirmAct, explained, facts, heading, observe, pager, py, pythonClient, spark } from "../parts.js";
 import { count, judge, sums } from "./groups.js";
@@ -102,7 +102,7 @@ function memberTable() {
       { title: "Member", cell: (row) => row.member || h("span", { class: "quiet" }, "without a name"), class: "name" },
       { title: "Holds", cell: (row) => count(row.in_flight), class: "number" },
       { title: "Waiting requests", cell: (row) => count(row.waiting), class: "number" },
-      { title: "", cell: (row) => (row.active ? h("span", { class: "state-word good" }, row.in_flight ? "works" : row.waiting ? "waits for messages" : "idle") : h("span", { class: "state-word" }, "stands by")) },
+      { title: "Now", cell: (row) => (row.active ? h("span", { class: "state-word good" }, row.in_flight ? "works" : row.waiting ? "waits for messages" : "idle") : h("span", { class: "state-word" }, "stands by")) },
     ],
     empty: "No member. A member appears with its first request.",
   });
@@ -250,5 +250,3 @@ async function remove(name) {
     location.hash = "#/groups";
   }
 }
-
-export { button, dialog };

@@ -2,7 +2,7 @@
 /** The dead letters of a group: why, how often, from where; redrive or discard some or all. */
 
 import { ask, get, path } from "../api.js";
-import { append, fill, h, notify } from "../dom.js";
+import { fill, h, notify } from "../dom.js";
 import { counted, number, time } from "../format.js";
 import { DataTable, actButton, asCode, box, confirmAct, explained, heading, pager, py, pythonClient, spark } from "../parts.js";
 import { linkTo, preview } from "./messages.js";
@@ -63,7 +63,7 @@ function letterTable(chosen, changed) {
     key: (row) => row.message_id,
     href: linkTo,
     columns: [
-      { title: "", cell: (row) => h("input", { type: "checkbox", "aria-label": `Choose letter ${row.offset}`, checked: chosen.has(row.message_id), onchange: (/** @type {any} */ event) => { if (event.target.checked) chosen.set(row.message_id, row); else chosen.delete(row.message_id); changed(); } }), class: "choice" },
+      { title: "Choice", cell: (row) => h("input", { type: "checkbox", "aria-label": `Choose letter ${row.offset}`, checked: chosen.has(row.message_id), onchange: (/** @type {any} */ event) => { if (event.target.checked) chosen.set(row.message_id, row); else chosen.delete(row.message_id); changed(); } }), class: "choice" },
       { title: "Died", cell: (row) => h("a", { href: linkTo(row) }, time(row.store_timestamp_ms)), class: "when" },
       { title: "Why", cell: (row) => h("span", { class: "state-word warn" }, origin(row, "reason") ?? "unknown") },
       { title: "Attempts", cell: (row) => origin(row, "attempts") ?? "", class: "number" },
@@ -123,5 +123,3 @@ function dryRun(plan, verb) {
   const to = Object.entries(plan.topics).map(([topic, each]) => `${number(Number(each))} to ${topic}`).join(", ");
   return `${counted(many, "letter")} would be redriven${to ? `: ${to}` : ""}${plan.more ? "; there are more" : ""}.`;
 }
-
-export { append };

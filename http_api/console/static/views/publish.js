@@ -2,14 +2,14 @@
 /** Publish a message, also one that was published before. */
 
 import { ask, get, path } from "../api.js";
-import { append, fill, h } from "../dom.js";
+import { fill, h } from "../dom.js";
 import { box, actButton, asCode, explained, heading, py, pythonClient } from "../parts.js";
 
 /** @param {import("../console.js").Page} page */
 export async function show(page) {
   const { query, signal, session } = page;
   const again = query.again ? await get(path`/v1/messages/${query.again}`, {}, signal) : null;
-  const field = (/** @type {string} */ name, /** @type {string} */ label, /** @type {string} */ value, /** @type {any} */ more) => h("label", null, label, h("input", { name, value, ...more }));
+  const field = (/** @type {string} */ name, /** @type {string} */ label, /** @type {string} */ value, more = {}) => h("label", null, label, h("input", { name, value, ...more }));
   const isBinary = again?.body_base64 !== undefined;
   const body = h("textarea", { name: "body", rows: 12, spellcheck: false, value: again?.body ?? again?.body_base64 ?? "", "aria-label": "Body" });
   const code = h("div");
@@ -64,5 +64,3 @@ function pythonOf({ path: where, body: { body, body_base64: base64, ...more } })
   const content = base64 === undefined ? `${py(body)}.encode()` : `__import__("base64").b64decode(${py(base64)})`;
   return `print(client.publish(${[py(topic), content, ...Object.entries(more).map(([name, value]) => `${name}=${py(value)}`)].join(", ")}))`;
 }
-
-export { append };

@@ -16,7 +16,7 @@ export async function show(page) {
     label: "Queues", key: (row) => String(row.queue),
     href: (row) => `#${path`/topics/${name}/messages`}?queue=${row.queue}`,
     columns: [
-      { title: "Queue", cell: (row) => h("a", { href: `#${path`/topics/${name}/messages`}?queue=${row.queue}` }, row.queue), class: "number" },
+      { title: "Queue", cell: (row) => h("a", { href: `#${path`/topics/${name}/messages`}?queue=${row.queue}` }, row.queue) },
       { title: "First", cell: (row) => number(row.min_offset), class: "number" },
       { title: "End", cell: (row) => number(row.max_offset), class: "number" },
       { title: "Messages", cell: (row) => number(row.max_offset - row.min_offset), class: "number" },
