@@ -11,6 +11,7 @@ reading, storing offsets, retention and the broker's own records continue.
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
@@ -95,7 +96,8 @@ class Publisher:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._is_waking = False
+        self._loop_thread = threading.get_ident()
+        self._is_appending_soon = False
         #: The publishes that wait, oldest first, each with its deadline. While any publish waits,
         #: one timer is set.
         self._waiting: dict[asyncio.Future[None], float] = {}
@@ -169,20 +171,20 @@ class Publisher:
         return BegunPublish(request, future)
 
     def _submit(self, request: AppendRequest) -> None:
-        """Hand a request to the appender, which is woken once per event loop iteration."""
+        """Hand a request to the appender, which is called once per event loop iteration."""
         self.admission.enter(request.size)
         try:
             self.appender.submit(request, wake=False)
         except LogError:
             self.admission.in_flight_bytes -= request.size
             raise
-        if not self._is_waking:
-            self._is_waking = True
-            self._loop.call_soon(self._wake)
+        if not self._is_appending_soon:
+            self._is_appending_soon = True
+            self._loop.call_soon(self._append)
 
-    def _wake(self) -> None:
-        self._is_waking = False
-        self.appender.wake()
+    def _append(self) -> None:
+        self._is_appending_soon = False
+        self.appender.append_now()
 
     def _expire(self) -> None:
         """Fail the publishes that waited too long. They still count as in flight."""
@@ -199,6 +201,9 @@ class Publisher:
     def deliver_pass(self, advanced: dict[QueueKey, int], finished: list[AppendRequest]) -> None:
         """Deliver the results of a reput pass (the new max offsets of queues, and the finished
         requests) to the event loop, with one call of the loop. Any thread may call this."""
+        if threading.get_ident() == self._loop_thread:  # the event loop need not be woken
+            self._loop.call_soon(self._complete_pass, advanced, finished)
+            return
         try:
             self._loop.call_soon_threadsafe(self._complete_pass, advanced, finished)
         except RuntimeError:

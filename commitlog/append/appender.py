@@ -5,6 +5,10 @@ them with one call if possible (group commit). Waiting Rows of one queue become 
 to several queues is stored completely or not at all, unless it is too large for one segment. A
 publish that need not be durable completes after the write. A publish that must be durable goes to
 the sync thread, so that the other publishes do not wait for a sync.
+
+While the thread sleeps, the event loop may run a small round itself (`append_now`). That saves the
+two thread switches of a publish, which take longer than the round. Only one thread runs a round at
+a time. A round that needs a new segment, or that writes to a slow disk, is left to the thread.
 """
 
 import logging
@@ -17,6 +21,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from holdfast.commitlog.append.producer_sequences import ProducerFields, ProducerSequences
+from holdfast.commitlog.append.write_times import WriteTimes
 from holdfast.commitlog.errors import (
     LogClosed,
     LogError,
@@ -43,6 +48,8 @@ MAX_GROUP_BATCHES = 512
 #: needs one message reads the whole batch.
 MAX_SHARED_BYTES = 256 * 1024
 MAX_SHARED_MESSAGES = 1024
+#: `append_now` takes at most this many rows, because encoding a row takes microseconds.
+MAX_ROWS_NOW = 256
 
 QueueKey = tuple[int, int]
 
@@ -124,10 +131,10 @@ class SyncQueue(Protocol):
 class Appender:
     """Owns the end of the log: next queue offsets, timestamps, producers' sequences.
 
-    Any thread may call `submit`. The appender thread reports to `inbox` the written headers, then
-    the finished requests, and flushes it at the end of each round. It calls `on_roll` with the
-    segment that ended, and `on_failure` with an unexpected error, which makes the log read-only.
-    `poison` reports the failed requests in the thread of its caller.
+    Any thread may call `submit`. The thread that runs a round reports to `inbox` the written
+    headers, then the finished requests, and flushes it at the end of each round. It calls `on_roll`
+    with the segment that ended, and `on_failure` with an unexpected error, which makes the log
+    read-only. `poison` reports the failed requests in the thread of its caller.
     """
 
     def __init__(
@@ -139,7 +146,9 @@ class Appender:
         next_offsets: Mapping[QueueKey, int],
         last_timestamp_us: int,
         max_waiting_bytes: int,
+        max_bytes_now: int,
         now_us: Callable[[], int],
+        monotonic: Callable[[], float],
         inbox: ReputInbox,
         on_roll: Callable[[Segment], None],
         on_failure: Callable[[Exception], None],
@@ -150,7 +159,10 @@ class Appender:
         self._next_offsets = dict(next_offsets)
         self._last_timestamp_us = last_timestamp_us
         self._max_waiting_bytes = max_waiting_bytes
+        self._max_bytes_now = max_bytes_now
         self._now_us = now_us
+        self._monotonic = monotonic
+        self._write_times = WriteTimes()
         self._inbox = inbox
         self._on_roll = on_roll
         self._on_failure = on_failure
@@ -162,6 +174,8 @@ class Appender:
         self._wakeup = threading.Lock()
         self._wakeup.acquire()
         self._is_asleep = False
+        self._is_lent = False
+        """Whether `append_now` runs a round. The thread sleeps meanwhile, and is not woken."""
         self._closing = False
         self.poisoned: str | None = None
         """Why the log is read-only; None if it is writable."""
@@ -207,9 +221,50 @@ class Appender:
     def wake(self) -> None:
         """Wake the thread if it sleeps, so that it processes the submitted requests."""
         with self._lock:
-            if self._is_asleep:
-                self._is_asleep = False
-                self._wakeup.release()
+            self._wake_locked()
+
+    def _wake_locked(self) -> None:
+        if self._is_asleep and not self._is_lent:
+            self._is_asleep = False
+            self._wakeup.release()
+
+    def append_now(self) -> None:
+        """Append the submitted requests in this thread if only a short write is needed. Otherwise
+        wake the appender thread.
+
+        At most `max_bytes_now` bytes are appended here; 0 means that the thread appends everything.
+        The thread also appends everything if a request must be durable: the sync takes much longer
+        than a thread switch, and meanwhile the thread collects larger groups.
+        """
+        with self._lock:
+            if not self._can_append_now():
+                self._wake_locked()
+                return
+            group = self._next_group()
+            self._is_lent = True
+        try:
+            self._run_round(group)
+        finally:
+            with self._lock:
+                self._is_lent = False
+                if self._waiting or self._closing:
+                    self._wake_locked()
+
+    def _can_append_now(self) -> bool:
+        """Return whether the thread sleeps, and the waiting requests need only a short write."""
+        if not self._is_asleep or self._is_lent or self._closing:
+            return False
+        if not 0 < self.waiting_bytes <= self._max_bytes_now:
+            return False
+        if any(request.durable for request in self._waiting):
+            return False
+        batches = [batch for request in self._waiting for batch in request.batches]
+        return (
+            sum([len(batch) for batch in batches if isinstance(batch, Rows)]) <= MAX_ROWS_NOW
+            and len(batches) <= MAX_GROUP_BATCHES
+            and self._write_times.are_short(self._monotonic())
+            and self._log.has_room(*Need.of(batches))
+        )
 
     def poison(self, cause: str) -> None:
         """Make the log read-only: fail the waiting requests and refuse new ones. Any thread."""
@@ -226,17 +281,18 @@ class Appender:
 
     def _run(self) -> None:
         while group := self._take_group():
-            try:
-                self._append_group(group)
-            except Exception as error:  # last resort: an unexpected error makes the log read-only
-                _logger.exception("the appender failed")
-                self.poison(f"{type(error).__name__}: {error}")
-                self._inbox.put_finished(
-                    [request for request in group if request.error is not None]
-                )
-                self._fail([r for r in group if r.error is None], LogPoisoned(str(error)))
-                self._on_failure(error)
-            self._inbox.flush()
+            self._run_round(group)
+
+    def _run_round(self, group: list[AppendRequest]) -> None:
+        try:
+            self._append_group(group)
+        except Exception as error:  # last resort: an unexpected error makes the log read-only
+            _logger.exception("the appender failed")
+            self.poison(f"{type(error).__name__}: {error}")
+            self._inbox.put_finished([request for request in group if request.error is not None])
+            self._fail([r for r in group if r.error is None], LogPoisoned(str(error)))
+            self._on_failure(error)
+        self._inbox.flush()
 
     def _take_group(self) -> list[AppendRequest]:
         """Wait for requests, and return those of the next round, at least one. Return [] if the
@@ -489,7 +545,10 @@ class Appender:
         """Write the staged blocks. After an OSError the end of the log is unknown, so `_run` makes
         the log read-only."""
         if staged.headers:
+            started_s = self._monotonic()
             self._log.append(staged.buffers, staged.headers)
+            ended_s = self._monotonic()
+            self._write_times.record(ended_s - started_s, ended_s)
             self._inbox.put_headers(staged.headers)
             staged.clear_blocks()
 

@@ -102,6 +102,7 @@ class Publishing:
         self,
         *,
         max_waiting_bytes: int = 64 * 1024 * 1024,
+        max_bytes_now: int = 0,
         segment_bytes: int = SEGMENT_BYTES,
         disk: SimulatedDisk | None = None,
         next_offsets: dict[tuple[int, int], int] | None = None,
@@ -114,16 +115,17 @@ class Publishing:
         self.log = self.small.log
         self.events = Events()
         self.clock: Callable[[], int] = lambda: NOW_US
+        self.monotonic: Callable[[], float] = lambda: 0.0
         self.idle = IdleSyncQueue(self.events)
         self.syncer: Syncer | None = None
         self.sequences = ProducerSequences(
             expiry_us=10**12, limits=producers or ProducerLimits(1000)
         )
-        self._settings = (max_waiting_bytes, next_offsets or {}, last_timestamp_us)
+        self._settings = (max_waiting_bytes, max_bytes_now, next_offsets or {}, last_timestamp_us)
         self.appender = self._make_appender(self.idle)
 
     def _make_appender(self, sync_queue: SyncQueue) -> Appender:
-        max_waiting_bytes, next_offsets, last_timestamp_us = self._settings
+        max_waiting_bytes, max_bytes_now, next_offsets, last_timestamp_us = self._settings
         return Appender(
             self.log,
             self.sequences,
@@ -131,7 +133,9 @@ class Publishing:
             next_offsets=next_offsets,
             last_timestamp_us=last_timestamp_us,
             max_waiting_bytes=max_waiting_bytes,
+            max_bytes_now=max_bytes_now,
             now_us=lambda: self.clock(),
+            monotonic=lambda: self.monotonic(),
             inbox=self.events,
             on_roll=lambda segment: self.events.note("rolled", segment),
             on_failure=lambda error: self.events.note("failed", error),

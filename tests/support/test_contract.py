@@ -14,6 +14,8 @@ ADDITIONS = {
     "+ /metrics/holdfast_reput_behind_messages",
     "+ /settings/consumequeue.eager_tail",
     "+ /commands/holdfast serve/--consumequeue-eager-tail",
+    "+ /settings/commitlog.append_on_loop_bytes",
+    "+ /commands/holdfast serve/--commitlog-append-on-loop-bytes",
     "+ /golden_files/golden/batch_envelopes.bin",
     "+ /python/holdfast.commitlog.batch/Batch/members/envelope",
     "+ /python/holdfast.commitlog.batch/Batch/members/envelope_offsets",
