@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from copy import copy
 from functools import cache
 from time import monotonic
@@ -25,10 +25,17 @@ from holdfast.http_api.routing.codecs import EVENTS, JSON, negotiate
 from holdfast.http_api.routing.context import ApiContext, BrokerFigures, BrokerStatus, HttpContext
 from holdfast.http_api.routing.openapi import openapi_document
 from holdfast.http_api.routing.params import Queries
+from holdfast.http_api.routing.plan import RequestPlan
 from holdfast.http_api.routing.router import Route, Router
 from holdfast.http_api.wire.problems import Problem, problem_for
 from holdfast.http_api.wire.reply import Reply, problem_reply
-from holdfast.http_api.wire.request import ORIGIN, Request, check_framing, list_header
+from holdfast.http_api.wire.request import (
+    ORIGIN,
+    SEC_FETCH_SITE,
+    Request,
+    check_framing,
+    list_header,
+)
 
 __all__ = ["ApiContext", "App", "BrokerFigures", "BrokerStatus", "HttpContext", "make_app"]
 
@@ -95,25 +102,30 @@ class App:
         """The principal whose rate limit is charged with the reply; None if no limit is charged."""
         try:
             try:
-                check_framing(request)
-                preflight = None if self._pages is None else self._preflight(request, self._pages)
-                if preflight is None:
-                    principal, route, values = self._authorize(request)
+                preflight, plan = None, self._known_plan(request)
+                if plan is None:
+                    check_framing(request)
+                    if self._pages is not None:
+                        preflight = self._preflight(request, self._pages)
+                    if preflight is None:
+                        plan = self._authorize(request)
             except Problem:
                 if limiter is not None:
                     payer = limiter.admit(request, http.access.principal_of(request))
                 raise
-            if preflight is not None:
+            if plan is None:
+                assert preflight is not None
                 if limiter is not None:
                     payer = limiter.admit(request, UNKNOWN)
                 reply = preflight
             else:
+                route, principal = plan.route, plan.principal
                 path, who = route.path, principal.name
                 if route.act and http.audit is not None:
-                    act = AuditedRequest(http.audit, request, route.act, values, principal)
+                    act = AuditedRequest(http.audit, request, route.act, plan.values, principal)
                 if limiter is not None and (route.is_page or not route.is_open):
                     payer = limiter.admit(request, principal)
-                call = self._make_call(request, route, values, principal)
+                call = self._make_call(request, plan)
                 reply = reconnect_later() if call is None else await route.handler(call)
                 if reply.held_s:
                     self._check_still_valid(principal, reply)
@@ -139,8 +151,19 @@ class App:
             self._access_log.log_request(request, who, reply, took_s)
         return reply
 
-    def _authorize(self, request: Request) -> tuple[Principal, Route, Mapping[str, str]]:
-        """Return the caller, the route, and the parameters in the path.
+    def _known_plan(self, request: Request) -> RequestPlan | None:
+        """Return the plan of an earlier request with the same head, if it still applies.
+
+        It does not apply after a change of the tokens, or when the caller's token has expired.
+        """
+        plan: RequestPlan | None = None if request.known is None else request.known.plan
+        access = self.http.access
+        if plan is None or plan.tokens is not access.tokens:
+            return None
+        return plan if access.is_still_valid(plan.principal) else None
+
+    def _authorize(self, request: Request) -> RequestPlan:
+        """Return the plan of a request with its caller, route, and parameters in the path.
 
         Raises Denied, and Problem (not-found, method-not-allowed). An unauthenticated caller gets
         Denied also for an unknown path.
@@ -157,7 +180,7 @@ class App:
                 raise refusal from None
             raise
         access.check(principal, refusal, route.access, values, request.headers, self._pages)
-        return principal, route, values
+        return RequestPlan(access.tokens, principal, route, values)
 
     def _preflight(self, request: Request, pages: CrossOrigin) -> Reply | None:
         """Return the reply to a browser's CORS preflight request; None for any other request.
@@ -171,26 +194,45 @@ class App:
             self.http.access.check_host(request.headers)
         return reply
 
-    def _make_call(
-        self, request: Request, route: Route, values: Mapping[str, str], principal: Principal
-    ) -> OpenCall[Any] | None:
+    def _make_call(self, request: Request, plan: RequestPlan) -> OpenCall[Any] | None:
         """Check the broker's state, the query and the media type. Return the handler's argument.
 
         Return None if the client asks for an event stream and must reconnect later.
         """
-        http, context = self.http, self._context
+        http, context, route = self.http, self._context, plan.route
         phase = "ready" if route.is_open else http.phase
         if phase != "ready" and not _asks_for_events(request, route):
             raise not_ready(phase)
-        params: Any = self._queries.read(route.params, request.url.raw_query_string)
-        media = JSON
-        if route.offers:
-            media = negotiate(list_header(request.headers, hdrs.ACCEPT), route.offers)
+        params = plan.params
+        if not plan.is_complete:
+            params = self._queries.read(route.params, request.url.raw_query_string)
+            media = JSON
+            if route.offers:
+                media = negotiate(list_header(request.headers, hdrs.ACCEPT), route.offers)
+            plan.complete(params, media)
+            if request.known is not None and self._may_store(request, plan):
+                http.connections.heads.store(request.known, plan)
+        elif request.offset is not None:
+            params = plan.params_at(request.offset)
         if phase != "ready":
             return None
         if context is None:
-            return OpenCall(http, request, values, params, media, principal)
-        return Call(http, request, values, params, media, principal, context)
+            return OpenCall(http, request, plan.values, params, plan.media, plan.principal)
+        return Call(http, request, plan.values, params, plan.media, plan.principal, context)
+
+    def _may_store(self, request: Request, plan: RequestPlan) -> bool:
+        """Return whether later requests with this head may use this plan.
+
+        Nothing but the head, the tokens and the configuration may determine the plan: not the
+        client's certificate, and no page of a browser.
+        """
+        headers = request.headers
+        return (
+            not (plan.route.act or plan.route.is_open or plan.media == EVENTS)
+            and (not self.http.access.is_required or hdrs.AUTHORIZATION in headers)
+            and ORIGIN not in headers
+            and SEC_FETCH_SITE not in headers
+        )
 
     def _problem_of(
         self, error: Exception, request: Request, act: AuditedRequest | None

@@ -11,6 +11,36 @@ from collections.abc import Callable
 import numpy as np
 
 
+class WholeBody:
+    """A Content that arrived completely, together with its head."""
+
+    __slots__ = ("_body", "total_bytes")
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self.total_bytes = len(body)
+
+    def is_eof(self) -> bool:
+        return True
+
+    def read_nowait(self, n: int = -1) -> bytes:
+        """Return the whole body; empty bytes if it was returned before."""
+        body, self._body = self._body, b""
+        return body
+
+    async def readany(self) -> bytes:
+        return self.read_nowait()
+
+    async def wait_eof(self) -> None:
+        """Return at once: the whole body has arrived."""
+
+    def set_read_chunk_size(self, n: int) -> None:
+        """Do nothing: the whole body has arrived."""
+
+    def set_exception(self, exc: BaseException) -> None:
+        """Do nothing: the whole body has arrived."""
+
+
 class ArrivingBody:
     """A Content that makes its buffer when a reader is ready, and then calls `read_on`.
 

@@ -13,6 +13,7 @@ from typing import Generic, Protocol, TypeVar
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.wire.admission import Abortable, Admission
 from holdfast.http_api.wire.body_reader import ArrivingBytes
+from holdfast.http_api.wire.head_cache import HeadCache
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.reply import problem_reply
 
@@ -84,6 +85,8 @@ class Connections(Admission):
             config.keepalive_timeout_ms / 1000, methodcaller("close")
         )
         """The connections on which no request is being answered, each with its deadline."""
+        self.heads = HeadCache()
+        """The heads of requests that clients repeat."""
         self.receive_buffer = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
         """The shared buffer for received bytes; large bodies have buffers of their own.
 

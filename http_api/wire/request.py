@@ -16,6 +16,7 @@ from multidict import CIMultiDictProxy, MultiMapping, istr
 from yarl import URL
 
 from holdfast.http_api.wire.aiohttp_parser import MAX_FIELD_BYTES, RawRequestMessage
+from holdfast.http_api.wire.head_cache import KnownHead
 from holdfast.http_api.wire.problems import Problem
 
 #: The client of a connection whose address is unknown, because it is already closed.
@@ -114,17 +115,31 @@ class RequestSource(Protocol):
 
 
 class Request:
-    """One request. Header names are case-insensitive."""
+    """One request. Header names are case-insensitive.
 
-    __slots__ = ("content", "headers", "is_kept_alive", "method", "peer", "source", "url",
-                 "version")  # fmt: skip
+    `known` is the head if it is stored in the cache of heads, or may be stored there. `offset` is
+    then the value of the parameter `offset`, and `target` the target of this request, if it has
+    another offset than the stored head.
+    """
+
+    __slots__ = ("_target", "_url", "content", "headers", "is_kept_alive", "known", "method",
+                 "offset", "peer", "source", "version")  # fmt: skip
 
     def __init__(
-        self, message: RawRequestMessage, content: Content, peer: Peer, source: RequestSource
+        self,
+        message: RawRequestMessage,
+        content: Content,
+        peer: Peer,
+        source: RequestSource,
+        known: KnownHead | None = None,
+        offset: int | None = None,
+        target: str | None = None,
     ) -> None:
         self.method: str = message.method
-        self.url: URL = message.url
-        """The target as the client sent it, percent-encoded."""
+        self._url: URL | None = message.url if target is None else None
+        self._target = target
+        self.known = known
+        self.offset = offset
         self.version: HttpVersion = message.version
         self.headers: CIMultiDictProxy[str] = message.headers
         self.is_kept_alive = not is_last(message)
@@ -132,6 +147,13 @@ class Request:
         self.content = content
         self.peer = peer
         self.source = source
+
+    @property
+    def url(self) -> URL:
+        """The target as the client sent it, percent-encoded."""
+        if self._url is None:
+            self._url = URL(self._target or "", encoded=True)
+        return self._url
 
     @property
     def content_length(self) -> int | None:

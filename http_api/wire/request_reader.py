@@ -2,7 +2,8 @@
 
 Only aiohttp's parser parses requests. When the received bytes end exactly at the end of a request,
 the parser is dropped, and the next request gets a new parser. So connections that are idle, or
-whose request is held, keep no parser. If a body of known length does not arrive together with its
+whose request is held, keep no parser. A request whose head is stored in `HeadCache` gets no parser.
+If a body of known length does not arrive together with its
 head, the rest of the body bypasses the parser (`body_buffer`).
 
 This file limits the time and the size of a head (request line and headers), the number of waiting
@@ -25,7 +26,7 @@ from holdfast.http_api.wire.aiohttp_parser import (
     RawRequestMessage,
     new_parser,
 )
-from holdfast.http_api.wire.body_buffer import ArrivingBody
+from holdfast.http_api.wire.body_buffer import ArrivingBody, WholeBody
 from holdfast.http_api.wire.body_reader import LIMIT
 from holdfast.http_api.wire.chunk_walk import UnclearEnd
 from holdfast.http_api.wire.connection_registry import (
@@ -33,6 +34,7 @@ from holdfast.http_api.wire.connection_registry import (
     Closable,
     Connections,
 )
+from holdfast.http_api.wire.head_cache import Match
 from holdfast.http_api.wire.heads import (
     begins_with_bare_line_end,
     head_begins,
@@ -264,6 +266,10 @@ class RequestReader:
 
     def _parse_first(self, data: bytes) -> None:
         """Parse bytes that begin a request: the bytes before them ended exactly at a request."""
+        match = self._connections.heads.find(self._peer.client, data)
+        if match is not None:
+            self._queue_known(match, data)
+            return
         if data[:1] in (b"\r", b"\n") and begins_with_bare_line_end(data):
             self._stop_parsing(BadHttpMessage(_BARE_LINE_END))
             return
@@ -279,9 +285,27 @@ class RequestReader:
         self._stop_header_timeout()
         request = self._queue(messages, [messages[0][1].total_bytes], len(data))
         if request is not None:
+            request.known = self._connections.heads.consider(
+                self._peer.client, data, messages[0][0]
+            )
             self.discards_input = not request.is_kept_alive
             if self.waiting_memory:  # the request is not small
                 self._count_waiting()
+
+    def _queue_known(self, match: Match, data: bytes) -> None:
+        """Queue the request that `data` is, without parsing its head."""
+        self._stop_header_timeout()
+        known, end, offset, target = match
+        message = known.message
+        content: Content = WholeBody(data[end:]) if known.body_bytes else EMPTY_PAYLOAD
+        memory = 0
+        if self.is_answering or not _is_small(message, len(data)):
+            memory = head_memory(message) + known.body_bytes
+        self.waiting_memory += memory
+        request = Request(message, content, self._peer, self, known, offset, target)
+        self.waiting.append((request, memory))
+        if memory:
+            self._count_waiting()
 
     def _take(
         self,
@@ -400,10 +424,7 @@ class RequestReader:
             if size > self._config.max_head_bytes < head_bytes(message):
                 self._refuse_head()
                 return None
-            is_small = is_single and (
-                size + _QUICK_PER_HEADER * len(message.raw_headers) <= _QUICK_BYTES
-                and not message.chunked
-            )
+            is_small = is_single and _is_small(message, size)
             memory = 0 if is_small else head_memory(message) + body_memory
             self.waiting_memory += memory
             request = Request(message, content, self._peer, self)
@@ -646,6 +667,12 @@ class RequestReader:
     def _stop_header_timeout(self) -> None:
         if self._owner is not None:
             self._connections.header_timeouts.remove(self._owner)
+
+
+def _is_small(message: RawRequestMessage, size: int) -> bool:
+    """Return whether a request of `size` bytes uses less memory than UNCOUNTED_BYTES."""
+    size += _QUICK_PER_HEADER * len(message.raw_headers)
+    return size <= _QUICK_BYTES and not message.chunked
 
 
 def _is_more(data: bytes) -> bool:

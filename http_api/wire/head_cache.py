@@ -1,0 +1,150 @@
+"""Heads of requests that were answered before, byte for byte, and how to answer them again. Pure.
+
+Clients repeat their heads (request line and headers): a producer sends the same head with each
+message of the same size. The heads of a reader that follows a queue differ only in the parameter
+`offset` of the query. Parsing such a head again, and checking all that it says, takes longer than
+the request itself. So the application may store a plan for a head. A later request with the same
+bytes and the same client is not parsed: it gets the parsed head and the plan.
+
+A plan is only a shortcut. The application checks that the plan still applies, and otherwise
+processes the parsed head as if it were new. A head that was not stored is always parsed.
+"""
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from holdfast.http_api.wire.aiohttp_parser import RawRequestMessage
+
+#: Longer heads are not stored.
+MAX_HEAD_BYTES = 2048
+#: At most this many heads are stored in total, and for each client. With the parsed head and the
+#: plan, a head uses at most 16 KiB of memory.
+MAX_HEADS, MAX_HEADS_PER_CLIENT = 1024, 128
+#: A head is stored when it arrives for the second time. At most this many heads that arrived once
+#: are remembered, by their hash.
+MAX_SEEN = 4096
+
+_END = b"\r\n\r\n"
+#: The value of the parameter `offset` in a request line. A number of 18 digits is below 2^63.
+_OFFSET = re.compile(rb"[?&]offset=(0|[1-9][0-9]{0,17})(?=[& ])")
+#: The framing of a body that is not simply Content-Length bytes, and what changes the connection.
+_NOT_STORED = ("Transfer-Encoding", "Expect", "Upgrade", "Content-Encoding")
+
+
+class KnownHead:
+    """A parsed head, and the plan for requests with this head."""
+
+    __slots__ = ("body_bytes", "client", "has_offset", "key", "message", "plan")
+
+    def __init__(
+        self, client: str, key: bytes, message: "RawRequestMessage", *, has_offset: bool
+    ) -> None:
+        self.client = client
+        self.key = key
+        """The bytes of the head, without the value of the parameter `offset`."""
+        self.message = message
+        self.has_offset = has_offset
+        self.body_bytes = int(message.headers.get("Content-Length", 0))
+        self.plan: Any = None
+        """Made by the application for requests with this head; None before it is stored."""
+
+
+class Match(NamedTuple):
+    """A stored head that the received bytes begin with."""
+
+    head: KnownHead
+    end: int
+    """Where the head ends and the body begins. The body ends where the bytes end."""
+    offset: int | None
+    """The value of the parameter `offset`; None if the query has no such parameter."""
+    target: str | None
+    """The target of the request, as it was sent; None if it is that of the stored head."""
+
+
+class HeadCache:
+    """The stored heads of all clients. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[bytes, KnownHead]] = {}
+        self._count = 0
+        self._seen: set[int] = set()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def find(self, client: str, data: bytes) -> Match | None:
+        """Return the stored head of `client` if `data` is exactly one whole request with it."""
+        heads = self._of.get(client)
+        if heads is None:
+            return None
+        end = data.find(_END, 0, MAX_HEAD_BYTES) + len(_END)
+        offset = target = None
+        if data.startswith(b"GET "):
+            found = _OFFSET.search(data, 0, data.find(b"\r\n"))
+            if found is None:
+                key = data[:end]
+            else:
+                start, stop = found.span(1)
+                key = data[:start] + data[stop:end]
+                offset = int(data[start:stop])
+                target = data[4 : data.find(b" ", stop)].decode("latin-1")
+        else:
+            key = data[:end]
+        known = heads.get(key)
+        if known is None or len(data) != end + known.body_bytes:
+            return None
+        if known.has_offset is not (offset is not None):
+            return None
+        return Match(known, end, offset, target)
+
+    def consider(self, client: str, data: bytes, message: "RawRequestMessage") -> KnownHead | None:
+        """Return a head that may be stored with a plan, or None.
+
+        `data` is exactly one whole request, and `message` its parsed head. A head is returned when
+        it arrives for the second time.
+        """
+        end = data.find(_END, 0, MAX_HEAD_BYTES) + len(_END)
+        headers = message.headers
+        if end < len(_END) or message.should_close or any(name in headers for name in _NOT_STORED):
+            return None
+        found = None
+        if message.method == "GET":
+            found = _OFFSET.search(data, 0, data.find(b"\r\n"))
+        key = data[:end]
+        if not key.isascii():
+            return None
+        if found is not None:
+            key = data[: found.start(1)] + data[found.end(1) : end]
+        seen = hash((client, key))
+        if seen not in self._seen:
+            if len(self._seen) >= MAX_SEEN:
+                self._seen.clear()
+            self._seen.add(seen)
+            return None
+        return KnownHead(client, key, message, has_offset=found is not None)
+
+    def store(self, head: KnownHead, plan: object) -> None:
+        """Store a head with its plan. If there are too many heads, the oldest one is dropped: of
+        the same client if this client has too many, otherwise of the client whose first head is the
+        oldest."""
+        head.plan = plan
+        heads = self._of.setdefault(head.client, {})
+        if head.key in heads:
+            heads[head.key] = head
+            return
+        if len(heads) >= MAX_HEADS_PER_CLIENT:
+            self._drop_oldest(head.client)
+        elif self._count >= MAX_HEADS:
+            self._drop_oldest(next(iter(self._of)))
+            heads = self._of.setdefault(head.client, {})
+        heads[head.key] = head
+        self._count += 1
+
+    def _drop_oldest(self, client: str) -> None:
+        heads = self._of[client]
+        if heads:
+            del heads[next(iter(heads))]
+            self._count -= 1
+        if not heads:
+            del self._of[client]

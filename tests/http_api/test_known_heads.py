@@ -1,0 +1,189 @@
+"""A request whose head was stored gets the same answer as one whose head is parsed."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from holdfast.http_api.access.tokens import Tokens
+from holdfast.http_api.app import BrokerStatus
+from holdfast.http_api.wire.head_cache import HeadCache
+from tests.support.api_server import Api, running_api
+from tests.support.raw_http import RawConnection, raw_connection
+from tests.support.tokens import access_of, bearer, make_token
+
+QUEUE = "/v1/topics/orders/queues/0/messages"
+PUBLISH = "/v1/topics/orders/messages?queue=0"
+
+
+def request(
+    method: str, target: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+) -> bytes:
+    lines = [f"{method} {target} HTTP/1.1", "Host: localhost"]
+    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    if body:
+        lines.append(f"Content-Length: {len(body)}")
+    return "".join(f"{line}\r\n" for line in (*lines, "")).encode("latin-1") + body
+
+
+async def answer(connection: RawConnection, data: bytes) -> tuple[int, dict[str, str], bytes]:
+    await connection.send(data)
+    async with asyncio.timeout(20):
+        status, headers, body = await connection.answer()
+    headers.pop("date", None)
+    return status, headers, body
+
+
+def heads(api: Api) -> HeadCache:
+    return api.context.http.connections.heads
+
+
+async def test_pulls_and_publishes_are_served_from_stored_heads(api: Api) -> None:
+    async with raw_connection(api.server.port) as connection:
+        for number in range(5):
+            body = b"message %d" % number
+            status, _, _ = await answer(connection, request("POST", PUBLISH, body=body))
+            assert status == 200
+        for number in range(5):
+            target = f"{QUEUE}?offset={number}&max_messages=1"
+            status, fields, body = await answer(connection, request("GET", target))
+            assert status == 200
+            assert fields["holdfast-next-offset"] == str(number + 1)
+            assert b"message %d" % number in body
+        assert len(heads(api)) == 2
+        # The handler of an unknown topic is reached from a stored head, too.
+        for _ in range(3):
+            status, _, _ = await answer(connection, request("GET", "/v1/topics/none"))
+            assert status == 404
+
+
+async def test_a_stored_head_gives_no_access_after_the_tokens_change(api: Api) -> None:
+    token, text = make_token("consume:*:*", "publish:*")
+    access = access_of(token)
+    api.context.http.access = access
+    pull = request("GET", f"{QUEUE}?offset=0", bearer(text))
+    async with raw_connection(api.server.port) as connection:
+        for _ in range(3):
+            assert (await answer(connection, pull))[0] == 200
+        assert len(heads(api)) == 1
+        access.tokens = Tokens()
+        assert (await answer(connection, pull))[0] == 401
+        access.tokens = Tokens([replace(token, grants=())])
+        for _ in range(3):
+            assert (await answer(connection, pull))[0] == 403
+        access.tokens = Tokens([replace(token, digest=b"x" * 32)])  # another secret
+        assert (await answer(connection, pull))[0] == 401
+        access.tokens = Tokens([token])
+        for _ in range(3):
+            assert (await answer(connection, pull))[0] == 200
+
+
+async def test_a_stored_head_gives_no_access_after_its_token_has_expired(api: Api) -> None:
+    token, text = make_token("consume:*:*", expires_ms=5_000)
+    access = access_of(token)
+    now_s = 4.0
+    access._now_s = lambda: now_s
+    api.context.http.access = access
+    pull = request("GET", f"{QUEUE}?offset=0", bearer(text))
+    async with raw_connection(api.server.port) as connection:
+        for _ in range(3):
+            assert (await answer(connection, pull))[0] == 200
+        now_s = 5.0
+        assert (await answer(connection, pull))[0] == 401
+
+
+async def test_a_stored_head_is_refused_while_the_broker_is_not_ready(api: Api) -> None:
+    pull = request("GET", f"{QUEUE}?offset=0")
+    async with raw_connection(api.server.port) as connection:
+        for _ in range(3):
+            assert (await answer(connection, pull))[0] == 200
+        api.status = BrokerStatus("recovering")
+        assert (await answer(connection, pull))[0] == 503
+        api.status = BrokerStatus("ready")
+        assert (await answer(connection, pull))[0] == 200
+
+
+@pytest.mark.parametrize("name", ["Origin", "Sec-Fetch-Site"])
+async def test_requests_of_pages_are_not_stored(api: Api, name: str) -> None:
+    pull = request("GET", f"{QUEUE}?offset=0", {name: "same-origin"})
+    async with raw_connection(api.server.port) as connection:
+        for _ in range(3):
+            await answer(connection, pull)
+    assert len(heads(api)) == 0
+
+
+async def test_a_callers_certificate_is_not_part_of_a_stored_head(api: Api) -> None:
+    token, _ = make_token("consume:*:*", certificate="pipeline")
+    api.context.http.access = access_of(token)
+    pull = request("GET", f"{QUEUE}?offset=0")
+    async with raw_connection(api.server.port) as connection:
+        for _ in range(3):
+            assert (await answer(connection, pull))[0] == 401
+    assert len(heads(api)) == 0
+
+
+async def test_audited_and_open_requests_are_not_stored(api: Api) -> None:
+    async with raw_connection(api.server.port) as connection:
+        for _ in range(3):
+            await answer(connection, request("GET", "/healthz"))
+            await answer(connection, request("PUT", "/v1/topics/new", body=b"{}"))
+    assert len(heads(api)) == 0
+
+
+# -- random heads ----------------------------------------------------------------------------
+
+OFFSET_NAMES = ["offset", "offset", "%6Fffset", "Offset", "min_offset", "from", "timestamp_ms"]
+VALUES = ["0", "1", "2", "007", "-1", "", "x", "999999999999999999", "9999999999999999999", "1 "]
+PAIRS = st.tuples(st.sampled_from(OFFSET_NAMES), st.sampled_from(VALUES)).map("=".join)
+OTHERS = st.sampled_from(["max_messages=1", "wait_ms=0", "tag=a", "#", "offset", "a=?offset=1"])
+USUAL = st.sampled_from([["offset=1"], ["max_messages=1", "offset=1"], ["offset=1", "wait_ms=0"]])
+TARGETS = st.one_of(USUAL, st.lists(st.one_of(PAIRS, PAIRS, OTHERS), max_size=3)).map(
+    lambda pairs: QUEUE + ("?" + "&".join(pairs) if pairs else "")
+)
+HEADERS = st.dictionaries(
+    st.sampled_from(["Accept", "Referer", "accept", "X", "Last-Event-ID", "Expect", "Origin"]),
+    st.sampled_from(["*/*", "application/x-msgpack", "?offset=1", "/?offset=2 ", "0:1", "text/x"]),
+    max_size=2,
+)
+
+
+@st.composite
+def families(draw: st.DrawFn) -> list[bytes]:
+    """Requests that are the same but for one offset, as a reader sends them."""
+    method = draw(st.sampled_from(["GET", "GET", "GET", "HEAD", "POST", "DELETE"]))
+    target, headers = draw(TARGETS), draw(HEADERS)
+    first = request(method, target.replace(" ", "%20"), headers)
+    second = request(method, target.replace("=1", "=2").replace(" ", "%20"), headers)
+    return [draw(st.sampled_from([first, second])) for _ in range(6)]
+
+
+async def _compare(sent: list[bytes]) -> None:
+    async with running_api(orders=1) as api:
+        await api.fill(10, 4)
+
+        async def replies() -> list[Any]:
+            found = []
+            for each in sent:
+                async with raw_connection(api.server.port) as connection:
+                    await connection.send(each)
+                    connection.writer.write_eof()
+                    async with asyncio.timeout(20):
+                        reply = await connection.closed()
+                lines = reply.split(b"\r\n")
+                found.append([line for line in lines if not line.startswith(b"Date:")])
+            return found
+
+        stored = await replies()
+        heads(api)._of.clear()
+        heads(api).find = lambda client, data: None  # type: ignore[method-assign]
+        assert await replies() == stored
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(families())
+def test_random_heads_get_the_answers_of_parsed_heads(sent: list[bytes]) -> None:
+    asyncio.run(_compare(sent))
