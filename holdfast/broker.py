@@ -32,7 +32,14 @@ from holdfast.groups.service import GroupService
 from holdfast.holdservice.envelope_columns import set_reader
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
 from holdfast.http_api.access.service import AccessService
-from holdfast.http_api.app import ApiContext, BrokerFigures, BrokerStatus, HttpContext, make_app
+from holdfast.http_api.app import (
+    AmqpUse,
+    ApiContext,
+    BrokerFigures,
+    BrokerStatus,
+    HttpContext,
+    make_app,
+)
 from holdfast.http_api.server import Server, start_server
 from holdfast.http_api.wire.tls import TlsUnusable
 from holdfast.storage.figures import bytes_per_day, upper_quantile
@@ -140,6 +147,7 @@ class Broker:
             audit=access.audit,
             console=self._config.console,
             figures=partial(self._figures, collector),
+            amqp_use=self._amqp_use,
         )
         try:
             await self._check_address(access)
@@ -353,6 +361,12 @@ class Broker:
             sync_p99_s=upper_quantile(collector.syncs, 0.99),
             amqp_connections=0 if amqp is None else len(amqp.connections.open),
         )
+
+    def _amqp_use(self) -> AmqpUse:
+        if self._amqp is None:
+            return AmqpUse()
+        every = self._amqp.connections
+        return AmqpUse(every.limits.by_client, every.sessions.by_client, every.links.by_client)
 
     def _info(self) -> Mapping[str, object]:
         return {

@@ -22,7 +22,13 @@ from holdfast.http_api.endpoints.state_metrics import HttpCollector, StateCollec
 from holdfast.http_api.routes import AMQP_PATH, PAGES, ROUTES, UPGRADES
 from holdfast.http_api.routing.call import Call, OpenCall
 from holdfast.http_api.routing.codecs import EVENTS, JSON, negotiate
-from holdfast.http_api.routing.context import ApiContext, BrokerFigures, BrokerStatus, HttpContext
+from holdfast.http_api.routing.context import (
+    AmqpUse,
+    ApiContext,
+    BrokerFigures,
+    BrokerStatus,
+    HttpContext,
+)
 from holdfast.http_api.routing.openapi import openapi_document
 from holdfast.http_api.routing.params import Queries
 from holdfast.http_api.routing.plan import RequestPlan
@@ -37,7 +43,15 @@ from holdfast.http_api.wire.request import (
     list_header,
 )
 
-__all__ = ["ApiContext", "App", "BrokerFigures", "BrokerStatus", "HttpContext", "make_app"]
+__all__ = [
+    "AmqpUse",
+    "ApiContext",
+    "App",
+    "BrokerFigures",
+    "BrokerStatus",
+    "HttpContext",
+    "make_app",
+]
 
 _logger = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from holdfast.http_api.access.grants import (
 from holdfast.http_api.console import files
 from holdfast.http_api.endpoints import groups, inspection, leases, lookups, operations, topics
 from holdfast.http_api.endpoints.browse import BrowseParams, browse_messages
+from holdfast.http_api.endpoints.connections import list_connections
 from holdfast.http_api.endpoints.group_lag import get_group, list_groups
 from holdfast.http_api.endpoints.group_offsets import get_offsets, put_offsets, reset_offsets
 from holdfast.http_api.endpoints.overview import get_overview
@@ -207,6 +208,11 @@ ROUTES: Sequence[Route] = (
     Route(
         "GET", "/v1/overview", get_overview,
         replies={200: structured(inspection_types.OverviewReply)},
+        access=require("operate"),
+    ),
+    Route(
+        "GET", "/v1/connections", list_connections, topics.PageParams,
+        replies={200: structured(inspection_types.ConnectionsReply)},
         access=require("operate"),
     ),
     Route(

@@ -30,6 +30,11 @@ class RateLimiter:
             config.max_requests_per_s_per_client, config.max_bytes_per_s_per_client
         )
 
+    @property
+    def waits(self) -> RateLimit:
+        """The clients, with the time that each must wait."""
+        return self._limit
+
     def admit(self, request: Request, principal: Principal) -> Principal:
         """Charge the client for a request, before its body is read, and return `principal`.
 
@@ -71,6 +76,11 @@ class PublishLimiter:
             config.max_publish_messages_per_s_per_client, config.max_publish_bytes_per_s_per_client
         )
         self._rate = PublishRate()
+
+    @property
+    def waits(self) -> PublishRate:
+        """The clients, with the time that each must wait."""
+        return self._rate
 
     def rates_of(self, principal: Principal) -> Rates:
         """Return how many messages and bytes a principal may publish per second."""

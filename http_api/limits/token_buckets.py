@@ -55,6 +55,20 @@ class _Tokens:
 class _Clients:
     """The tokens of each client."""
 
+    def names(self) -> list[str]:
+        """Return the clients that are remembered."""
+        return list(self._tokens)
+
+    def wait_s(self, client: str, now: float) -> float:
+        """Return how many seconds a client must wait before its next request; 0 if it need not."""
+        found = self._tokens.get(client)
+        if found is None:
+            return 0.0
+        passed_s, rates = max(now - found.at, 0.0), found.rates
+        items_s = (1 - found.items) / rates.items - passed_s if rates.items else 0.0
+        bytes_s = -found.bytes / rates.bytes - passed_s if rates.bytes else 0.0
+        return max(items_s, bytes_s, 0.0)
+
     def __init__(self, max_clients: int) -> None:
         self._max_clients = max_clients
         self._tokens: OrderedDict[str, _Tokens] = OrderedDict()
@@ -93,6 +107,14 @@ class RateLimit:
         self._rates = Rates(max_requests_per_s, max_bytes_per_s)
         self._clients = _Clients(max_clients)
 
+    def names(self) -> list[str]:
+        """Return the clients that are remembered."""
+        return self._clients.names()
+
+    def wait_s(self, client: str, now: float) -> float:
+        """Return how many seconds a client must wait before its next request; 0 if it need not."""
+        return self._clients.wait_s(client, now)
+
     def __len__(self) -> int:
         return len(self._clients)
 
@@ -119,6 +141,14 @@ class PublishRate:
 
     def __init__(self, max_clients: int = MAX_CLIENTS) -> None:
         self._clients = _Clients(max_clients)
+
+    def names(self) -> list[str]:
+        """Return the clients that are remembered."""
+        return self._clients.names()
+
+    def wait_s(self, client: str, now: float) -> float:
+        """Return how many seconds a client must wait before its next request; 0 if it need not."""
+        return self._clients.wait_s(client, now)
 
     def __len__(self) -> int:
         return len(self._clients)

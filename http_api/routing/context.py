@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry
 
@@ -76,6 +76,14 @@ class BrokerFigures:
     amqp_connections: int = 0
 
 
+class AmqpUse(NamedTuple):
+    """How many connections, sessions and links of AMQP each client has."""
+
+    connections: Mapping[str, int] = {}
+    sessions: Mapping[str, int] = {}
+    links: Mapping[str, int] = {}
+
+
 async def _no_figures() -> BrokerFigures:
     return BrokerFigures()
 
@@ -98,6 +106,7 @@ class HttpContext:
     """Serves AMQP over WebSockets; None if that is off."""
     figures: Callable[[], Awaitable[BrokerFigures]] = _no_figures
     """Returns figures of the storage and of AMQP. Called while the storage is open."""
+    amqp_use: Callable[[], AmqpUse] = AmqpUse
     started_s: float = field(init=False, default_factory=monotonic)
     pages: CrossOrigin | None = field(init=False, default=None)
     """The origins whose web pages are admitted; None if none are listed."""

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from holdfast.groups.descriptions import LeaseReply, MessageStateReply
 from holdfast.http_api.schemas.groups import GroupSummary
@@ -106,32 +106,39 @@ class OverviewReply(Struct):
     sync_p99_seconds: float | None
 
 
-class ConnectionReply(Struct):
-    """An open connection. `principal` is null until the caller is known.
+class ClientReply(Struct):
+    """A client (an address, or an IPv6 network) with its connections, and the memory it uses.
 
-    `throttled` is true while the client is above a rate limit, or does not read its replies.
-    `sessions` and `links` are those of AMQP.
+    `http` also counts WebSockets. `unsent_bytes` are replies that the client has not read yet, and
+    `arriving_bytes` requests that arrive or are processed.
     """
 
-    id: int
     client: str
-    protocol: Literal["http", "amqp"]
-    principal: str | None
-    open_seconds: float
-    state: str
+    http: int
+    amqp: int
+    amqp_sessions: int
+    amqp_links: int
     unsent_bytes: int
-    throttled: bool
-    sessions: int | UnsetType = UNSET
-    links: int | UnsetType = UNSET
+    arriving_bytes: int
+
+
+class HeldBackReply(Struct):
+    """A client that is above a rate limit: `token ID` or `address ADDRESS`.
+
+    `limit` is `requests` or `publishes`. The client is served again after `wait_seconds`.
+    """
+
+    client: str
+    limit: Literal["requests", "publishes"]
+    wait_seconds: float
 
 
 class ConnectionsReply(Struct):
-    """A page of the open connections, oldest first. `next` is the `after` of the next page.
+    """A page of the connected clients, by name. `next` is the `after` of the next page.
 
-    `count` is the number of all connections, and `throttled` that of clients that are held back.
+    `held_back` has at most a hundred of the clients that must wait because of a rate limit.
     """
 
-    connections: list[ConnectionReply]
-    count: int
-    throttled: int
+    clients: list[ClientReply]
+    held_back: list[HeldBackReply]
     next: str | None

@@ -44,6 +44,7 @@ def views(console: Console) -> list[str]:
         "#/groups/billing/letters",
         "#/find?q=o",
         f"#/publish?topic=orders&again={message}",
+        "#/connections",
         "#/access",
     ]
 

@@ -37,6 +37,7 @@ ADDITIONS = {
         for area, names in {
             "paths": (
                 "/v1/access",
+                "/v1/connections",
                 "/v1/groups/{group}/leases",
                 "/v1/messages/{message_id}/groups",
                 "/v1/names",
@@ -48,6 +49,9 @@ ADDITIONS = {
                 "AccessReply",
                 "BrowseReply",
                 "BrowsedQueue",
+                "ClientReply",
+                "ConnectionsReply",
+                "HeldBackReply",
                 "DiskReply",
                 "GroupFiguresReply",
                 "LeaseReply",
@@ -71,6 +75,7 @@ ADDED_AREAS = (
     "+ /settings/console.",
     # The problems of the new paths.
     "+ /http/problems/GET /v1/access ",
+    "+ /http/problems/GET /v1/connections ",
     "+ /http/problems/GET /v1/groups/{group}/leases ",
     "+ /http/problems/GET /v1/messages/{message_id}/groups ",
     "+ /http/problems/GET /v1/names ",

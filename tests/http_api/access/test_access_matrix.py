@@ -68,6 +68,7 @@ GOOD: Mapping[tuple[str, str], Request] = {
     ("GET", "/v1/messages/{message_id}/groups"): Request(require("consume")),
     ("GET", "/v1/access"): Request(AUTHENTICATED),
     ("GET", "/v1/overview"): Request(require("operate")),
+    ("GET", "/v1/connections"): Request(require("operate")),
     ("GET", "/v1/names"): Request(require("publish", "consume", "admin")),
     ("GET", TOPIC + "/groups"): Request(require("consume", "admin")),
     ("GET", GROUP + "/leases"): Request(require("consume", "admin")),

@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
+from holdfast.consumequeue.slices import ITEMS_A_TURN
 from holdfast.groups.config import GroupsConfig
+from holdfast.http_api.app import AmqpUse
 from tests.support.api_server import Api, running_api
+from tests.support.calls_a_turn import calls_a_turn
 from tests.support.tokens import let_in
 
 
@@ -244,3 +247,45 @@ async def test_the_overview_counts_messages_groups_and_connections(api: Api) -> 
     await billing(api, max_in_flight=2)
     found = await got(api, "/v1/overview")
     assert (found["groups"]["at_limit"], found["groups"]["at_limit_count"]) == (["billing"], 1)
+
+
+# -- connections -----------------------------------------------------------------------------------
+
+
+async def test_connections_are_listed_by_client_page_by_page(api: Api) -> None:
+    (client,) = (await got(api, "/v1/connections"))["clients"]
+    assert (client["client"], client["http"], client["amqp"]) == ("127.0.0.1", 1, 0)
+    api.context.http.amqp_use = lambda: AmqpUse({"10.0.0.7": 2}, {"10.0.0.7": 3}, {"10.0.0.7": 4})
+    page = await got(api, "/v1/connections?limit=1")
+    assert page["next"] == "10.0.0.7"
+    (client,) = page["clients"]
+    assert [client[name] for name in ("http", "amqp", "amqp_sessions", "amqp_links")] == [
+        0,
+        2,
+        3,
+        4,
+    ]
+    page = await got(api, "/v1/connections?limit=1&after=10.0.0.7")
+    assert (page["clients"][0]["client"], page["next"]) == ("127.0.0.1", None)
+
+
+async def test_clients_above_a_rate_limit_are_held_back() -> None:
+    async with running_api(
+        orders=1, max_requests_per_s_per_client=1000, max_publish_messages_per_s_per_client=2
+    ) as api:
+        assert (await got(api, "/v1/connections"))["held_back"] == []
+        await fill(api, 1000)
+        (found,) = (await got(api, "/v1/connections"))["held_back"]
+        assert (found["client"], found["limit"]) == ("address 127.0.0.1", "publishes")
+        assert 400 < found["wait_seconds"] < 500
+
+
+async def test_the_readers_are_found_in_slices(api: Api) -> None:
+    topic = api.store.table.get("orders")
+    for number in range(600):
+        await api.store.offsets.store_offsets(f"reader-{number:04}", topic, {0: 0})
+    other, _ = await api.store.topics.create("other")
+    with calls_a_turn(api.store.offsets, "group_topics") as turns:
+        assert (await got(api, "/v1/topics/other/groups"))["groups"] == []
+    assert (turns.total, turns.most <= ITEMS_A_TURN) == (600, True)
+    assert other.queue_count

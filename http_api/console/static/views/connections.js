@@ -3,8 +3,12 @@
 
 import { get } from "../api.js";
 import { fill, h } from "../dom.js";
-import { bytes, counted, duration, number } from "../format.js";
-import { DataTable, asCode, facts, heading, pager } from "../parts.js";
+import { bytes, counted, duration } from "../format.js";
+import { DataTable, asCode, box, heading, pager } from "../parts.js";
+import { count } from "./groups.js";
+
+/** @param {number} size */
+const size = (size) => (size ? bytes(size) : h("span", { class: "quiet" }, "–"));
 
 /** @param {import("../console.js").Page} page */
 export async function show(page) {
@@ -13,24 +17,25 @@ export async function show(page) {
   const top = h("div");
   const steps = h("div");
   const table = DataTable.of({
-    label: "Connections", key: (row) => String(row.id), mark: (row) => (row.throttled ? "warn" : ""),
+    label: "Clients", key: (row) => row.client,
     columns: [
       { title: "Client", cell: (row) => row.client, class: "name" },
-      { title: "Caller", cell: (row) => row.principal ?? h("span", { class: "quiet" }, "not known yet") },
-      { title: "Protocol", cell: (row) => row.protocol },
-      { title: "Open for", cell: (row) => duration(row.open_seconds), class: "number" },
-      { title: "Now", cell: (row) => [row.state, row.throttled && h("span", { class: "state-word warn" }, "held back")] },
-      { title: "Not read yet", cell: (row) => (row.unsent_bytes ? bytes(row.unsent_bytes) : h("span", { class: "quiet" }, "–")), class: "number" },
-      { title: "Sessions", cell: (row) => (row.sessions === undefined ? "" : number(row.sessions)), class: "number" },
-      { title: "Links", cell: (row) => (row.links === undefined ? "" : number(row.links)), class: "number" },
+      { title: "HTTP connections", cell: (row) => count(row.http), class: "number" },
+      { title: "AMQP connections", cell: (row) => count(row.amqp), class: "number" },
+      { title: "AMQP sessions", cell: (row) => count(row.amqp_sessions), class: "number" },
+      { title: "AMQP links", cell: (row) => count(row.amqp_links), class: "number" },
+      { title: "Replies not read yet", cell: (row) => size(row.unsent_bytes), class: "number" },
+      { title: "Requests in memory", cell: (row) => size(row.arriving_bytes), class: "number" },
     ],
-    empty: "No connections.",
+    empty: "No client is connected.",
   });
   await page.every(3000, async () => {
     const reply = await get(request.path, request.query, signal);
-    table.rows = reply.connections;
-    fill(top, facts([["Open", counted(reply.count, "connection")], ["Held back", counted(reply.throttled, "client")]]));
-    fill(steps, pager("Pages of connections", [["First", query.after ? page.link({ after: null }) : null], ["Next ›", reply.next === null ? null : page.link({ after: reply.next })]]));
+    table.rows = reply.clients;
+    fill(top, reply.held_back.length
+      ? box("warn", `${counted(reply.held_back.length, "client")} held back by a rate limit.`, ...reply.held_back.map((/** @type {any} */ each) => `${each.client}: its ${each.limit} wait for ${duration(each.wait_seconds)}.`))
+      : h("p", { class: "quiet" }, "No client is held back by a rate limit."));
+    fill(steps, pager("Pages of clients", [["First", query.after ? page.link({ after: null }) : null], ["Next ›", reply.next === null ? null : page.link({ after: reply.next })]]));
   });
-  return h("div", null, heading("Connections", null, "A client is held back while it is above a rate limit, or does not read its replies."), top, table, steps, asCode(request));
+  return h("div", null, heading("Connections"), top, table, steps, asCode(request));
 }
