@@ -62,10 +62,18 @@ class GroupState:
     topics: Mapping[str, Subscription]
 
 
+class Holder(NamedTuple):
+    """The member that holds a message, and when its lease ends. `member` is None if the message may
+    be leased since before a restart. `until_ms` is None if the lease has no deadline."""
+
+    member: str | None
+    until_ms: int | None
+
+
 class Delivery(NamedTuple):
     """One message: a row of a stored batch. `receipt` is None if the message is already settled, or
     was only shown (browse). `attempt` counts deliveries from 1. `failures` counts only the earlier
-    deliveries that ended with a nack."""
+    deliveries that ended with a nack. `holder` is set if a browse shows a leased message."""
 
     topic: Topic
     queue: int
@@ -76,6 +84,7 @@ class Delivery(NamedTuple):
     attempt: int
     redelivered: bool
     failures: int = 0
+    holder: Holder | None = None
 
 
 @dataclass(slots=True)

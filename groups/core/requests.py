@@ -137,6 +137,9 @@ class ReceiveRequest:
     """If true, no message is leased, and the request never waits. A member's next browse continues
     after the messages that this member was shown. After an empty answer, the next browse begins at
     the floors again."""
+    include_leased: bool = False
+    """If true, a browse also shows messages that may not be leased now because they are leased, or
+    may be leased since before a restart."""
     topic_names: Sequence[str] | None = None
     filter_text: str | None = None
     unit_limits: Sequence[UnitLimit] = ()

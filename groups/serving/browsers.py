@@ -12,7 +12,9 @@ from holdfast.groups.core.browsing import browse
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.group_topic import GroupTopic
 from holdfast.groups.core.requests import ReceiveRequest, SelectedMessage
-from holdfast.groups.service_types import Delivery
+from holdfast.groups.cursor.cursor import Cursor, State
+from holdfast.groups.cursor.leases import NO_DEADLINE
+from holdfast.groups.service_types import Delivery, Holder
 from holdfast.groups.serving.head_source import StoreHeads
 from holdfast.groups.serving.receive_flow import ReceiveFlow
 
@@ -48,21 +50,26 @@ class Browsers:
                 max_messages=request.max_messages,
                 max_bytes=request.max_bytes,
                 filter=request.filter,
+                include_leased=request.include_leased,
                 now_ms=now_ms,
             )
             if shown.needs is None or shown.messages:
                 break
             place = shown.place
             await self._source.fetch(*shown.needs)
-        found, _ = await self._flow.deliveries(
-            [
-                SelectedMessage(
-                    key, offset, cursor.attempt(offset), False, None, cursor.failures(offset)
-                )
-                for key, offset in shown.messages
-                for cursor in [self._core.topics[key[0]].lanes[key[1]].cursor]
+        messages, holders = [], {}
+        for key, offset in shown.messages:
+            cursor = self._core.topics[key[0]].lanes[key[1]].cursor
+            attempt, failures = cursor.attempt(offset), cursor.failures(offset)
+            messages.append(SelectedMessage(key, offset, attempt, False, None, failures))
+            if request.include_leased:
+                holders[key, offset] = holder_of(cursor, offset)
+        found, _ = await self._flow.deliveries(messages)
+        if request.include_leased:
+            found = [
+                each._replace(holder=holders[(each.topic.topic_id, each.queue), each.offset])
+                for each in found
             ]
-        )
         if found or shown.needs is not None:
             self._keep(member, shown.place)
         return found
@@ -81,3 +88,13 @@ class Browsers:
     def _topics(self, request: ReceiveRequest) -> list[GroupTopic]:
         """Return the group's topics that are requested and permitted."""
         return [topic for topic_id, topic in self._core.topics.items() if request.takes(topic_id)]
+
+
+def holder_of(cursor: Cursor, offset: int) -> Holder | None:
+    """Return who holds a message; None if no member holds it."""
+    lease = cursor.leases.get(offset)
+    if lease is not None:
+        return Holder(lease.member, None if lease.deadline_ms == NO_DEADLINE else lease.deadline_ms)
+    if cursor.state(offset) is State.GRACE:
+        return Holder(None, cursor.grace_end_ms)
+    return None

@@ -11,9 +11,11 @@ and the group. All changes by settling are durable before the reply is sent.
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import groupby, repeat
 from time import monotonic
 from typing import Any, cast
+
+from msgspec import UNSET, UnsetType
 
 from holdfast.consumequeue.reading.fetched import BatchSlice
 from holdfast.groups.config import LONGEST_LEASE_MS, GroupsConfig
@@ -21,6 +23,7 @@ from holdfast.groups.service_types import (
     CheckTopic,
     Delivery,
     GroupState,
+    Holder,
     Received,
     ReceiveRequest,
     Status,
@@ -70,6 +73,7 @@ from holdfast.http_api.routing.params import (
 from holdfast.http_api.schemas.leases import (
     AckRequest,
     ExtendRequest,
+    HolderReply,
     LeasedMessage,
     NackRequest,
     PackedLeasedMessage,
@@ -141,6 +145,9 @@ def _make_request(call: Call[NoParams], asked: ReceiveBody, state: GroupState) -
         check_client_label("attempt_id", asked.attempt_id)
     if asked.browse and asked.settled:
         raise invalid("browse", True, "only one of the two", "browse and settled are both true")
+    if asked.include_leased and not asked.browse:
+        detail = "include_leased is true, and browse is not"
+        raise invalid("include_leased", True, "include_leased with browse", detail)
     _check_bounds(asked, config, call.context.groups_config)
     may_wait = asked.wait_ms and config.max_wait_ms
     wait_s = asked.wait_ms / 1000 - (monotonic() - call.received_at) if may_wait else 0.0
@@ -155,6 +162,7 @@ def _make_request(call: Call[NoParams], asked: ReceiveBody, state: GroupState) -
         # A request for 0 messages only asks how many are available, so it is never held.
         wait_s=0.0 if asked.max_messages == 0 else max(wait_s, 0.0),
         browse=asked.browse,
+        include_leased=asked.include_leased,
         topic_names=asked.topics,
         filter_text=asked.filter,
         unit_limits=_convert_limits(asked, state),
@@ -330,10 +338,17 @@ def leased_messages(
             cast("list[str | None]", [each.receipt for each in part.deliveries]),  # texts
             [each.attempt for each in part.deliveries],
             [each.redelivered for each in part.deliveries],
+            [_describe_holder(each.holder) for each in part.deliveries]
+            if part.deliveries[0].receipt is None
+            else repeat(UNSET),
         )
         for place, message in zip(part.places, messages, strict=True):
             made[place] = message
     return made
+
+
+def _describe_holder(holder: Holder | None) -> HolderReply | UnsetType:
+    return UNSET if holder is None else HolderReply(holder.member, holder.until_ms)
 
 
 def _count_messages(context: ApiContext, deliveries: Sequence[Delivery], size: int) -> None:

@@ -62,7 +62,8 @@ def make_leased_messages(
 ) -> Iterable[LeasedMessage | PackedLeasedMessage]:
     """Return the messages of a slice for a media type, with the values of their leases.
 
-    `lease` has three columns: the receipts, the attempts, and whether messages are redelivered.
+    `lease` has four columns: the receipts, the attempts, whether messages are redelivered, and
+    the holders that a browse shows.
     """
     *columns, bodies = _columns(topic, slice_)
     if media == MSGPACK:

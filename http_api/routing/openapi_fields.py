@@ -112,7 +112,11 @@ FIELDS: Mapping[str, Doc] = {
     "floor": Doc("All messages below this offset are settled."),
     "group": Doc("The group's name.", "billing"),
     "groups": Doc("The groups of this page."),
+    "holder": Doc("The member that holds the message. Only present with `include_leased`."),
     "id": Doc("The lease's id."),
+    "include_leased": Doc(
+        "Also show messages that a member holds, with their `holder`. Only with `browse`."
+    ),
     "in_flight": Doc("Messages that are leased now."),
     "key": Doc(
         "The message's key. It chooses the queue, and messages with the same key stay in order. "

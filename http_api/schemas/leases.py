@@ -46,7 +46,8 @@ class ReceiveRequest(Request):
     `member` may be omitted in competing groups, where all members are alike. If `max_messages` is
     0, the reply only reports how many messages are available. `topics` restricts the reply to
     messages of these topics. With `settled`, each message is acknowledged when it is sent. With
-    `browse`, messages are only read, without leases. A second request with the same `attempt_id`
+    `browse`, messages are only read, without leases; with `include_leased` too, the reply also has
+    messages that a member holds. A second request with the same `attempt_id`
     gets the same messages, if they are still leased. `limits` restricts the messages of single
     queues and keys.
     """
@@ -60,8 +61,20 @@ class ReceiveRequest(Request):
     filter: str | None = None
     settled: bool = False
     browse: bool = False
+    include_leased: bool = False
     attempt_id: Mark | None = None
     limits: list[UnitLimit] | None = None
+
+
+class HolderReply(Struct):
+    """The member that holds a message, until `until_ms`.
+
+    `member` is null if the member is not known after a restart of the broker. `until_ms` is null if
+    the lease lasts as long as the member's link of AMQP.
+    """
+
+    member: str | None
+    until_ms: int | None
 
 
 class LeasedMessageHead(MessageHead):
@@ -70,6 +83,7 @@ class LeasedMessageHead(MessageHead):
     receipt: str | None
     attempt: int
     redelivered: bool
+    holder: HolderReply | UnsetType = UNSET
 
 
 class LeasedMessage(LeasedMessageHead):
@@ -77,7 +91,8 @@ class LeasedMessage(LeasedMessageHead):
 
     `receipt` settles the message; it is null if the message needs no settling. `attempt` is the
     number of this delivery, counted from 1. `redelivered` is true if the message may have been
-    delivered before.
+    delivered before. `holder` is only present if `include_leased` shows a message that a member
+    holds.
     """
 
     body: str | UnsetType = UNSET
@@ -87,7 +102,7 @@ class LeasedMessage(LeasedMessageHead):
 class PackedLeasedMessage(LeasedMessageHead):
     """A message that a group delivers in msgpack. `body` has the msgpack type bin."""
 
-    body: bytes
+    body: bytes = b""
 
 
 class ReceiveReply(Struct, Generic[AnyLeased]):

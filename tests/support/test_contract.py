@@ -11,6 +11,9 @@ from tests.support.contract import SNAPSHOT, contract, differences
 #: What may be new. Anything else that is added, changed or removed is a change of a promise:
 #: write the contract again (`python -m tests.support.contract --write`) only if it is meant.
 ADDITIONS = {
+    "+ /http/schemas/schemas/HolderReply",
+    "+ /http/schemas/schemas/LeasedMessage/properties/holder",
+    "+ /http/schemas/schemas/ReceiveRequest/properties/include_leased",
     "+ /metrics/holdfast_reput_behind_messages",
     "+ /settings/consumequeue.eager_tail",
     "+ /commands/holdfast serve/--consumequeue-eager-tail",

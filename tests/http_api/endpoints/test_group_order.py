@@ -17,6 +17,13 @@ async def api(tmp_path: Path) -> AsyncIterator[GroupApi]:
         yield api
 
 
+async def held_state(api: GroupApi) -> object:
+    """Return everything that browsing must not change."""
+    described = await api.describe()
+    counts = [described[name] for name in ("available", "in_flight", "lag_messages", "members")]
+    return counts, await api.ask("GET", "/v1/groups/g/leases")
+
+
 async def test_the_highest_level_is_delivered_first_and_in_order(api: GroupApi) -> None:
     # Q20, Q21
     # The first digit of a body is its priority.
@@ -26,6 +33,37 @@ async def test_the_highest_level_is_delivered_first_and_in_order(api: GroupApi) 
     await api.ask("POST", "/v1/topics/orders/messages", {"messages": messages})
     assert bodies(await waiting) == ["9a", "9b", "7a"]
     assert bodies(await api.receive()) == ["4a", "4b", "0a", "0b"]
+
+
+async def test_a_browse_shows_leased_messages_with_their_holders_if_asked(api: GroupApi) -> None:
+    # Q12, Q22: the first digit of a body is its priority.
+    messages = [{"body": text, "priority": int(text[0])} for text in ("0a", "4a", "9a", "4b", "9b")]
+    await api.ask("POST", "/v1/topics/orders/messages", {"messages": messages})
+    held = await api.receive("m", max_messages=3, lease_ms=50_000)
+    assert bodies(held) == ["9a", "9b", "4a"]
+    leases = (await api.ask("GET", "/v1/groups/g/leases"))["leases"]
+    before = await held_state(api)
+
+    shown = await api.receive("eye", browse=True)
+    assert bodies(shown) == ["4b", "0a"]
+    assert not any("holder" in each for each in shown["messages"])
+    shown = await api.receive("other", browse=True, include_leased=True, max_messages=4)
+    assert bodies(shown) == ["9a", "9b", "4a", "4b"]
+    holders = [each.get("holder") for each in shown["messages"]]
+    until_ms = {each["until_ms"] for each in leases}
+    assert len(until_ms) == 1
+    assert holders == [{"member": "m", "until_ms": until_ms.pop()}] * 3 + [None]
+    assert {each["receipt"] for each in shown["messages"]} == {None}
+    assert bodies(await api.receive("other", browse=True, include_leased=True)) == ["0a"]
+
+    assert await held_state(api) == before
+    assert bodies(await api.receive("m")) == ["4b", "0a"]
+    assert await api.settle("ack", held) == ["done"] * 3
+    assert bodies(await api.receive("third", browse=True, include_leased=True)) == ["4b", "0a"]
+    refused = await api.refused(
+        "POST", "/v1/groups/g/receive", {"member": "m", "include_leased": True}
+    )
+    assert refused == (400, "invalid-parameter")
 
 
 async def test_an_expired_message_is_not_delivered_and_is_counted(api: GroupApi) -> None:  # T32
