@@ -43,7 +43,7 @@ test-cluster: $(READY)  ## Spark: local-cluster, standalone and Connect beside o
 # The console in Debian's chromium. What is missing, the tests name and skip;
 # `.ci/install-fault-tools` installs it.
 test-browser: $(READY)  ## the console in a real browser: views, seeking, keyboard, accessibility
-	$(BIN)/pytest -m browser tests/browser $(PYTEST_ARGS)
+	$(BIN)/pytest -m browser -n $(JOBS) --dist loadgroup tests/browser $(PYTEST_ARGS)
 
 # Clients that generators make of the OpenAPI document, and tools as users type them. What is
 # downloaded and built stays in .interop/; a toolchain that is missing skips its tests by name.

@@ -14,12 +14,19 @@ from holdfast.http_api.access.grants import (
     require,
 )
 from holdfast.http_api.console import files
-from holdfast.http_api.endpoints import groups, inspection, leases, lookups, operations, topics
+from holdfast.http_api.endpoints import (
+    access,
+    groups,
+    inspection,
+    leases,
+    lookups,
+    operations,
+    topics,
+)
 from holdfast.http_api.endpoints.browse import BrowseParams, browse_messages
 from holdfast.http_api.endpoints.connections import list_connections
 from holdfast.http_api.endpoints.group_lag import get_group, list_groups
 from holdfast.http_api.endpoints.group_offsets import get_offsets, put_offsets, reset_offsets
-from holdfast.http_api.endpoints.overview import get_overview
 from holdfast.http_api.endpoints.publish import PublishParams, publish
 from holdfast.http_api.endpoints.pull import (
     PULL_TYPES,
@@ -201,12 +208,23 @@ ROUTES: Sequence[Route] = (
     ),
     # For operators
     Route(
-        "GET", "/v1/access", inspection.get_access,
+        "GET", "/v1/access", access.get_access,
         replies={200: structured(inspection_types.AccessReply)},
         access=AUTHENTICATED,
     ),
+    # These two also need `admin` on everything, which the endpoints check.
     Route(
-        "GET", "/v1/overview", get_overview,
+        "GET", "/v1/access/tokens", access.list_tokens,
+        replies={200: structured(inspection_types.TokensReply)},
+        access=require("operate"),
+    ),
+    Route(
+        "GET", "/v1/access/audit", access.list_audit, access.AuditParams,
+        replies={200: structured(inspection_types.AuditReply)},
+        access=require("operate"),
+    ),
+    Route(
+        "GET", "/v1/overview", operations.get_overview,
         replies={200: structured(inspection_types.OverviewReply)},
         access=require("operate"),
     ),

@@ -30,6 +30,8 @@ _logger = logging.getLogger("holdfast.audit")
 
 #: At most this many lines wait for the disk. Further lines are counted but not written.
 MAX_WAITING = 10_000
+#: `tail` reads at most this much of each file.
+TAIL_BYTES = 256 * 1024
 
 
 def audit_line(
@@ -80,6 +82,15 @@ class AuditFile:
         if size >= self._max_bytes:
             self._rotate()
 
+    def tail(self, most: int) -> list[bytes]:
+        """Return the newest whole lines, newest first: at most `most`, and only those in the last
+        TAIL_BYTES of the file and of the newest rotated file. Raises OSError."""
+        lines: list[bytes] = []
+        for path in (self.path, self._rotated_path(1)):
+            if len(lines) < most and os.path.lexists(path):
+                lines += _last_lines(path)[::-1]
+        return lines[:most]
+
     def _rotate(self) -> None:
         for number in range(self._max_files - 1, 0, -1):
             older = self._rotated_path(number)
@@ -89,6 +100,20 @@ class AuditFile:
 
     def _rotated_path(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{number}")
+
+
+def _last_lines(path: Path) -> list[bytes]:
+    descriptor = open_file(path, os.O_RDONLY)
+    try:
+        size = os.fstat(descriptor).st_size
+        start = max(size - TAIL_BYTES, 0)
+        content = os.pread(descriptor, TAIL_BYTES, start)
+    finally:
+        os.close(descriptor)
+    lines = content.splitlines(keepends=True)
+    if start:
+        del lines[:1]  # it may lack its beginning
+    return [each.rstrip(b"\n") for each in lines if each.endswith(b"\n")]
 
 
 class AuditLog:
@@ -111,6 +136,10 @@ class AuditLog:
         self._not_named = 0
         self.lost = 0
         """How many lines were not written because too many lines were waiting."""
+
+    def tail(self, most: int) -> list[bytes]:
+        """Return the newest lines that are written, newest first. Blocks. Raises OSError."""
+        return self._file.tail(most)
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._write, name="holdfast-audit", daemon=True)

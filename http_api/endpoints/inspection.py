@@ -14,12 +14,11 @@ from holdfast.http_api.access.grants import GROUP_VERBS, TOPIC_VERBS, Principal
 from holdfast.http_api.endpoints.group_access import leased_group
 from holdfast.http_api.endpoints.lookups import check_topic_of
 from holdfast.http_api.endpoints.topics import PageParams
-from holdfast.http_api.routing.call import Call, NoParams
+from holdfast.http_api.routing.call import Call
 from holdfast.http_api.routing.context import ApiContext
 from holdfast.http_api.routing.params import choice, invalid, text, whole
 from holdfast.http_api.schemas.groups import GroupSummary
 from holdfast.http_api.schemas.inspection import (
-    AccessReply,
     LeasesReply,
     MessageStatesReply,
     NamesReply,
@@ -46,18 +45,6 @@ class LeasesParams:
     after: str | None = text(
         "Begin after this message id: the `next` of the previous page.", maximum=32
     )
-
-
-async def get_access(call: Call[NoParams]) -> Reply:
-    """Return who the caller is, and what its token grants."""
-    principal = call.principal
-    reply = AccessReply(
-        principal.name,
-        call.http.access.is_required,
-        [str(each) for each in principal.grants],
-        call.http.access.expires_ms(principal),
-    )
-    return call.reply(reply)
 
 
 async def list_names(call: Call[NamesParams]) -> Reply:

@@ -252,6 +252,15 @@ FIELDS: Mapping[str, Doc] = {
     "waiting": Doc("Requests that wait for messages."),
     "weight": Doc("The topic's share. 0: the topic is served when no other topic has messages.", 1),
     # Replies for operators
+    "certificate": Doc(
+        "The name of the client certificate, if this is not a token. Null: a token."
+    ),
+    "created_ms": Doc("When the token was created, milliseconds since 1970.", _TIME_MS),
+    "events": Doc("The events, each with time, act, object, outcome, principal and client."),
+    "TokenReply.expired": Doc("Whether the token has expired."),
+    "name": Doc("A label."),
+    "token_id": Doc("The id of the token. It is no secret.", "5f1c0a93be27"),
+    "tokens": Doc("The tokens."),
     "amqp": Doc("Connections of AMQP over TCP and TLS."),
     "amqp_links": Doc("Links of these connections."),
     "amqp_sessions": Doc("Sessions of these connections."),

@@ -1,6 +1,6 @@
 """The bodies of replies for operators: names, leases, states of messages, the overview, access."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -50,6 +50,30 @@ class AccessReply(Struct):
     authentication: bool
     grants: list[str]
     expires_ms: int | None
+
+
+class TokenReply(Struct):
+    """A token without its secret, or the grants of a certificate's name."""
+
+    token_id: str
+    name: str
+    grants: list[str]
+    created_ms: int
+    expires_ms: int | None
+    expired: bool
+    certificate: str | None
+
+
+class TokensReply(Struct):
+    """All tokens that are not revoked, newest first."""
+
+    tokens: list[TokenReply]
+
+
+class AuditReply(Struct):
+    """Events of the audit log, newest first. docs/access.md describes their fields."""
+
+    events: list[dict[str, Any]]
 
 
 class DiskReply(Struct):

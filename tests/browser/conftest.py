@@ -23,6 +23,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 AXE = Path(__file__).parents[2] / ".interop/npm/node_modules/axe-core/axe.min.js"
 #: A busy machine may be slow; a condition that never becomes true is the only failure.
 PATIENCE_MS = 20_000
+WRITABLE = ["--console-writable", "true"]
 expect.set_options(timeout=PATIENCE_MS)
 
 
@@ -103,7 +104,7 @@ def console(chromium: Browser, broker: RunningBroker) -> Iterator[Console]:
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
     folder = tmp_path_factory.mktemp("broker") / "data"
-    with RunningBroker(folder, ["--console-writable", "true"]) as broker:
+    with RunningBroker(folder, WRITABLE, start_timeout_s=120) as broker:
         yield broker
 
 

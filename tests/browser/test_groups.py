@@ -8,14 +8,12 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from holdfast.running_broker import RunningBroker
-from tests.browser.conftest import Console, shown
-
-ACTS = ["--console-writable", "true"]
+from tests.browser.conftest import WRITABLE, Console, shown
 
 
 @pytest.fixture
 def broker(tmp_path: Any) -> Iterator[RunningBroker]:
-    with RunningBroker(tmp_path / "data", ACTS) as broker:
+    with RunningBroker(tmp_path / "data", WRITABLE, start_timeout_s=120) as broker:
         yield broker
 
 

@@ -8,14 +8,15 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from holdfast.running_broker import RunningBroker
-from tests.browser.conftest import Console, shown
+from tests.browser.conftest import WRITABLE, Console, shown
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
     """Return a broker with a trimmed topic: queue 0 has the offsets 4 to 9."""
-    arguments = ["--console-writable", "true", "--commitlog-retention-interval-ms", "100"]
-    with RunningBroker(tmp_path_factory.mktemp("broker") / "data", arguments) as broker:
+    arguments = [*WRITABLE, "--commitlog-retention-interval-ms", "100"]
+    folder = tmp_path_factory.mktemp("broker") / "data"
+    with RunningBroker(folder, arguments, start_timeout_s=120) as broker:
         client = broker.client()
         client.create_topic("empty", queues=2)
         client.create_topic("trimmed", queues=1, retention_ms=500)

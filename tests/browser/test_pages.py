@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from holdfast.running_broker import RunningBroker
-from tests.browser.conftest import Console, shown, violations
+from tests.browser.conftest import WRITABLE, Console, shown, violations
 
 WIDTHS = (1280, 1024, 390)
 
@@ -16,7 +16,7 @@ WIDTHS = (1280, 1024, 390)
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
     folder = tmp_path_factory.mktemp("broker") / "data"
-    with RunningBroker(folder, ["--console-writable", "true"]) as broker, broker.client() as client:
+    with RunningBroker(folder, WRITABLE, start_timeout_s=120) as broker, broker.client() as client:
         client.create_topic("orders", queues=2)
         client.create_topic("x" * 127, queues=1)
         for number in range(60):

@@ -26,7 +26,7 @@ def arguments() -> list[str]:
 
 @pytest.fixture
 def broker(tmp_path: Path, arguments: list[str]) -> Iterator[RunningBroker]:
-    with RunningBroker(tmp_path / "data", arguments) as broker:
+    with RunningBroker(tmp_path / "data", arguments, start_timeout_s=120) as broker:
         yield broker
 
 
@@ -188,6 +188,9 @@ def test_without_a_token_every_view_asks_for_one(console: Console) -> None:
     expect(page.locator("#top button").first).to_have_text("Token refused")
     enter(page, make_token(console.broker, "all"))
     expect(page.locator("#top button").first).to_contain_text("token:")
+    page = console.open("#/access")
+    expect(page.get_by_role("table", name="Tokens").locator("tbody tr")).to_have_count(1)
+    expect(page.get_by_role("table", name="Audit log")).to_contain_text("token.create")
     page = console.open("#/topics")
     expect(page.get_by_role("button", name="New topic…")).to_be_enabled()
     # The token stays in the tab and nowhere else.
@@ -218,6 +221,7 @@ def test_a_narrow_token_shows_only_what_it_grants(console: Console) -> None:
     expect(table.locator("td[data-title=Topic]")).to_have_text(["orders"])
     console.open("#/access")
     expect(page.locator("td[data-title=Grant]")).to_have_text(["consume:=orders:=billing"])
+    expect(page.locator("#main")).to_contain_text("shown to tokens that grant everything")
     page.locator(".as-code summary").click()
     code = page.locator(".as-code pre")
     expect(code).to_contain_text("Bearer $HOLDFAST_TOKEN")

@@ -40,6 +40,8 @@ ADDITIONS = {
         for area, names in {
             "paths": (
                 "/v1/access",
+                "/v1/access/audit",
+                "/v1/access/tokens",
                 "/v1/connections",
                 "/v1/groups/{group}/leases",
                 "/v1/messages/{message_id}/groups",
@@ -50,6 +52,7 @@ ADDITIONS = {
             ),
             "schemas/schemas": (
                 "AccessReply",
+                "AuditReply",
                 "BrowseReply",
                 "BrowsedQueue",
                 "ClientReply",
@@ -64,6 +67,8 @@ ADDITIONS = {
                 "NamesReply",
                 "OverviewReply",
                 "ReadersReply",
+                "TokenReply",
+                "TokensReply",
             ),
         }.items()
         for name in names
@@ -78,6 +83,8 @@ ADDED_AREAS = (
     "+ /settings/console.",
     # The problems of the new paths.
     "+ /http/problems/GET /v1/access ",
+    "+ /http/problems/GET /v1/access/audit ",
+    "+ /http/problems/GET /v1/access/tokens ",
     "+ /http/problems/GET /v1/connections ",
     "+ /http/problems/GET /v1/groups/{group}/leases ",
     "+ /http/problems/GET /v1/messages/{message_id}/groups ",

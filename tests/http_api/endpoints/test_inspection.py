@@ -1,15 +1,17 @@
 """Names, readers of a topic, leases, a message's state in each group, and the caller's access."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.consumequeue.slices import ITEMS_A_TURN
 from holdfast.groups.config import GroupsConfig
+from holdfast.http_api.access.audit import TAIL_BYTES, AuditFile, AuditLog, audit_line
 from holdfast.http_api.app import AmqpUse
 from tests.support.api_server import Api, running_api
 from tests.support.calls_a_turn import calls_a_turn
-from tests.support.tokens import let_in
+from tests.support.tokens import access_of, bearer, let_in, make_token
 
 
 async def got(api: Api, path: str, **headers: str) -> Any:
@@ -289,3 +291,56 @@ async def test_the_readers_are_found_in_slices(api: Api) -> None:
         assert (await got(api, "/v1/topics/other/groups"))["groups"] == []
     assert (turns.total, turns.most <= ITEMS_A_TURN) == (600, True)
     assert other.queue_count
+
+
+# -- tokens and the audit log ----------------------------------------------------------------------
+
+
+async def test_tokens_are_listed_without_their_secrets(api: Api) -> None:
+    assert await got(api, "/v1/access/tokens") == {"tokens": []}
+    old, _ = make_token("consume:orders", expires_ms=1)
+    every, text = make_token("all")
+    api.context.http.access = access_of(old, every)
+    answer = await api.get("/v1/access/tokens", **bearer(text))
+    tokens = {each["token_id"]: each for each in answer.json()["tokens"]}
+    assert tokens.keys() == {old.token_id, every.token_id}
+    assert (tokens[old.token_id]["grants"], tokens[old.token_id]["expired"]) == (
+        ["consume:orders"], True,
+    )  # fmt: skip
+    assert text.partition(".")[2].encode() not in answer.body
+    assert every.digest.hex().encode() not in answer.body
+
+
+async def test_the_newest_events_of_the_audit_log_come_first(api: Api, tmp_path: Path) -> None:
+    assert await got(api, "/v1/access/audit") == {"events": []}
+    file = AuditFile(tmp_path / "access" / "audit.log", 400, 3)
+    audit = AuditLog(file, max_denied_per_second=9)
+    api.context.http.audit = audit
+    assert await got(api, "/v1/access/audit") == {"events": []}  # no file yet
+    for number in range(6):  # every few lines the file is rotated
+        file.append(audit_line(number, "topic.create", f"t{number}", "done", "x", "y", {}))
+    found = (await got(api, "/v1/access/audit"))["events"]
+    names = [each["object"] for each in found]
+    assert names == sorted(names, reverse=True)
+    assert len(names) >= 3
+    assert (await got(api, "/v1/access/audit?limit=2"))["events"] == found[:2]
+
+
+async def test_only_who_may_administer_everything_sees_tokens_and_events(api: Api) -> None:
+    for grants in (["operate"], ["operate", "admin:*"], ["operate", "admin:orders:*"]):
+        header = let_in(api, *grants)
+        for path in ("/v1/access/tokens", "/v1/access/audit"):
+            assert (await api.get(path, **header)).problem == "forbidden", grants
+    header = let_in(api, "operate", "admin:*:*")
+    assert (await api.get("/v1/access/tokens", **header)).status == 200
+
+
+def test_the_tail_of_a_long_audit_file_begins_with_a_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    line = b'{"n":"%s"}\n' % (b"x" * 1000)
+    path.write_bytes(line * 400 + b'{"half')
+    file = AuditFile(path, 1 << 30, 2)
+    lines = file.tail(1000)
+    assert {*lines} == {line[:-1]}
+    assert len(lines) in (TAIL_BYTES // len(line), TAIL_BYTES // len(line) - 1)
+    assert file.tail(1) == [line[:-1]]

@@ -20,12 +20,12 @@ export async function show(page) {
     label: "Clients", key: (row) => row.client,
     columns: [
       { title: "Client", cell: (row) => row.client, class: "name" },
-      { title: "HTTP connections", cell: (row) => count(row.http), class: "number" },
-      { title: "AMQP connections", cell: (row) => count(row.amqp), class: "number" },
-      { title: "AMQP sessions", cell: (row) => count(row.amqp_sessions), class: "number" },
-      { title: "AMQP links", cell: (row) => count(row.amqp_links), class: "number" },
-      { title: "Replies not read yet", cell: (row) => size(row.unsent_bytes), class: "number" },
-      { title: "Requests in memory", cell: (row) => size(row.arriving_bytes), class: "number" },
+      { title: "HTTP", cell: (row) => count(row.http), class: "number" },
+      { title: "AMQP", cell: (row) => count(row.amqp), class: "number" },
+      { title: "Sessions", cell: (row) => count(row.amqp_sessions), class: "number" },
+      { title: "Links", cell: (row) => count(row.amqp_links), class: "number" },
+      { title: "Unread replies", cell: (row) => size(row.unsent_bytes), class: "number" },
+      { title: "Requests held", cell: (row) => size(row.arriving_bytes), class: "number" },
     ],
     empty: "No client is connected.",
   });
