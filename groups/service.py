@@ -310,6 +310,13 @@ class GroupService:
             return await settled
         return await self._store.state.run_shielded(settled)
 
+    async def check_receipts(
+        self, group: str, receipts: Sequence[str | Receipt], check_topic: CheckTopic
+    ) -> None:
+        """Call `check_topic` with the name of the topic of every receipt. If it raises, the
+        exception reaches the caller. Raises UnknownGroup."""
+        await self._get(group).decode_receipts(receipts, check_topic)
+
     def begin_settling(
         self,
         group: str,

@@ -329,14 +329,7 @@ class GroupServer:
         `check_topic` is called for the topic of every receipt before anything is settled; its
         exception reaches the caller. After that `allow_lease` is awaited. Raises StateUnavailable.
         """
-        decoded: list[Receipt | None] = []
-        async for part in in_slices(receipts, SETTLED_A_TURN):
-            decoded += map(self._decode, part)
-        if check_topic is not allow_all:
-            for topic_id in {each.topic_id for each in decoded if each is not None}:
-                topic = self._store.table.by_id(topic_id)
-                if topic is not None:
-                    check_topic(topic.name)
+        decoded = await self.decode_receipts(receipts, check_topic)
         if allow_lease is not None:
             await allow_lease()
         statuses: list[Status] = []
@@ -349,6 +342,21 @@ class GroupServer:
         if Status.DONE in statuses:
             await self.commits.wait()
         return statuses
+
+    async def decode_receipts(
+        self, receipts: Sequence[str | Receipt], check_topic: CheckTopic
+    ) -> list[Receipt | None]:
+        """Return the values of receipts: None for each text that is not a receipt of this broker.
+        Call `check_topic` for the topic of every receipt; its exception reaches the caller."""
+        decoded: list[Receipt | None] = []
+        async for part in in_slices(receipts, SETTLED_A_TURN):
+            decoded += map(self._decode, part)
+        if check_topic is not allow_all:
+            for topic_id in {each.topic_id for each in decoded if each is not None}:
+                topic = self._store.table.by_id(topic_id)
+                if topic is not None:
+                    check_topic(topic.name)
+        return decoded
 
     def begin_settling(
         self, verb: Verb, receipts: Sequence[str | Receipt], terms: Mapping[str, Any]

@@ -32,6 +32,7 @@ from holdfast.groups.service_types import (
     allow_all,
     batch_parts,
 )
+from holdfast.groups.serving.group_server import SETTLED_A_TURN
 from holdfast.groups.settings import MAX_BACKOFF_MS
 from holdfast.http_api.access.authorization import missing_grant
 from holdfast.http_api.access.grants import ANONYMOUS
@@ -71,6 +72,7 @@ from holdfast.http_api.routing.params import (
     invalid,
 )
 from holdfast.http_api.schemas.leases import (
+    MAX_SETTLES,
     AckRequest,
     ExtendRequest,
     HolderReply,
@@ -81,6 +83,7 @@ from holdfast.http_api.schemas.leases import (
     RejectRequest,
     ReleaseRequest,
     SettledReply,
+    SettleRequest,
     StatusReply,
 )
 from holdfast.http_api.schemas.leases import ReceiveRequest as ReceiveBody
@@ -95,6 +98,16 @@ RECEIVE_TYPES = (JSON, NDJSON, MSGPACK)
 #: Decoding one more batch takes about as long as this many more messages of the same batch.
 BATCH_MESSAGES = 4
 
+#: The outcome of a receipt needs about this much memory.
+OUTCOME_BYTES = 16
+#: The fields that each verb has in `settle`, besides its receipts.
+_TERMS = {
+    "ack": {"cumulative", "used_ms"},
+    "nack": {"delay_ms", "used_ms"},
+    "release": set[str](),
+    "reject": {"used_ms"},
+}
+
 _STATUS: Mapping[Status, StatusReply] = {each: StatusReply(each.value) for each in Status}
 
 
@@ -104,6 +117,10 @@ async def receive(call: Call[NoParams]) -> Reply:
     If there is no message to deliver, the request is held for at most `wait_ms`, and answered as
     soon as a message is available. Settle each message by its receipt before its lease expires;
     otherwise it is delivered again. Only the `active` member receives messages.
+
+    The receipts in `settle` are settled first, durably, so that the same reply uses the room that
+    this makes. If the receive fails after that, the receipts stay settled: send them again with
+    the next request to learn their outcomes.
     """
     context, group = call.context, call.group()
     asked = await call.body(ReceiveBody)
@@ -116,6 +133,8 @@ async def receive(call: Call[NoParams]) -> Reply:
         check_named(call, ("consume",), {each.topic for each in request.unit_limits})
     else:
         check_subscribed(call, ("consume",), state.topics)
+    outcomes = UNSET if asked.settle is None else await _settle_first(call, asked.settle)
+    asked.settle = None  # a request that waits must not keep its receipts in memory
     received = await context.groups.receive(group, request)
     if request.may_consume is not None and asked.topics is None and not received.deliveries:
         # By now the group may have new topics that the token does not grant.
@@ -129,7 +148,9 @@ async def receive(call: Call[NoParams]) -> Reply:
     try:
         with LargeReplySlot(context.large_replies if is_large else None) as slot:
             await slot.acquire()
-            reply = await deliver_received(context, received, call.media, received.held_s, slot)
+            reply = await deliver_received(
+                context, received, call.media, received.held_s, slot, outcomes
+            )
     except BaseException:
         give_back()
         raise
@@ -149,6 +170,8 @@ def _make_request(call: Call[NoParams], asked: ReceiveBody, state: GroupState) -
         detail = "include_leased is true, and browse is not"
         raise invalid("include_leased", True, "include_leased with browse", detail)
     _check_bounds(asked, config, call.context.groups_config)
+    if asked.settle is not None:
+        _check_settle(asked.settle, call.media, call.context.groups_config)
     may_wait = asked.wait_ms and config.max_wait_ms
     wait_s = asked.wait_ms / 1000 - (monotonic() - call.received_at) if may_wait else 0.0
     return ReceiveRequest(
@@ -240,7 +263,12 @@ def _or_default(value: int | None, default: int) -> int:
 
 
 async def deliver_received(
-    context: ApiContext, received: Received, media: str, held_s: float, slot: LargeReplySlot
+    context: ApiContext,
+    received: Received,
+    media: str,
+    held_s: float,
+    slot: LargeReplySlot,
+    outcomes: list[SettledReply] | UnsetType = UNSET,
 ) -> Reply:
     """Return the reply to a receive request.
 
@@ -253,6 +281,7 @@ async def deliver_received(
     envelope: ReceiveReply[Any] = ReceiveReply([], received.available, received.active)
     if received.notice:
         envelope.notice = True
+    envelope.outcomes = outcomes
     parts: Sequence[Bytes]
     _, end = next(_split(deliveries), (0, 0))
     if end == len(deliveries) and not _is_one_large(deliveries):
@@ -436,10 +465,67 @@ async def _settle(call: Call[NoParams], verb: Verb, receipts: list[str], **terms
     most = limits.max_settle_receipts
     check_count_at_most("receipts", "receipts", len(receipts), most, "max_settle_receipts")
     check_at_most("lease_ms", terms.get("lease_ms"), limits.max_lease_ms, "max_lease_ms")
-    check_at_most("delay_ms", terms.get("delay_ms"), MAX_BACKOFF_MS)
-    check_at_most("used_ms", terms.get("used_ms"), LONGEST_LEASE_MS)
+    _check_terms(terms)
     leased_group(context, group)
     statuses = await context.groups.settle(
         group, verb, receipts, check_topic=_check_topic(call), **terms
     )
-    return call.reply(SettledReply([_STATUS[each] for each in statuses]))
+    return call.reply(_describe_statuses(statuses))
+
+
+def _check_terms(terms: Mapping[str, Any], parameter: str = "") -> None:
+    check_at_most(f"{parameter}delay_ms", terms.get("delay_ms"), MAX_BACKOFF_MS)
+    check_at_most(f"{parameter}used_ms", terms.get("used_ms"), LONGEST_LEASE_MS)
+
+
+def _describe_statuses(statuses: Sequence[Status]) -> SettledReply:
+    return SettledReply([_STATUS[each] for each in statuses])
+
+
+# -- settling in a receive ---------------------------------------------------------------------
+
+
+def _check_settle(asked: Sequence[SettleRequest], media: str, limits: GroupsConfig) -> None:
+    """Check what a receive settles. Raises Problem."""
+    if media == NDJSON:
+        detail = "NDJSON has no place for the outcomes of settle"
+        raise invalid("settle", True, f"{JSON} or {MSGPACK} as the type of the reply", detail)
+    check_count_at_most("settle", "entries", len(asked), MAX_SETTLES)
+    count = sum([len(each.receipts) for each in asked])
+    most = limits.max_settle_receipts
+    check_count_at_most("settle", "receipts", count, most, "max_settle_receipts")
+    for index, each in enumerate(asked):
+        parameter = f"settle[{index}]."
+        terms = _terms_of(each)
+        for name in terms.keys() - _TERMS[each.verb]:
+            allowed = ", ".join(["verb", "receipts", *sorted(_TERMS[each.verb])])
+            detail = f"{parameter}{name} is given with {each.verb}"
+            raise invalid(parameter + name, terms[name], allowed, detail)
+        _check_terms(terms, parameter)
+
+
+def _terms_of(asked: SettleRequest) -> dict[str, Any]:
+    terms = {"delay_ms": asked.delay_ms, "used_ms": asked.used_ms}
+    given = {name: value for name, value in terms.items() if value is not None}
+    return given | {"cumulative": True} if asked.cumulative else given
+
+
+async def _settle_first(call: Call[NoParams], asked: Sequence[SettleRequest]) -> list[SettledReply]:
+    """Settle what a receive asks for, in order; return the outcomes.
+
+    All receipts are checked before any of them is settled. Usually all entries share one commit.
+    """
+    group, groups, check = call.path["group"], call.context.groups, _check_topic(call)
+    count = sum([len(each.receipts) for each in asked])
+    if count > SETTLED_A_TURN:  # the outcomes stay in memory while the request waits
+        call.count_memory(OUTCOME_BYTES * count)
+    if check is not allow_all:
+        await groups.check_receipts(group, [r for each in asked for r in each.receipts], check)
+    begun = (
+        groups.settle(group, Verb(each.verb), each.receipts, **_terms_of(each)) for each in asked
+    )
+    if count <= SETTLED_A_TURN and not any(each.cumulative for each in asked):
+        settled = await asyncio.gather(*begun)  # each settles before it waits for the commit
+    else:
+        settled = [await each for each in begun]
+    return [*map(_describe_statuses, settled)]

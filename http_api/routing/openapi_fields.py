@@ -213,6 +213,7 @@ FIELDS: Mapping[str, Doc] = {
     ),
     "segments": Doc("The segment files that contain the pieces, as far as the files are complete."),
     "served": Doc("Deliveries since the broker started."),
+    "settle": Doc("What to settle before messages are received. Not with NDJSON."),
     "settled": Doc("Acknowledge each message when it is sent. The messages have no receipts."),
     "size": Doc("Size of the file in bytes."),
     "skipped": Doc("Ranges of messages that were skipped because they are damaged or deleted."),
@@ -246,6 +247,7 @@ FIELDS: Mapping[str, Doc] = {
     "GroupReply.topics": Doc("How far the group is behind in each of its topics."),
     "ttl_ms": Doc("How long groups may deliver the message, in milliseconds.", 60_000),
     "type": Doc("The type of the problem. It is stable and meant for programs."),
+    "verb": Doc("How to settle the messages: the endpoint of the same name describes it.", "ack"),
     "until_ms": Doc("The end time, milliseconds since 1970.", _TIME_MS),
     "used_ms": Doc("How long the member worked on each message, in milliseconds."),
     "wait_ms": Doc("How long to wait for a first message, in milliseconds.", 20_000),
@@ -308,6 +310,7 @@ FIELDS: Mapping[str, Doc] = {
     "messages_out_total": Doc("Messages that were delivered since the broker started."),
     "min_free_bytes": Doc("The disk alarm is raised below this."),
     "more": Doc("Whether there is more."),
+    "outcomes": Doc("The results of `settle`, in the same order."),
     "names": Doc("The names that were found, sorted.", ["orders"]),
     "state": Doc("The state of the message in the group."),
     "sync_p99_seconds": Doc(

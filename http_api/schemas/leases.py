@@ -8,6 +8,9 @@ from holdfast.groups.settings import DelayMs, LeaseMs, Name
 from holdfast.http_api.schemas.groups import START_DOC, OffsetsByQueue, StartText, TimestampMs
 from holdfast.http_api.schemas.messages import MessageHead, Offset, QueueId, Request
 
+#: A receive may have at most this many entries in `settle`.
+MAX_SETTLES = 100
+
 OffsetsByTopic = dict[str, OffsetsByQueue]
 Mark = Annotated[str, Meta(extra_json_schema={"pattern": "^[!-~]{1,127}$"})]
 """A name that a client has chosen for itself or for one of its requests."""
@@ -40,6 +43,19 @@ class UnitLimit(Request):
     key: str | None = None
 
 
+class SettleRequest(Request):
+    """Messages that a receive settles first: the request of the endpoint that `verb` names.
+
+    Only the fields of that endpoint may be given.
+    """
+
+    verb: Literal["ack", "nack", "release", "reject"]
+    receipts: Receipts
+    cumulative: bool = False
+    delay_ms: DelayMs | None = None
+    used_ms: UsedMs | None = None
+
+
 class ReceiveRequest(Request):
     """A member's request for messages.
 
@@ -49,7 +65,7 @@ class ReceiveRequest(Request):
     `browse`, messages are only read, without leases; with `include_leased` too, the reply also has
     messages that a member holds. A second request with the same `attempt_id`
     gets the same messages, if they are still leased. `limits` restricts the messages of single
-    queues and keys.
+    queues and keys. `settle` settles other messages before the request receives.
     """
 
     member: Mark | None = None
@@ -64,6 +80,9 @@ class ReceiveRequest(Request):
     include_leased: bool = False
     attempt_id: Mark | None = None
     limits: list[UnitLimit] | None = None
+    settle: (
+        Annotated[list[SettleRequest], Meta(extra_json_schema={"maxItems": MAX_SETTLES})] | None
+    ) = None
 
 
 class HolderReply(Struct):
@@ -111,13 +130,15 @@ class ReceiveReply(Struct, Generic[AnyLeased]):
     `available` is an upper bound of how many more messages are available. In a keyed group, it also
     counts messages that wait for an earlier message of their key. If `active` is false, only
     another member gets messages now. If `notice` is true, this member gets messages from now on,
-    the first of them with its next request.
+    the first of them with its next request. `outcomes` is only present if the request has
+    `settle`, and has an entry for each of its entries.
     """
 
     messages: list[AnyLeased]
     available: int
     active: bool
     notice: bool | UnsetType = UNSET
+    outcomes: "list[SettledReply] | UnsetType" = UNSET
 
 
 # -- settling ------------------------------------------------------------------------------

@@ -13,7 +13,10 @@ from tests.support.contract import SNAPSHOT, contract, differences
 ADDITIONS = {
     "+ /http/schemas/schemas/HolderReply",
     "+ /http/schemas/schemas/LeasedMessage/properties/holder",
+    "+ /http/schemas/schemas/ReceiveReply/properties/outcomes",
     "+ /http/schemas/schemas/ReceiveRequest/properties/include_leased",
+    "+ /http/schemas/schemas/ReceiveRequest/properties/settle",
+    "+ /http/schemas/schemas/SettleRequest",
     "+ /metrics/holdfast_reput_behind_messages",
     "+ /settings/consumequeue.eager_tail",
     "+ /commands/holdfast serve/--consumequeue-eager-tail",

@@ -54,6 +54,11 @@ async def test_a_receipt_of_a_topic_that_the_token_does_not_grant_settles_nothin
     path, both = f"/v1/groups/g/{verb}", [got["mine"], got["theirs"]]
     assert await api.refused("POST", path, {"receipts": [got["theirs"]]}) == (403, "forbidden")
     assert await api.refused("POST", path, {"receipts": both}) == (403, "forbidden")
+    if verb != "extend":
+        settle = [{"verb": verb, "receipts": [receipt]} for receipt in both]
+        receive = {"member": "m", "topics": ["mine"], "settle": settle}
+        refused = await api.refused("POST", "/v1/groups/g/receive", receive)
+        assert refused == (403, "forbidden")
     show(api, "all")
     for topic in (0, 1):
         assert (await api.queue(topic=topic))["in_flight"] == 1

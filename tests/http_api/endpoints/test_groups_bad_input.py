@@ -95,6 +95,16 @@ GROUPS: Sequence[Bad] = [
         "invalid-parameter", ">= 0"),
     bad(f"{G}/receive", {"browse": True, "limits": [{"topic": "orders", "queue": 0,
         "max_messages": 1}]}, 400, "invalid-parameter", "browse"),
+    bad(f"{G}/receive", {"include_leased": True}, 400, "invalid-parameter", "with browse"),
+    bad(f"{G}/receive", {"settle": [{"verb": "extend", "receipts": []}]}, 400,
+        "invalid-parameter", "ack or nack or release or reject", parameter="settle[0].verb"),
+    bad(f"{G}/receive", {"settle": [{"verb": "ack"}]}, 400, "missing-parameter", "receipts"),
+    bad(f"{G}/receive", {"settle": [{"verb": "ack", "receipts": [], "delay_ms": 1}]}, 400,
+        "invalid-parameter", "verb, receipts, cumulative, used_ms", parameter="settle[0].delay_ms"),
+    bad(f"{G}/receive", {"settle": [{"verb": "release", "receipts": [], "used_ms": 1}]}, 400,
+        "invalid-parameter", "release", parameter="settle[0].used_ms"),
+    bad(f"{G}/receive", {"settle": [{"verb": "nack", "receipts": [], "cumulative": True}]}, 400,
+        "invalid-parameter", "nack", parameter="settle[0].cumulative"),
     bad(f"{G}/receive", {"max": 5}, 400, "invalid-parameter", "unknown field", parameter="max"),
     bad(f"{G}/receive", [], 400, "invalid-parameter", "object"),
     Bad("POST", f"{G}/receive", 400, "malformed-json", "UTF-8", b'{"member":', JSON),
@@ -173,11 +183,31 @@ _HOURS_12 = 12 * 3_600_000
 _WEEK = 7 * 24 * 3_600_000
 _LIMIT = {"topic": "orders", "queue": 0, "max_messages": 1}
 
+
+def _ack_of(count: int) -> dict[str, object]:
+    return {"verb": "ack", "receipts": ["r"] * count}
+
+
 #: Method, path, a body with a given value, the largest allowed value, and the name of the limit if
 #: it is a key of the configuration or of the group.
 LIMITS = [
     ("POST", f"{G}/receive", lambda n: {"max_messages": n}, 40, "max_receive_messages"),
     ("POST", f"{G}/receive", lambda n: {"limits": [_LIMIT] * n}, 300, "max_receive_limits"),
+    (
+        "POST",
+        f"{G}/receive",
+        lambda n: {"settle": [_ack_of(n // 2), _ack_of(n - n // 2)]},
+        50,
+        "max_settle_receipts",
+    ),
+    ("POST", f"{G}/receive", lambda n: {"settle": [_ack_of(0)] * n}, 100, None),
+    (
+        "POST",
+        f"{G}/receive",
+        lambda n: {"settle": [{"verb": "nack", "receipts": [], "delay_ms": n}]},
+        _WEEK,
+        None,
+    ),
     ("POST", f"{G}/receive", lambda n: {"max_bytes": n}, 16 << 20, "max_pull_bytes"),
     ("POST", f"{G}/receive", lambda n: {"wait_ms": n}, 200, "max_wait_ms"),
     ("POST", f"{G}/receive", lambda n: {"lease_ms": n}, 60_000, "max_lease_ms"),

@@ -85,6 +85,67 @@ async def test_settling_delivers_no_other_messages(api: GroupApi) -> None:
     assert (described["in_flight"], described["available"]) == (0, 1)
 
 
+async def test_a_receive_settles_first_and_uses_the_room_of_that(api: GroupApi) -> None:
+    # F14
+    await api.group(max_in_flight=1, backoff_ms=[], dead_letter_topic="orders.dead")
+    await api.publish("a", "b", "c", "d")
+    reply = await api.receive()
+    requests = 1
+    for expected in ("b", "c", "d"):
+        settle = [{"verb": "ack", "receipts": receipts_of(reply)}]
+        reply = await api.receive(settle=settle)
+        requests += 1
+        assert bodies(reply) == [expected]
+        assert reply["outcomes"] == [{"results": [{"status": "done"}]}]
+    assert requests == 4  # with requests of their own, the three acknowledgements make it 7
+    assert (await api.queue())["floor"] == 3
+    nothing = await api.receive(settle=[])
+    assert (nothing["messages"], nothing["outcomes"]) == ([], [])
+    assert "outcomes" not in await api.receive()
+
+
+async def test_a_receive_has_the_outcome_of_each_receipt(api: GroupApi) -> None:
+    # F14
+    await api.group(backoff_ms=[], dead_letter_topic="orders.dead")
+    await api.publish("a", "b", "c", "d", "e")
+    a, b, c, d, e = receipts_of(await api.receive("m"))
+    later = {"verb": "nack", "receipts": [d], "delay_ms": 60_000}
+    settle = [
+        {"verb": "ack", "receipts": [b, "no receipt"], "cumulative": True},
+        {"verb": "release", "receipts": [a, c]},
+        later,
+        {"verb": "reject", "receipts": [e]},
+        {"verb": "ack", "receipts": []},
+    ]
+    reply = await api.receive("n", settle=settle)
+    statuses = [[each["status"] for each in one["results"]] for one in reply["outcomes"]]
+    assert statuses == [["done", "invalid"], ["stale", "done"], ["done"], ["done"], []]
+    assert bodies(reply) == ["c"]
+    again = await api.receive("n", settle=[later])
+    assert again["outcomes"] == [{"results": [{"status": "done"}]}]
+    assert await api.settle("ack", a, b, *receipts_of(reply)) == ["done"] * 3
+    assert (await api.queue())["dead"] == 1
+
+
+async def test_a_receive_that_is_refused_settles_nothing(api: GroupApi) -> None:
+    await api.publish("a")
+    settle = [{"verb": "ack", "receipts": receipts_of(await api.receive())}]
+    body = {"member": "m", "settle": settle, "lease_ms": 1 << 40}
+    refused = await api.refused("POST", "/v1/groups/g/receive", body)
+    assert refused == (400, "limit-exceeded")
+    assert (await api.queue())["in_flight"] == 1
+    headers = {"Accept": "application/x-ndjson"}
+    async with api.session.post(
+        "/v1/groups/g/receive", json={"member": "m", "settle": settle}, headers=headers
+    ) as response:
+        assert response.status == 400
+    assert (await api.queue())["in_flight"] == 1
+
+
+def receipts_of(reply: Any) -> list[str]:
+    return [each["receipt"] for each in reply["messages"]]
+
+
 async def test_every_reply_has_the_number_of_available_messages(api: GroupApi) -> None:
     # A39, A35
     assert (await api.receive())["available"] == 0
