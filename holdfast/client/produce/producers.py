@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -48,7 +49,11 @@ class _Handle(msgspec.Struct, gc=False, frozen=True, eq=False):
         assert outcome is not None
         if isinstance(outcome, Exception):
             batch.is_failure_seen = True
-            raise outcome
+            # Not the outcome itself: its traceback would refer to this handle, which the garbage
+            # collector does not track (gc=False), so the batch would never be freed.
+            error = copy(outcome)
+            error.__cause__ = outcome.__cause__
+            raise error
         offset = outcome.base_offset + self._row
         message_id = format_message_id(outcome.topic_id, batch.queue, offset)
         return PublishResult(batch.queue, offset, message_id, outcome.durable)

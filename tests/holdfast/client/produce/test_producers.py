@@ -1,4 +1,5 @@
 import asyncio
+import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,6 +14,7 @@ from holdfast.client.errors import (
     PublishFailed,
     UnknownTopic,
 )
+from holdfast.client.produce.accumulator import PendingBatch
 from holdfast.client.read.message import PublishResult
 from holdfast.client.sync_client import Client
 from holdfast.client.transport.async_transport import AsyncTransport
@@ -159,6 +161,16 @@ async def test_the_handles_of_a_refused_batch_fail_and_later_batches_are_stored(
     assert topic.queues == {0: [b"1", b"3"]}
     assert {sequence for _, _, sequence in topic.offsets} == {0}
     assert len({producer_id for producer_id, _, _ in topic.offsets}) == 2
+
+
+async def test_a_batch_whose_failure_was_raised_is_freed() -> None:
+    topic = StoredTopic(refuse=lambda number, request: problem(404, "unknown-topic"))
+    async with producing(topic, queue=0) as producer:
+        with pytest.raises(UnknownTopic):
+            await producer.send(b"never kept")
+    gc.collect()
+    held = [each for each in gc.get_objects() if isinstance(each, PendingBatch)]
+    assert not [each for each in held if each.bodies == [b"never kept"]]
 
 
 async def test_an_unseen_failure_is_raised_at_the_end_of_the_block() -> None:
