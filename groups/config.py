@@ -114,6 +114,12 @@ class GroupsConfig:
     max_lease_ms: int = setting(
         LONGEST_LEASE_MS, "Longest lease that a client may request.", minimum=SHORTEST_LEASE_MS
     )
+    max_mandatory_match_ms: int = setting(
+        1_000,
+        "Estimated time for comparing the messages of one publish with `mandatory` with the "
+        "filters of groups. A publish that would need more time is refused.",
+        minimum=1,
+    )
     max_in_flight: int = setting(
         100_000,
         "Highest number of leases at once that the settings of a group may allow.",

@@ -8,6 +8,7 @@ GroupError
   InvalidGroup           the settings are invalid
   NoDeadLetters          the group has no dead-letter topic
   RedriveRunning         a redrive of the group is running already
+  TooCostlyMandatory     comparing the messages of a publish with filters would take too long
 InvalidReceipt           not a receipt of this broker, or a changed one
 UnknownTopic (of the message store)
   NotSubscribed          the group does not subscribe to the topic
@@ -105,6 +106,20 @@ class RedriveRunning(GroupError):
         return (
             f"a redrive of the group {self.group!r} is running; try again when it has ended, after "
             "a few seconds at most"
+        )
+
+
+@dataclass(eq=False, repr=False)
+class TooCostlyMandatory(GroupError):
+    """Comparing the messages of a publish with the filters of all groups would take too long."""
+
+    limit: int
+    limit_name: str = "max_mandatory_match_ms"
+
+    def __str__(self) -> str:
+        return (
+            "comparing these messages with the filters of the topic's groups would take more than "
+            f"about {self.limit} ms"
         )
 
 

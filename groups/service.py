@@ -14,6 +14,7 @@ from typing import Any
 
 from holdfast.consumequeue.errors import UnknownGroup
 from holdfast.consumequeue.message_store import MessageStore
+from holdfast.consumequeue.reading.fetched import MessageFilter
 from holdfast.consumequeue.slices import LoopBudget, in_slices
 from holdfast.consumequeue.topics import QueueKey, Topic, check_name, check_queue
 from holdfast.groups.config import GroupsConfig
@@ -46,6 +47,7 @@ from holdfast.groups.serving.group_registry import GroupRegistry
 from holdfast.groups.serving.group_server import SETTLED_A_TURN, GroupServer, SharedParts
 from holdfast.groups.serving.redriving import Redriver
 from holdfast.groups.serving.scanning import Scan
+from holdfast.groups.serving.unroutable import distinct_filters
 from holdfast.groups.settings import GroupSettings
 from holdfast.groups.storage.group_records import GroupRecord
 from holdfast.groups.storage.open import OpenedGroups
@@ -165,6 +167,14 @@ class GroupService:
     def groups_of(self, topic_id: int) -> Collection[str]:
         """Return the names of the groups with leases that have a topic. Treat as immutable."""
         return self.registry.names_of(topic_id)
+
+    async def filters_of(self, topic: Topic) -> list[MessageFilter] | None:
+        """Return the filters by which groups with leases read a topic, each once. Return None if a
+        group reads every message of it, and an empty list if no group reads it. If the topic does
+        not exist yet (its id is 0), these are the groups that would get it when it is created."""
+        if topic.topic_id:
+            return distinct_filters(self.registry.filters_of(topic.topic_id))
+        return distinct_filters(await self.changes.filters_of_planned(topic))
 
     async def leases(
         self, group: str, is_visible: Callable[[str], bool], after: inspecting.Place, limit: int

@@ -100,7 +100,7 @@ ROUTES: Sequence[Route] = (
             *_NO_QUEUE, "limit-reached", "message-too-large", "malformed-batch",
             "reserved-property",
             "topic-recreated", "sequence-gap", "sequence-too-old", "producer-fenced",
-            "too-many-producers", "sync-timeout", "topic-full",
+            "too-many-producers", "sync-timeout", "topic-full", "unroutable",
             *_BAD_BODY, *_NOT_STORED,
         ),
         access=require("publish"),

@@ -16,6 +16,7 @@ from msgspec import UNSET
 
 from holdfast.consumequeue.errors import LimitReached, StateUnavailable, UnknownGroup
 from holdfast.consumequeue.message_store import MessageStore
+from holdfast.consumequeue.reading.fetched import MessageFilter
 from holdfast.consumequeue.slices import LoopBudget, in_slices
 from holdfast.consumequeue.state.records import group_key
 from holdfast.consumequeue.topics import Topic, check_name
@@ -247,6 +248,13 @@ class GroupChanges:
                 topics[topic.topic_id] = match.wanted
                 changed.append((group, replace(group.record, topics=topics)))
         return changed
+
+    async def filters_of_planned(self, topic: Topic) -> list[MessageFilter | None]:
+        """Return the filter of each group that would get a topic if it were created now."""
+        turn = LoopBudget(CHANGED_A_TURN)
+        added = await self._groups_to_add(topic, self._dead_letter_topics(), turn)
+        filters = self._registry.filters
+        return [filters.get(record.topics[topic.topic_id].filter) for _, record in added]
 
     async def find_topics(self) -> None:
         """Find the topics that match the subscriptions of every group now. This is for the broker's

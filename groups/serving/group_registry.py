@@ -5,9 +5,11 @@ event loop.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import cast
 
 from holdfast.consumequeue.errors import KeyedBacklog, UnknownGroup
+from holdfast.consumequeue.reading.fetched import MessageFilter
 from holdfast.consumequeue.slices import LoopBudget, in_slices
 from holdfast.consumequeue.topics import QueueKey, QueueState, Topic, check_name
 from holdfast.groups.cursor.cursor import Cursor
@@ -60,6 +62,12 @@ class GroupRegistry:
     def names_of(self, topic_id: int) -> Collection[str]:
         """Return the names of the groups that have a topic. Treat as immutable."""
         return self._by_topic.get(topic_id, {}).keys()
+
+    def filters_of(self, topic_id: int) -> Iterator[MessageFilter | None]:
+        """Yield the filter of each group that has a topic; not of groups that are being deleted."""
+        for name, group in self._by_topic.get(topic_id, {}).items():
+            if self.by_name.get(name) is group:
+                yield cast(MessageFilter | None, group.core.topics[topic_id].filter)
 
     @property
     def filter_characters(self) -> int:

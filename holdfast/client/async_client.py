@@ -50,6 +50,7 @@ from holdfast.client.produce.accumulator import ProducerOptions
 from holdfast.client.produce.coalescing import PublishCoalescer
 from holdfast.client.produce.new_message import Body, NewMessage, encode_body
 from holdfast.client.produce.producers import AsyncProducer, ProducerTarget
+from holdfast.client.produce.publish_queue import PublishOptions
 from holdfast.client.produce.sender import IdentityPool, publish_single
 from holdfast.client.read.group_offsets import (
     OffsetConsumeOptions,
@@ -241,6 +242,7 @@ class AsyncClient:
         durability: Durability | None = None,
         ttl_ms: int | None = None,
         priority: int | None = None,
+        mandatory: bool = False,
     ) -> PublishResult:
         """Publish one message. When it is stored, return its queue, offset and id.
 
@@ -248,19 +250,21 @@ class AsyncClient:
         also None, the queues take turns. Groups deliver messages of higher `priority` (0 to 9,
         default 4) first if the topic has priority levels. Groups do not deliver a message that is
         older than its `ttl_ms`. A retry never stores the message twice. For many messages use
-        `producer`.
+        `producer`. If `mandatory` is True and no group would get the message, it is not stored, and
+        `errors.Unroutable` is raised.
 
-        Concurrent calls with the same topic and durability share requests: messages that arrive
-        while a request is in flight are sent together in the next one, except large messages. Each
-        call still has its own result or error, timeout and cancellation. In the synchronous client
-        each call sends its own request.
+        Concurrent calls with the same topic, durability and `mandatory` share requests: messages
+        that arrive while a request is in flight are sent together in the next one, except large
+        messages. Each call still has its own result or error, timeout and cancellation. In the
+        synchronous client each call sends its own request.
         """
         own_properties = dict(properties) if properties else None
         message = NewMessage(encode_body(body), key, tag, own_properties, queue, ttl_ms, priority)
+        options = PublishOptions(durability, mandatory)
         if self._coalescer is not None:
-            return await self._coalescer.publish(topic, durability, message)
+            return await self._coalescer.publish(topic, options, message)
         return await publish_single(
-            self._transport, self._identities, topic, durability, message.encode()
+            self._transport, self._identities, topic, options, message.encode()
         )
 
     def producer(
@@ -275,6 +279,7 @@ class AsyncClient:
         buffer_bytes: int = ProducerOptions.buffer_bytes,
         max_in_flight: int = ProducerOptions.max_in_flight,
         delivery_timeout_ms: float = ProducerOptions.delivery_timeout_ms,
+        mandatory: bool = False,
     ) -> AsyncProducer:
         """Return a producer that batches messages to `topic`; use it in `async with`.
 
@@ -286,9 +291,11 @@ class AsyncClient:
         long a batch is retried. A retry never stores a message twice.
 
         If `queue` is given, all messages are sent to that queue. `priority` is the default for
-        messages that are sent without a priority. A missing topic is created with the broker's
-        defaults, if the broker allows automatic creation. When queues are added to the topic, only
-        producers that are started later use them.
+        messages that are sent without a priority. If `mandatory` is True and no group would get a
+        message, all messages of its request fail with `errors.Unroutable`, and the broker stores
+        none of them; its `index` counts the messages of the request. A missing topic is created
+        with the broker's defaults, if the broker allows automatic creation. When queues are added
+        to the topic, only producers that are started later use them.
         """
         producer = AsyncProducer(
             self._producer_target(topic),
@@ -301,6 +308,7 @@ class AsyncClient:
                 buffer_bytes=buffer_bytes,
                 max_in_flight=max_in_flight,
                 delivery_timeout_ms=delivery_timeout_ms,
+                mandatory=mandatory,
             ),
         )
         self._producers.add(producer)

@@ -17,6 +17,7 @@ HoldfastError
     412  OffsetsChanged
     413  MessageTooLarge
     416  OffsetBeyondEnd
+    422  Unroutable
     429  TooManyHeld*
     500  RecordCorrupt
     503  Overloaded*, Unavailable*, SyncTimeout*
@@ -204,6 +205,17 @@ class OffsetBeyondEnd(ApiError, types=("offset-beyond-end",)):
     @property
     def max_offset(self) -> int:
         return int(self.members["max_offset"])
+
+
+class Unroutable(ApiError, types=("unroutable",)):
+    """The publish was mandatory, and no group would get one of its messages. Nothing of the request
+    was stored."""
+
+    @property
+    def index(self) -> int:
+        """The number of the first message that no group would get; the first message of the
+        request has the number 0."""
+        return int(self.members.get("index", 0))
 
 
 class OffsetsChanged(ApiError, types=("offsets-changed",)):

@@ -10,6 +10,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from time import time_ns
 from typing import TypeVar
@@ -26,6 +27,7 @@ from holdfast.consumequeue.errors import TopicFull
 from holdfast.consumequeue.publishing import StoredBatch
 from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.consumequeue.topics import Topic
+from holdfast.groups.serving.unroutable import cost_us, find_unroutable
 from holdfast.http_api.access.authorization import check_may_create
 from holdfast.http_api.endpoints.publish_batches import (
     check_batches,
@@ -58,7 +60,7 @@ from holdfast.http_api.routing.codecs import (
     media_type,
 )
 from holdfast.http_api.routing.context import ApiContext
-from holdfast.http_api.routing.params import choice, invalid, text, whole
+from holdfast.http_api.routing.params import choice, flag, invalid, text, whole
 from holdfast.http_api.schemas.messages import PublishReply, PublishResult
 from holdfast.http_api.wire.problems import Problem, request_too_large
 from holdfast.http_api.wire.reply import Reply
@@ -70,6 +72,8 @@ _Answer = TypeVar("_Answer")
 OFFLOAD_TEXT_BYTES = 128 * 1024
 #: At most this many results of a large text are encoded by one call.
 RESULTS_PER_CALL = 1000
+#: A comparison of mandatory messages with filters that takes longer is done in a thread.
+MATCHED_ON_LOOP_US = 1000
 
 _TEXT_FORMATS: Mapping[str, Callable[[bytes, int], list[MessageToStore]]] = {
     JSON: from_json,
@@ -82,13 +86,17 @@ _LOOKS_LIKE_A_REQUEST = re.compile(rb'\s*\{\s*"messages"\s*:\s*\[')
 
 @dataclass(frozen=True, slots=True)
 class PublishParams:
-    """The query of a publish. All parameters except `durability` are only for a raw body."""
+    """The query of a publish. All parameters except `durability` and `mandatory` are only for a raw
+    body."""
 
     durability: str | None = choice(
         "Acknowledge after the sync (fsync) or after the write (written). If not given, the "
         "topic's setting applies.",
         "fsync",
         "written",
+    )
+    mandatory: bool = flag(
+        "Refuse the request, and store nothing, if no group would get one of its messages."
     )
     queue: int | None = whole("A raw message's queue.", maximum=2**31 - 1)
     key: str | None = text("A raw message's key.")
@@ -194,6 +202,9 @@ async def _store(
     context = call.context
     topic = context.store.topics.find_or_plan(name)
     _check(messages, topic, context.store.publishing.limits(topic))
+    unroutable = None
+    if call.params.mandatory:
+        unroutable = await _check_mandatory(call, topic, partial(_as_filtered, messages, producer))
     topic = await _ensure_created(call, topic)
 
     async def publish_to_queues_of(routing: Topic) -> PublishReply:
@@ -202,7 +213,7 @@ async def _store(
         # Pass rows, not batches, because the appender combines all rows that wait for a queue into
         # one batch.
         parts = list(_make_rows_by_queue(messages, indexes, producer))
-        published = await _publish(call, topic, parts)
+        published = await _publish(call, topic, parts, unroutable)
         return _make_reply(_make_results(topic, published, indexes), published)
 
     return await _publish_as_before(topic, publish_to_queues_of)
@@ -223,6 +234,9 @@ async def _store_in_threads(
     context = call.context
     topic = context.store.topics.find_or_plan(name)
     await call_in_thread(_check, messages, topic, context.store.publishing.limits(topic))
+    unroutable = None
+    if call.params.mandatory:
+        unroutable = await _check_mandatory(call, topic, partial(_as_filtered, messages, producer))
     topic = await _ensure_created(call, topic)
     count = len(messages)
     # For a retry, `_publish_as_before` may route the messages again, by a former queue count.
@@ -236,7 +250,7 @@ async def _store_in_threads(
         if not are_kept:
             await call_in_thread(messages.clear)
             slot.release()
-        published = await _publish(call, topic, parts)
+        published = await _publish(call, topic, parts, unroutable)
         encoded = await call_in_thread(_encode_results, call.media, topic, published, indexes)
         whole = encode_listing(call.media, _make_reply([], published), "results", encoded, count)
         return Reply(200, call.media, whole)
@@ -316,11 +330,57 @@ async def _publish_batches(call: Call[PublishParams], name: str) -> PublishReply
         return batches
 
     batches = await call_in_thread(decode) if is_slow_to_decode(body) else decode()
+    unroutable = None
+    if call.params.mandatory:
+        unroutable = await _check_mandatory(call, topic, lambda: batches)
     topic = await _ensure_created(call, topic)
     choose, levels = _queue_chooser(context, topic, None), topic.priority_levels
     batches = fill_queues(batches, lambda: queue_of(choose(), None, levels))
-    published = await _publish(call, topic, batches)
+    published = await _publish(call, topic, batches, unroutable)
     return _make_reply([_make_batch_result(topic, each) for each in published], published)
+
+
+# -- mandatory -----------------------------------------------------------------------------
+
+
+async def _check_mandatory(
+    call: Call[PublishParams], topic: Topic, make_batches: Callable[[], Sequence[Batch]]
+) -> Problem | None:
+    """Raise Problem if no group would get one of the messages. Return the Problem instead if the
+    request may be a retry of a request that is stored: all of its batches have a producer.
+
+    `make_batches` returns the messages in the order of the request, with all that filters examine.
+    Raise TooCostlyMandatory if the comparison with the filters would take too long.
+    """
+    context = call.context
+    filters = await context.groups.filters_of(topic)
+    if filters is None:
+        return None
+    limit_us = context.groups_config.max_mandatory_match_ms * 1000
+    async with context.mandatory_checks.place(call.client):
+        batches = await call_in_thread(make_batches)
+        if cost_us(filters, batches) <= MATCHED_ON_LOOP_US:
+            index = find_unroutable(filters, batches, limit_us)
+        else:
+            index = await call_in_thread(find_unroutable, filters, batches, limit_us)
+    if index is None:
+        return None
+    problem = Problem(
+        "unroutable",
+        f"message {index}: no group would get it, and the request is mandatory; nothing was "
+        "stored. Create a group that reads the topic, or send the message without mandatory",
+        topic=topic.name,
+        index=index,
+    )
+    if topic.topic_id and all(map(_producer_id, batches)):
+        return problem
+    raise problem
+
+
+def _as_filtered(messages: Sequence[MessageToStore], producer: Producer | None) -> list[Batch]:
+    """Return the messages as one batch for filters. Filters do not examine bodies and queues."""
+    bare = [message._replace(body=b"") for message in messages]
+    return [as_batch(make_rows(bare, 0, time_ns() // 1000, producer))]
 
 
 # -- topic, queue, batch -------------------------------------------------------------------
@@ -425,18 +485,24 @@ def make_rows(
 
 
 async def _publish(
-    call: Call[PublishParams], topic: Topic, batches: Sequence[Batch | Rows]
+    call: Call[PublishParams],
+    topic: Topic,
+    batches: Sequence[Batch | Rows],
+    refusal: Exception | None = None,
 ) -> list[StoredBatch]:
+    """Store the batches. If `refusal` is not None, raise it, except for a retry of a request that
+    is stored: return the places of the stored batches."""
     context = call.context
     size = sum([batch.total_size for batch in batches])
     room = context.store.topic_room
-    counted, refusal = 0, None
-    try:
-        counted = room.enter(topic, size)
-    except TopicFull as full:
-        if not all(map(_producer_id, batches)):
-            raise
-        refusal = full  # a retry of a request that is already stored still succeeds
+    counted = 0
+    if refusal is None:
+        try:
+            counted = room.enter(topic, size)
+        except TopicFull as full:
+            if not all(map(_producer_id, batches)):
+                raise
+            refusal = full  # a retry of a request that is already stored still succeeds
     messages = sum(map(len, batches))
     if refusal is None:
         context.publish_limiter.published(call.client_name, call.principal, messages, size)

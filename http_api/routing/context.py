@@ -43,6 +43,8 @@ WIDE_AT_WORK = 2
 #: At most this many searches by key run concurrently. Each uses max_pull_bytes of memory for
 #: batches, and the memory of its reply.
 SEARCHES_AT_WORK = 1
+#: At most this many publishes with `mandatory` are compared with the filters of groups at once.
+MANDATORY_AT_WORK = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,10 @@ class ApiContext:
     searches: ClientPlaces = field(
         init=False, default_factory=lambda: ClientPlaces(SEARCHES_AT_WORK)
     )
+    mandatory_checks: ClientPlaces = field(
+        init=False, default_factory=lambda: ClientPlaces(MANDATORY_AT_WORK)
+    )
+    """Limits publishes whose messages are being compared with the filters of groups."""
     large_texts: asyncio.Semaphore = field(init=False)
     """A publish with a large text body must acquire this while it is decoded into messages."""
     filter_reading: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)

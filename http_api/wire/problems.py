@@ -89,6 +89,7 @@ KINDS: Mapping[str, Kind] = {
     "offset-beyond-end": Kind(416, "The offset is beyond the end of the queue"),
     "invalid-topic-change": Kind(422, "The topic cannot be changed like this"),
     "invalid-group": Kind(422, "The group cannot have these settings"),
+    "unroutable": Kind(422, "No group would get a message"),
     # The broker cannot do what the request asks for, or cannot do it now.
     "rate-limited": Kind(429, "One client sends or receives too much"),
     "too-many-client-connections": Kind(429, "Too many connections of one client", retry_after_s=1),
@@ -305,6 +306,11 @@ _RULES: Mapping[type[Exception], _Rule] = {
     group_errors.NoDeadLetters: _Rule("no-dead-letters", ("group",)),
     group_errors.RedriveRunning: _Rule("redrive-running", ("group",)),
     group_errors.InvalidGroup: _Rule("invalid-group", ("field", "reason")),
+    group_errors.TooCostlyMandatory: _Rule(
+        "limit-exceeded",
+        ("limit", "limit_name"),
+        "send fewer messages in a request, or send them without mandatory",
+    ),
     queue_errors.TooManyReadLeases: _Rule("too-many-read-leases", ("limit", "limit_name")),
     queue_errors.UnknownReadLease: _Rule("unknown-read-lease", ("lease_id",)),
     hold_errors.HoldLimitExceeded: _Rule("too-many-held", ("limit", "limit_name")),

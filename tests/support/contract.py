@@ -108,7 +108,29 @@ def differences(old: Any, new: Any, place: str = "") -> Iterator[str]:
             else:
                 yield from differences(old[name], new[name], where)
     elif old != new:
+        added = _additions(old, new)
+        yield from [f"+ {place}/{each}" for each in added]
+        if added:
+            return
         yield f"! {place}: {old!r} -> {new!r}"
+
+
+def _additions(old: Any, new: Any) -> list[str]:
+    """Return the names of what `new` has in addition to `old`: elements of a list, or the last
+    parameters of a signature if they have defaults. Return an empty list if anything else differs.
+    """
+    if isinstance(old, list) and isinstance(new, list):
+        if [each for each in new if each in old] != old:
+            return []
+        added = [each for each in new if each not in old]
+        if any(isinstance(each, dict) and each.get("required") for each in added):
+            return []
+        return [each["name"] if isinstance(each, dict) else str(each) for each in added]
+    if isinstance(old, str) and isinstance(new, str) and new.startswith(old[:-1] + ", "):
+        added = new[len(old) + 1 : -1].split(", ")
+        is_optional = old.endswith(")") and new.endswith(")") and all("=" in each for each in added)
+        return [each.split(":")[0] for each in added] if is_optional else []
+    return []
 
 
 def _get(url: str, path: str) -> str:

@@ -38,6 +38,20 @@ ADDITIONS = {
     "+ /python/holdfast.client/Sender",
     "+ /python/holdfast.client/Session",
     "+ /python/holdfast.client.errors/MessageReleased",
+    "+ /commands/holdfast publish/--mandatory",
+    "+ /commands/holdfast serve/--groups-max-mandatory-match-ms",
+    "+ /http/paths//v1/topics/{topic}/messages/post/parameters/mandatory",
+    "+ /http/paths//v1/topics/{topic}/messages/post/responses/422",
+    "+ /http/problems/POST /v1/topics/{topic}/messages 422",
+    "+ /http/schemas/schemas/Problem/properties/type/enum//problems/unroutable",
+    "+ /python/holdfast.client.errors/Unroutable",
+    "+ /settings/groups.max_mandatory_match_ms",
+    *(
+        f"+ /python/{module}/{client}/members/{method}/mandatory"
+        for module in ("holdfast", "holdfast.client")
+        for client in ("AsyncClient", "Client")
+        for method in ("publish", "producer")
+    ),
     *(
         f"+ /http/{area}/{name}"
         for area, names in {
@@ -114,8 +128,17 @@ def test_a_change_is_reported(recorded: Any) -> None:
     del changed["http"]["paths"]["/v1/topics"]["get"]
     changed["exit_codes"]["USAGE"] = 3
     changed["metrics"]["holdfast_new"] = {}
+    parameters = changed["http"]["paths"]["/v1/topics/{topic}/messages"]["post"]["parameters"]
+    parameters.append({"name": "new"})
+    connect = changed["python"]["holdfast"]["Client"]
+    connect["constructor"] = connect["constructor"][:-1] + ", new: int = 1)"
+    publish = connect["members"]["publish"]
+    needed = connect["members"]["publish"] = publish[:-1] + ", needed: int)"
     assert list(differences(recorded, changed)) == [
         "! /exit_codes/USAGE: 2 -> 3",
         "- /http/paths//v1/topics/get",
+        "+ /http/paths//v1/topics/{topic}/messages/post/parameters/new",
         "+ /metrics/holdfast_new",
+        "+ /python/holdfast/Client/constructor/new",
+        f"! /python/holdfast/Client/members/publish: {publish!r} -> {needed!r}",
     ]

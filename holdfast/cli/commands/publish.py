@@ -81,6 +81,11 @@ _STDIN = "-"
     help="Wait until the messages are synced, or only written. Default: the topic's setting.",
 )
 @click.option(
+    "--mandatory",
+    is_flag=True,
+    help="Refuse requests with a message that no group would get.",
+)
+@click.option(
     "--batch-bytes",
     callback=as_size,
     metavar="SIZE",
@@ -97,6 +102,7 @@ def publish(
     priority: int | None,
     ttl_ms: int | None,
     durability: "Durability | None",
+    mandatory: bool,
     batch_bytes: int | None,
     **options: Any,
 ) -> None:
@@ -116,7 +122,12 @@ def publish(
     with _open_input(topic, file, body) as source:
         messages = _read_messages(source, body or "", as_json, **options)
         producer = client.producer(
-            topic, queue=queue, durability=durability, priority=priority, **sizes
+            topic,
+            queue=queue,
+            durability=durability,
+            priority=priority,
+            mandatory=mandatory,
+            **sizes,
         )
         sent = _send(producer, messages, source, ttl_ms, use_priority=queue is None)
     last = None if sent.last is None else sent.last.result()

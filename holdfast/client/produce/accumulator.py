@@ -58,6 +58,7 @@ class ProducerOptions:
     buffer_bytes: int = 32 * 1024 * 1024
     max_in_flight: int = 2
     delivery_timeout_ms: float = 120_000.0
+    mandatory: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch_bytes", "buffer_bytes", "max_in_flight", "delivery_timeout_ms"):

@@ -1,7 +1,7 @@
 """Shared publish requests: messages of concurrent callers on one event loop are sent together.
 
 The messages for the next request wait in a PublishQueue (publish_queue.py), one queue per topic and
-durability. Each caller gets the result or error that a separate request would have. If the broker
+options. Each caller gets the result or error that a separate request would have. If the broker
 refuses a request and one message may be the cause, the messages are sent again in two halves, until
 that message is alone. After a transient failure the same request is repeated until the timeouts of
 all its callers have ended; later messages do not wait for it.
@@ -11,9 +11,9 @@ import asyncio
 import copy
 from collections.abc import Iterable, Sequence
 
-from holdfast.client.errors import ApiError, ClientClosed, HoldfastError, UnknownQueue
+from holdfast.client.errors import ApiError, ClientClosed, HoldfastError, UnknownQueue, Unroutable
 from holdfast.client.produce.new_message import NewMessage, can_share_request
-from holdfast.client.produce.publish_queue import PendingPublish, PublishQueue
+from holdfast.client.produce.publish_queue import PendingPublish, PublishOptions, PublishQueue
 from holdfast.client.produce.sender import (
     IdentityPool,
     ProducerIdentity,
@@ -32,12 +32,12 @@ class PublishCoalescer:
         self._transport = transport
         self._identities = identities
         self._retry = retry
-        self._queues: dict[tuple[str, str | None], PublishQueue] = {}
+        self._queues: dict[tuple[str, PublishOptions], PublishQueue] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
     async def publish(
-        self, topic: str, durability: str | None, message: NewMessage
+        self, topic: str, options: PublishOptions, message: NewMessage
     ) -> PublishResult:
         """Publish a message and return its result. Raises the errors of a request with only this
         message.
@@ -47,14 +47,12 @@ class PublishCoalescer:
         """
         encoded = message.encode()
         if not can_share_request(message, len(encoded)):
-            return await publish_single(
-                self._transport, self._identities, topic, durability, encoded
-            )
+            return await publish_single(self._transport, self._identities, topic, options, encoded)
         if self._is_closed:
             raise ClientClosed
-        queue = self._queues.get((topic, durability))
+        queue = self._queues.get((topic, options))
         if queue is None:
-            queue = self._queues[topic, durability] = PublishQueue(topic, durability)
+            queue = self._queues[topic, options] = PublishQueue(topic, options)
         outcome = asyncio.get_running_loop().create_future()
         waiting = PendingPublish(encoded, self._transport.now_s(), outcome)
         queue.add(waiting)
@@ -139,7 +137,7 @@ class PublishCoalescer:
         """Send messages in one request, and repeat it until the broker answers. A caller whose
         timeout ends gets the error. When the last timeout ends, raise the error."""
         queue = request.queue
-        sent = PublishRequest(queue.topic, queue.durability, [each.encoded for each in messages])
+        sent = PublishRequest(queue.topic, queue.options, [each.encoded for each in messages])
         tries = 0
         while True:
             try:
@@ -199,5 +197,5 @@ def _may_be_caused_by_one(error: Exception) -> bool:
     """Return whether the broker has refused a request because of one message or because of the
     total size, so that smaller requests may succeed. Then nothing was stored."""
     return isinstance(error, ApiError) and (
-        error.status in (400, 413) or isinstance(error, UnknownQueue)
+        error.status in (400, 413) or isinstance(error, (UnknownQueue, Unroutable))
     )

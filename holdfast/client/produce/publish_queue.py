@@ -1,19 +1,33 @@
 """Which publishes share the next request. Pure: no clock, no loop, no locks.
 
-A PublishQueue belongs to one topic and one durability. While no request is in flight, a message is
-sent immediately: it never waits only to be sent together with others. Messages that arrive during a
-request are sent together when that request ends, or earlier if they fill a request. A second
-concurrent request that is not full would only make both requests smaller (docs/adr/0015).
+A PublishQueue belongs to one topic and one set of options. While no request is in flight, a message
+is sent immediately: it never waits only to be sent together with others. Messages that arrive
+during a request are sent together when that request ends, or earlier if they fill a request. A
+second concurrent request that is not full would only make both requests smaller (docs/adr/0015).
 """
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 #: The limits of one request. The broker decodes requests of more than 128 KiB in threads, and only
 #: a few of these at a time.
 MAX_SHARED_MESSAGES = 1000
 MAX_SHARED_REQUEST_BYTES = 120 * 1024
+
+
+class PublishOptions(NamedTuple):
+    """The options that all messages of a publish request share. If `durability` is None, the
+    topic's setting applies."""
+
+    durability: str | None = None
+    mandatory: bool = False
+
+    @property
+    def params(self) -> dict[str, str] | None:
+        """The query of the request; None if it has none."""
+        params = {} if self.durability is None else {"durability": self.durability}
+        return (params | {"mandatory": "true"} if self.mandatory else params) or None
 
 
 @dataclass(eq=False, slots=True)
@@ -30,10 +44,10 @@ class PendingPublish:
 class PublishQueue:
     """The waiting messages in order of arrival, and the number of requests in flight."""
 
-    def __init__(self, topic: str, durability: str | None) -> None:
+    def __init__(self, topic: str, options: PublishOptions) -> None:
         self.topic = topic
-        self.durability = durability
-        self.key = topic, durability
+        self.options = options
+        self.key = topic, options
         self._waiting: deque[PendingPublish] = deque()
         self._waiting_bytes = 0
         self._in_flight = 0

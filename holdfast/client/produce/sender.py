@@ -17,6 +17,7 @@ from holdfast.client.produce.accumulator import (
     ProducerOptions,
     Stored,
 )
+from holdfast.client.produce.publish_queue import PublishOptions
 from holdfast.client.read.message import PublishResult
 from holdfast.client.transport.requests import BATCH, MSGPACK, Transport, check_name
 from holdfast.client.transport.retry import RetryPolicy
@@ -77,16 +78,16 @@ class IdentityPool:
 class PublishRequest:
     """Up to 65,535 encoded messages to one topic, published without a producer.
 
-    If `durability` is None, the topic's setting applies. The request has a producer id and a
+    The request has a producer id and a
     sequence number, and every attempt sends the same bytes, so the messages are stored at most
     once. The broker checks all messages before it stores any of them. It stores the messages that
     have no queue and no key in one queue, and uses the next queue for the next request.
     """
 
-    def __init__(self, topic: str, durability: str | None, encoded: Sequence[bytes]) -> None:
+    def __init__(self, topic: str, options: PublishOptions, encoded: Sequence[bytes]) -> None:
         self.topic = check_name("topic", topic)
         self._count = len(encoded)
-        self._params = None if durability is None else {"durability": durability}
+        self._params = options.params
         self._body = b"".join((_BODY_HEAD, self._count.to_bytes(2, "big"), *encoded))
 
     async def send(
@@ -126,11 +127,11 @@ async def publish_single(
     transport: Transport,
     identities: IdentityPool,
     topic: str,
-    durability: str | None,
+    options: PublishOptions,
     encoded: bytes,
 ) -> PublishResult:
     """Publish one message in its own request. Raises the errors of PublishRequest.send."""
-    request = PublishRequest(topic, durability, (encoded,))
+    request = PublishRequest(topic, options, (encoded,))
     identity = identities.acquire(topic)
     (result,) = await request.send(transport, identity)
     identities.release(topic, identity)
@@ -163,7 +164,7 @@ class Sender:
         self._accumulator = accumulator
         self._transport = transport
         self._path = f"/v1/topics/{topic}/messages"
-        self._params = {} if options.durability is None else {"durability": options.durability}
+        self._params = PublishOptions(options.durability, options.mandatory).params
         self._linger_s = options.linger_ms / 1000
         self._max_in_flight = options.max_in_flight
         self._retry = RetryPolicy(give_up_after_s=options.delivery_timeout_ms / 1000)

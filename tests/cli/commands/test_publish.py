@@ -32,6 +32,13 @@ def test_the_summary_tells_the_durability(holdfast: Run) -> None:
     assert json.loads(done.stdout)["durable"] is False
 
 
+def test_a_mandatory_message_that_no_group_gets_is_refused(holdfast: Run) -> None:
+    refused = holdfast("publish", "t", "--body", "x", "--mandatory")
+    assert (refused.exit_code, "no group would get it" in refused.stderr) == (2, True)
+    assert holdfast("group", "create", "g", "t").exit_code == 0
+    assert holdfast("publish", "t", "--body", "x", "--mandatory").exit_code == 0
+
+
 def test_nothing_is_published_from_nothing(holdfast: Run) -> None:
     holdfast("topic", "create", "t")
     summary = json.loads(holdfast("publish", "t", input=b"").stdout)

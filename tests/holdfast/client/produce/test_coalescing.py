@@ -19,7 +19,7 @@ from holdfast.client.errors import (
 )
 from holdfast.client.produce.coalescing import PublishCoalescer
 from holdfast.client.produce.new_message import NewMessage
-from holdfast.client.produce.publish_queue import PublishQueue
+from holdfast.client.produce.publish_queue import PublishOptions, PublishQueue
 from holdfast.client.produce.sender import IdentityPool
 from holdfast.client.read.message import PublishResult
 from holdfast.client.transport.http1 import ReplyParser
@@ -305,7 +305,7 @@ async def test_each_caller_fails_after_its_own_timeout() -> None:
 
     async def publish(name: str) -> None:
         with pytest.raises(Overloaded):
-            await sharing.publish("orders", None, NewMessage(name.encode()))
+            await sharing.publish("orders", PublishOptions(), NewMessage(name.encode()))
         ends[name] = requests.time_s
 
     first = asyncio.create_task(publish("first"))

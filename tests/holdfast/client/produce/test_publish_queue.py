@@ -4,12 +4,13 @@ from holdfast.client.produce.publish_queue import (
     MAX_SHARED_MESSAGES,
     MAX_SHARED_REQUEST_BYTES,
     PendingPublish,
+    PublishOptions,
     PublishQueue,
 )
 
 
 def queue_of(*bodies: bytes) -> PublishQueue:
-    queue = PublishQueue("orders", None)
+    queue = PublishQueue("orders", PublishOptions())
     for body in bodies:
         queue.add(PendingPublish(body, 0.0))
     return queue
