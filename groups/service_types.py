@@ -158,6 +158,8 @@ class RedriveOptions:
     offsets: Mapping[int, Sequence[int]] | None = None
     #: If true, only count the letters.
     dry_run: bool = False
+    #: If true, the letters are not published, and will never be put back.
+    discard: bool = False
     #: If it is None, letters may go to every topic of the group.
     may_publish: MayPublish | None = field(default=None, compare=False)
     #: Called for letters that were put back: it counts them as publishes of the caller.
@@ -175,6 +177,8 @@ class RedriveResult:
     #: How many letters cannot be put back: they do not name their topic, or the group does not
     #: subscribe to it, or the caller may not publish to it.
     stuck: int = 0
+    #: How many letters were discarded.
+    discarded: int = 0
     #: If true, there may be more letters, which this redrive has not reached.
     more: bool = False
     #: The id of the letter at which `failure` occurred.
@@ -184,8 +188,8 @@ class RedriveResult:
 
     @property
     def total(self) -> int:
-        """How many letters were put back."""
-        return sum(self.topics.values())
+        """How many letters were put back, or discarded."""
+        return sum(self.topics.values()) + self.discarded
 
     def fail(self, letter_id: str, error: Exception) -> None:
         """Record a failure and set `more`. Later failures are ignored."""

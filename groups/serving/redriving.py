@@ -226,7 +226,12 @@ class _Redrive:
         self, progress: GroupServer, deliveries: Sequence[Delivery]
     ) -> bool:
         """Publish these letters, all letters of one topic together, and acknowledge those that were
-        stored. Return False if the caller must stop publishing."""
+        stored. If letters are to be discarded, only acknowledge them. Return False if the caller
+        must stop publishing."""
+        if self._request.discard:
+            self.result.discarded += len(deliveries)
+            await _settle(progress, deliveries, deliveries, ())
+            return True
         by_topic, stuck = self._sort(deliveries)
         stored: list[Delivery] = []
         may_continue = True
@@ -378,8 +383,10 @@ class _Redrive:
                     continue
                 if self.result.total >= self._request.limit:
                     return False
-                opened = self._open(batch, row)
-                if opened is None:
+                opened = None if self._request.discard else self._open(batch, row)
+                if self._request.discard:
+                    self.result.discarded += 1
+                elif opened is None:
                     self.result.stuck += 1
                 else:
                     self._count_put_back(opened[0], 1)

@@ -32,7 +32,8 @@ async def redrive(call: Call[NoParams]) -> Reply:
     topic that does not belong to the group is not published, and counts as `stuck`. The token must
     grant `publish` on each of the group's topics and `consume` on the dead-letter topic. The
     redrive ends at the first letter that cannot be stored, with a problem that has the
-    number of letters that were put back before it.
+    number of letters that were put back before it. With `discard`, the letters are acknowledged
+    without being published, so no redrive puts them back; the token then needs no `publish`.
     """
     context, group = call.context, call.group()
     asked = await call.body(RedriveRequest)
@@ -41,28 +42,34 @@ async def redrive(call: Call[NoParams]) -> Reply:
     if dead is None:
         raise NoDeadLetters(group)
     check_subscribed(call, GROUP_VERBS, state.topics)
-    check_publishing(call, state.topics)
+    if not asked.discard:
+        check_publishing(call, state.topics)
     check_named(call, ("consume",), [check_name("topic", dead)])
     most = context.groups_config.max_redrive_letters
     check_at_most("limit", asked.limit, most, "max_redrive_letters")
-    if not asked.dry_run:
+    if not (asked.dry_run or asked.discard):
         context.publish_limiter.admit(call.client_name, call.principal)
     ask = RedriveOptions(
         most if asked.limit is None else asked.limit,
         dead,
         _offsets(asked, most),
         asked.dry_run,
+        asked.discard,
         _may_publish(call, group),
         partial(_published, call),
     )
     done = await context.run_shielded(context.groups.redrive(group, ask))
     if done.failure is not None:
         raise _failure_of(done, done.failure, dead)
-    reply = RedriveReply(group, dead, asked.dry_run, done.total, done.topics, done.stuck, done.more)
+    put_back = done.total - done.discarded
+    reply = RedriveReply(group, dead, asked.dry_run, put_back, done.topics, done.stuck, done.more)
+    if asked.discard:
+        reply.discarded = done.discarded
     answer = call.reply(reply)
     answer.note = {
         "dead_letter_topic": dead,
         "dry_run": asked.dry_run,
+        **({"discarded": done.discarded} if asked.discard else {}),
         "topics": done.topics,
         "stuck": done.stuck,
     }

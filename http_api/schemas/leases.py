@@ -266,6 +266,13 @@ class RedriveRequest(Request):
         bool,
         Meta(description="Only count the letters that would be published again. Change nothing."),
     ] = False
+    discard: Annotated[
+        bool,
+        Meta(
+            description="Do not publish the letters, and never put them back. Letters that were "
+            "found stuck less than a minute ago are discarded by a later request."
+        ),
+    ] = False
 
 
 class RedriveReply(Struct):
@@ -296,3 +303,7 @@ class RedriveReply(Struct):
             description="Whether there may be more letters. Send the request again to publish them."
         ),
     ]
+    discarded: Annotated[
+        int | UnsetType,
+        Meta(description="Letters that were discarded, if the request asks to discard."),
+    ] = UNSET

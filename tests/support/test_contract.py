@@ -52,6 +52,8 @@ ADDITIONS = {
         for client in ("AsyncClient", "Client")
         for method in ("publish", "producer")
     ),
+    "+ /http/schemas/schemas/RedriveReply/properties/discarded",
+    "+ /http/schemas/schemas/RedriveRequest/properties/discard",
     *(
         f"+ /http/{area}/{name}"
         for area, names in {
