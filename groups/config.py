@@ -46,6 +46,8 @@ class GroupConfig:
     #: A member that has no waiting request and no lease, and sends no request, is removed after
     #: this time.
     member_ttl_ms: int = 30_000
+    #: If the group has no member for this time, it is deleted. If it is 0, it is never deleted.
+    auto_delete_after_ms: int = 0
     #: For this time, a repeated request gets the same answer again.
     repeat_ms: int = 300_000
 

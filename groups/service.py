@@ -40,6 +40,7 @@ from holdfast.groups.service_types import (
 )
 from holdfast.groups.serving import describe as describing
 from holdfast.groups.serving import inspecting
+from holdfast.groups.serving.auto_delete import AutoDelete
 from holdfast.groups.serving.clock import GroupClock
 from holdfast.groups.serving.floor_exporter import FloorExporter
 from holdfast.groups.serving.group_changes import GroupChanges, MaySubscribe
@@ -98,6 +99,8 @@ class GroupService:
         self.changes = GroupChanges(
             store, opened.table, self.registry, config, may_subscribe, self.exporter.export
         )
+        self.auto_delete = AutoDelete(self.changes, clock.now_ms)
+        self.registry.on_unused = self.auto_delete.report
         self._redriver = Redriver(shared, self.registry, self.changes)
         self._scan = Scan(self._by_name.values, store.reading.max_offset)
         self._is_running = False
@@ -121,6 +124,7 @@ class GroupService:
         called twice."""
         if self._is_running:
             self._is_running = False
+            await self.auto_delete.stop()
             await self.registry.stop()
             await self.exporter.stop()
 

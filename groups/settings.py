@@ -26,6 +26,8 @@ MAX_BACKOFFS = 100
 MAX_BACKOFF_MS = 7 * 86_400_000
 MAX_ATTEMPTS = 60_000
 MAX_MEMBER_TTL_MS = 86_400_000
+#: The longest `auto_delete_after_ms`: 365 days.
+MAX_AUTO_DELETE_MS = 365 * 86_400_000
 
 
 def _bounded(low: int, high: int) -> Meta:
@@ -84,6 +86,7 @@ class GroupSettings(Struct, frozen=True, forbid_unknown_fields=True):
     member_ttl_ms: Annotated[int, _bounded(SHORTEST_LEASE_MS, MAX_MEMBER_TTL_MS)] | UnsetType = (
         UNSET
     )
+    auto_delete_after_ms: Annotated[int, _bounded(0, MAX_AUTO_DELETE_MS)] | UnsetType = UNSET
 
 
 def maxima(limits: GroupsConfig) -> dict[str, tuple[int, str | None]]:
@@ -97,6 +100,7 @@ def maxima(limits: GroupsConfig) -> dict[str, tuple[int, str | None]]:
         "max_in_flight_per_key": in_flight,
         "max_attempts": (MAX_ATTEMPTS, None),
         "member_ttl_ms": (MAX_MEMBER_TTL_MS, None),
+        "auto_delete_after_ms": (MAX_AUTO_DELETE_MS, None),
     }
 
 
@@ -135,3 +139,4 @@ class GroupConfigReply(Struct):
     dead_letter_topic: str | None
     strict_leases: bool
     member_ttl_ms: int
+    auto_delete_after_ms: int = 0

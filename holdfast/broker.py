@@ -248,6 +248,9 @@ class Broker:
             passed_s=partial(time.clock_gettime, time.CLOCK_BOOTTIME),
             may_subscribe=http.access.may_subscribe,
         )
+        groups.auto_delete.on_deleted = lambda name, after_ms: self._audit(
+            "group.delete", group=name, auto_delete_after_ms=after_ms
+        )
         self._arrival_listeners.append(groups.queue_changes.note)
         store.topics.deleted_listeners.append(groups.registry.topic_deleted)
         store.topics.check_new_queues = groups.registry.check_new_queues

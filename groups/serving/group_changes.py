@@ -436,7 +436,17 @@ class GroupChanges:
         self._registry.get(name)
         await self._store.state.run_shielded(self._delete(name, check_topic))
 
-    async def _delete(self, name: str, check_topic: CheckTopic) -> None:
+    async def delete_unused(self, group: GroupServer) -> bool:
+        """Delete a group as `delete` does, unless it is in use when the deletion begins. Return
+        whether it was deleted. Nothing is leased while it is being deleted."""
+        return await self._store.state.run_shielded(
+            self._delete(group.record.name, allow_all, unused=group)
+        )
+
+    async def _delete(
+        self, name: str, check_topic: CheckTopic, *, unused: GroupServer | None = None
+    ) -> bool:
+        """If `unused` is given, delete the group only if it is this group, and is not in use."""
         group = self._registry.get(name)
         _check_topics(group, check_topic)
         # Wait before the lock is taken: the creation of a dead-letter topic takes the lock, too.
@@ -450,12 +460,16 @@ class GroupChanges:
             topics = {topic.name for topic in group.topics()} | self._topics_with_offsets(name)
             for topic in topics:
                 check_topic(topic)
-            with group.settling_paused():
+            if unused is not None and (group is not unused or group.is_used):
+                return False
+            pause = nullcontext() if unused is None else group.deliveries_paused()
+            with group.settling_paused(), pause:
                 await self._store.state.commit({group_key(name): None})
                 self._table.remove(group.record)
                 await self._registry.remove(group)
             await self._store.offsets.forget_offsets(name, topics)
             await self._add_to_pattern_groups(group.record.dead_letter_topic, LoopBudget())
+            return True
 
     def _topics_with_offsets(self, group: str) -> set[str]:
         try:

@@ -49,6 +49,9 @@ class GroupRegistry:
         self._last_epoch = self._last_lease = 0
         #: topic id -> the groups that have the topic.
         self._by_topic: dict[int, dict[str, GroupServer]] = {}
+        #: Called with a group that has had no member for its `auto_delete_after_ms`.
+        #: Set before the first group is added.
+        self.on_unused: Callable[[GroupServer], None] = lambda group: None
         self._forgetting: set[asyncio.Task[None]] = set()
 
     def get(self, name: str) -> GroupServer:
@@ -107,7 +110,7 @@ class GroupRegistry:
 
     def add(self, record: GroupRecord) -> GroupServer:
         """Add a group without topics, and serve it. The receipt key must exist."""
-        group = GroupServer(record, self._shared, self._begin_queue)
+        group = GroupServer(record, self._shared, self._begin_queue, self.on_unused)
         self.by_name[record.name] = group
         return group
 

@@ -27,6 +27,7 @@ from holdfast.groups.core.members import ActiveListeners, AllInFlight, OnActive
 from holdfast.groups.core.receipts import Receipt, ReceiptCodec
 from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
 from holdfast.groups.core.subscribing import Subscriptions
+from holdfast.groups.core.unused import UnusedTime
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.errors import ExclusiveHeld, GroupsStopping, InvalidReceipt
 from holdfast.groups.service_types import (
@@ -98,11 +99,15 @@ class GroupServer:
         record: GroupRecord,
         shared: SharedParts,
         begin_queue: Callable[["GroupServer", QueueKey], None],
+        on_unused: Callable[["GroupServer"], None],
     ) -> None:
-        """`begin_queue` adds a queue that is new in a topic of the group."""
+        """`begin_queue` adds a queue that is new in a topic of the group. `on_unused` is called
+        when the group has had no member for `auto_delete_after_ms`."""
         self.record = record
         self.counters = shared.counters
         self._begin_queue = begin_queue
+        self._on_unused = on_unused
+        self._unused = UnusedTime()
         self._store = store = shared.store
         self._page = shared.opened.page
         self._hold = shared.hold
@@ -135,6 +140,8 @@ class GroupServer:
         self.browsers = Browsers(self.core, self.source, flow)
         self._listeners = ActiveListeners()
         self._is_ending = False
+        #: The error of all requests once the group was deleted.
+        self._gone: StoreError | None = None
         self._delivery_allowed = asyncio.Event()
         self._delivery_allowed.set()
         self._settling_allowed = asyncio.Event()
@@ -222,6 +229,17 @@ class GroupServer:
         finally:
             self._settling_allowed.set()
 
+    @property
+    def is_used(self) -> bool:
+        """Whether the group has a member, a lease or a waiting request."""
+        core = self.core
+        return bool(len(core.members) or core.lease_count or len(core.waiters))
+
+    def postpone_auto_delete(self, until_ms: int) -> None:
+        """Report the group again at `until_ms`, because it could not be deleted."""
+        self._unused.postpone(until_ms)
+        self.after_change()
+
     def lanes(self) -> Iterable[QueueLane]:
         """Return all lanes of the group."""
         return [lane for topic in self.core.topics.values() for lane in topic.lanes.values()]
@@ -232,6 +250,7 @@ class GroupServer:
         """Answer every waiting request with the error `why`, or with GroupsStopping if it is None.
         From now on no request can wait."""
         self._is_ending = True
+        self._gone = why
         self._flow.stop()
         self._waiting.drain(why or GroupsStopping())
         self._timer.stop()
@@ -259,6 +278,8 @@ class GroupServer:
         the call is cancelled, it releases its leases."""
         if not self._delivery_allowed.is_set():
             await self._delivery_allowed.wait()
+            if self._gone is not None:
+                raise self._gone
         if not self.watch.is_current:
             await self.watch.catch_up()
         reply = await self._first_reply(request)
@@ -542,9 +563,20 @@ class GroupServer:
             letters = self.core.outbox.take_dead_letters()
             if letters:
                 self.dead_letters.add(letters)
-            self._timer.set(self.core.next_deadline())
+            self._timer.set(self._next_deadline())
         self._write_page()
         self.commits.begin()
+
+    def _next_deadline(self) -> int | None:
+        """Return when to call `process_deadlines`. Report the group if it must be deleted now."""
+        deadline_ms, limit_ms = self.core.next_deadline(), self.core.config.auto_delete_after_ms
+        if not limit_ms and self._unused.due_ms is None:
+            return deadline_ms
+        now_ms = self._clock.now_ms()
+        self._unused.update(limit_ms, is_used=self.is_used, now_ms=now_ms)
+        if self._unused.take_due(now_ms):
+            self._on_unused(self)
+        return min(filter(None, (deadline_ms, self._unused.due_ms)), default=None)
 
     def _serve(self) -> int:
         """Answer the requests that can get messages now; return how many. If another request needs

@@ -121,7 +121,7 @@ def encode_group(group: GroupRecord) -> bytes:
     return pack(
         {
             "group_id": group.group_id,
-            **{name: getattr(config, name) for name in _STORED_FIELDS},
+            **_stored_values(config),
             "topics": {topic_id: asdict(each) for topic_id, each in group.topics.items()},
             "start": group.start,
             "dead_letter_topic": group.dead_letter_topic,
@@ -130,6 +130,13 @@ def encode_group(group: GroupRecord) -> bytes:
             "owner": group.owner,
         }
     )
+
+
+def _stored_values(config: GroupConfig) -> dict[str, Any]:
+    values = {name: getattr(config, name) for name in _STORED_FIELDS}
+    if not config.auto_delete_after_ms:  # then the record is as in release 0.1.0
+        del values["auto_delete_after_ms"]
+    return values
 
 
 @reads("a group")

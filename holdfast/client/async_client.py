@@ -645,6 +645,7 @@ class AsyncClient:
         dead_letter_topic: str | None = None,
         strict_leases: bool | None = None,
         member_ttl_ms: int | None = None,
+        auto_delete_after_ms: int | None = None,
     ) -> GroupDescription:
         """Create a group with leases, or change it; return its description.
 
@@ -666,6 +667,7 @@ class AsyncClient:
             backoff_ms=None if backoff_ms is None else list(backoff_ms),
             strict_leases=strict_leases,
             member_ttl_ms=member_ttl_ms,
+            auto_delete_after_ms=auto_delete_after_ms,
             fairness=drop_none(engine=engine, cost=cost) or None,
         )
         if dead_letter_topic is not None:

@@ -207,6 +207,7 @@ class GroupConfig(Description):
     dead_letter_topic: str | None
     strict_leases: bool
     member_ttl_ms: int
+    auto_delete_after_ms: int = 0
 
 
 class GroupSummary(Description):

@@ -33,6 +33,9 @@ FIELDS: Mapping[str, Doc] = {
         "as long as they are leased.",
         "a-17",
     ),
+    "auto_delete_after_ms": Doc(
+        "The group is deleted when it has had no member for this long. 0: never.", 86_400_000
+    ),
     "available": Doc("An upper bound of how many messages could be delivered now."),
     "ReceiveReply.available": Doc(
         "An upper bound of how many more messages could be delivered now."

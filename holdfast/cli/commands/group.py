@@ -86,6 +86,12 @@ def group() -> None:
     help="Delay after each failure; the last delay is used for all later failures.",
 )
 @click.option("--dead-letter-topic", metavar="TOPIC", help='Where dead letters go; "" drops them.')
+@click.option(
+    "--auto-delete-after-ms",
+    callback=as_span(0),
+    metavar="TIME",
+    help="Delete the group when it has had no member for this time, such as 1h; 0: never.",
+)
 @click.option("--replace", is_flag=True, help="Change the group if it exists with other settings.")
 @with_client
 def create(

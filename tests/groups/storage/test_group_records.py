@@ -59,6 +59,16 @@ def test_a_record_is_read_as_it_was_written(group: GroupRecord) -> None:
     assert decode_group(group.name, encode_group(group)) == group
 
 
+def test_a_group_that_is_deleted_automatically_has_one_more_field() -> None:
+    config = GroupConfig(auto_delete_after_ms=60_000)
+    group = GroupRecord("brief", 8, config)
+    fields = msgpack.unpackb(encode_group(group), strict_map_key=False)
+    assert fields.pop("auto_delete_after_ms") == 60_000
+    assert decode_group("brief", encode_group(group)) == group
+    plain = msgpack.unpackb(encode_group(GroupRecord("brief", 8)), strict_map_key=False)
+    assert fields == plain
+
+
 def test_unknown_fields_are_ignored_and_missing_ones_have_their_defaults() -> None:
     fields = msgpack.unpackb(encode_group(GROUP), strict_map_key=False)
     fields["of_a_later_version"] = 1
