@@ -129,6 +129,28 @@ def test_the_code_of_a_view_returns_what_it_shows(console: Console) -> None:
     expect(code).to_contain_text('.option("tag", "new")')
 
 
+def test_long_lists_come_in_pages_and_are_searched(console: Console) -> None:
+    with console.broker.client() as client:
+        for number in range(55):
+            client.create_topic(f"many.{number:03}", queues=1)
+            client.store_offsets(f"reader.{number:03}", "orders", {0: 0})
+    page = console.open("#/topics")
+    assert page.locator("td[data-title=Topic]").count() == 50
+    page.get_by_role("button", name="Next ›").click()
+    expect(page.get_by_role("button", name="First")).to_be_enabled()
+    expect(page.get_by_role("button", name="Next ›")).to_be_disabled()
+    page = console.open("#/groups?contains=READER.05")
+    names = page.locator("td[data-title=Group]").all_inner_texts()
+    assert names == [f"reader.05{number}" for number in range(5)]
+    page = console.open("#/topics/orders")
+    readers = page.get_by_role("table", name="Readers").locator("tbody tr")
+    expect(readers).to_have_count(25)
+    page.get_by_role("button", name="Next ›").click()
+    expect(page.get_by_role("table", name="Readers")).to_contain_text("reader.030")
+    page = console.open("#/find?q=many.05")
+    expect(page.locator("td[data-title=Topic]")).to_have_count(5)
+
+
 def test_a_message_is_published_and_published_again(console: Console) -> None:
     page = console.open("#/publish?topic=orders")
     page.get_by_label("Key", exact=True).fill("by hand")
