@@ -23,7 +23,7 @@ class FrameWriter:
         self._parts.append(octets)
 
     def write_all(self, frames: list[bytes]) -> None:
-        """Add several whole frames."""
+        """Add several whole frames, each in one part or more."""
         self._parts += frames
 
     @property

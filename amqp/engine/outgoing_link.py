@@ -1,7 +1,8 @@
 """A link on which this end sends: credit of the receiver, and deliveries cut into frames. Pure."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from holdfast.amqp.engine.link import Link, Wiring
@@ -15,13 +16,13 @@ from holdfast.amqp.wire.performatives import Attach, Disposition, Flow
 
 
 class Sent:
-    """An unsettled delivery of an outgoing link. `context` is the owner's."""
+    """An unsettled delivery of an outgoing link. `context` is the owner's. The deliveries of a run
+    (`send_run`) share one object."""
 
-    __slots__ = ("context", "link", "tag")
+    __slots__ = ("context", "link")
 
-    def __init__(self, link: "OutgoingLink", tag: bytes, context: Any) -> None:
+    def __init__(self, link: "OutgoingLink", context: Any = None) -> None:
         self.link = link
-        self.tag = tag
         self.context = context
 
 
@@ -33,12 +34,14 @@ class DeliveryIds:
         self.count = 0
         """How many ids were given."""
 
-    def take(self) -> int:
-        """Return the next id."""
-        taken = self._next
-        self._next = (taken + 1) & 0xFFFFFFFF
-        self.count += 1
-        return taken
+    def next(self, count: int) -> list[int]:
+        """Return the next `count` ids, which stay free until `take` is called."""
+        return [each & 0xFFFFFFFF for each in range(self._next, self._next + count)]
+
+    def take(self, count: int) -> None:
+        """Record that the next `count` ids were given."""
+        self._next = (self._next + count) & 0xFFFFFFFF
+        self.count += count
 
 
 class OutgoingLink(Link):
@@ -61,7 +64,6 @@ class OutgoingLink(Link):
         self._credit = 0
         self._waiting: deque[bytes] = deque()
         self._encoder: TransferEncoder | None = None
-        self._limit = 0
         self.is_draining = False
         """Whether the receiver wants the credit used up or given back: see `drained`."""
         self.available: int | None = None
@@ -98,32 +100,61 @@ class OutgoingLink(Link):
         """
         assert self._credit, "there is no credit"
         assert not self._waiting
-        wiring = self._wiring
+        limit = self.max_message_bytes
+        if limit and len(message) > limit:
+            raise LinkFailed(MESSAGE_SIZE_EXCEEDED, f"the receiver accepts at most {limit} bytes")
+        ids = self._ids.next(1)
+        self._count_sent(ids, None if settled else Sent(self, context))
+        delivery_id, windows = ids[0], self._wiring.windows
+        if tag is None and windows.outgoing_room:
+            parts = self._transfers().run(ids, settled, (message,))
+            if parts:
+                self._wiring.writer.write_all(parts)
+                windows.sent(1)
+                return delivery_id
+        number = delivery_id.to_bytes(4, "big")
+        frames = self._transfers().frames(delivery_id, tag or number, settled, message)
+        self._waiting.extend(frames)
+        self._wiring.held.waiting += sum(map(len, frames))
+        self.continue_delivery()
+        return delivery_id
+
+    def send_run(self, messages: Sequence[bytes], *, settled: bool = False) -> list[int]:
+        """Send messages as `send` does, but faster, as far as the credit and the window allow.
+        Return their delivery-ids.
+
+        The run ends before the first message that needs several frames or is larger than the
+        receiver accepts. Then `send` sends that message, or raises LinkFailed.
+        """
+        limit = self.max_message_bytes
+        if limit:
+            messages = list(takewhile(lambda each: len(each) <= limit, messages))
+        messages = messages[: self.sendable]
+        ids = self._ids.next(len(messages))
+        parts = self._transfers().run(ids, settled, messages)
+        ids = ids[: len(parts) // 2]
+        self._count_sent(ids, None if settled else Sent(self))
+        self._wiring.writer.write_all(parts)
+        self._wiring.windows.sent(len(ids))
+        return ids
+
+    def _transfers(self) -> TransferEncoder:
         encoder = self._encoder
         if encoder is None:
+            wiring = self._wiring
             encoder = self._encoder = TransferEncoder(
                 wiring.channel, self.handle, wiring.writer.max_frame_bytes
             )
-            self._limit = self.max_message_bytes
-        if self._limit and len(message) > self._limit:
-            raise LinkFailed(
-                MESSAGE_SIZE_EXCEEDED, f"the receiver accepts at most {self._limit} bytes"
-            )
-        delivery_id = self._ids.take()
-        number = delivery_id.to_bytes(4, "big")
-        self._delivery_count = (self._delivery_count + 1) & 0xFFFFFFFF
-        self._credit -= 1
-        if not settled:
-            self._unsettled.add(delivery_id, Sent(self, number if tag is None else tag, context))
-        octets = encoder.frame(number, settled, message) if tag is None else None
-        if octets is not None and wiring.windows.take_room():
-            wiring.writer.write_bytes(octets)
-            return delivery_id
-        frames = encoder.frames(delivery_id, tag or number, settled, message)
-        self._waiting.extend(frames)
-        wiring.held.waiting += sum(map(len, frames))
-        self.continue_delivery()
-        return delivery_id
+        return encoder
+
+    def _count_sent(self, ids: Sequence[int], sent: Sent | None) -> None:
+        """Count deliveries that are sent now. They are unsettled if `sent` is given."""
+        count = len(ids)
+        self._ids.take(count)
+        self._delivery_count = (self._delivery_count + count) & 0xFFFFFFFF
+        self._credit -= count
+        if sent is not None:
+            self._unsettled.add_run(ids, sent)
 
     def continue_delivery(self) -> bool:
         """Send frames of a partly sent delivery; return whether all of it is sent."""

@@ -4,7 +4,7 @@ Dispositions contain ranges of ids. A lookup of a range takes at most one pass o
 deliveries, even if the range is much wider.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from holdfast.amqp.wire import serials
@@ -24,6 +24,10 @@ class Unsettled(Generic[_Item]):
     def add(self, delivery_id: int, item: _Item) -> None:
         """Add a delivery; its id follows all others."""
         self._items[delivery_id] = item
+
+    def add_run(self, delivery_ids: Iterable[int], item: _Item) -> None:
+        """Add successive deliveries with an equal item; their ids follow all others."""
+        self._items.update(dict.fromkeys(delivery_ids, item))
 
     def find(self, first: int, last: int) -> list[tuple[int, _Item]]:
         """Return the deliveries from `first` to `last` with their ids, in order."""

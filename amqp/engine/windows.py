@@ -75,13 +75,6 @@ class Windows:
 
     # ---- Frames that are sent
 
-    def take_room(self) -> bool:
-        """Count one frame, which is sent now. Return False if the window has no room for it."""
-        if not self.outgoing_room:
-            return False
-        self.sent(1)
-        return True
-
     def sent(self, frames: int) -> None:
         """Count transfer frames that were sent."""
         self.next_outgoing_id = (self.next_outgoing_id + frames) & 0xFFFFFFFF

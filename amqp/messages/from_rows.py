@@ -58,7 +58,7 @@ class RowEncoder:
     __slots__ = (
         "_annotated", "_attempt", "_base", "_batch", "_bodies", "_body_at", "_created", "_envelope",
         "_envelopes", "_expires", "_first", "_headers", "_id_prefix", "_is_durable", "_keys",
-        "_octets", "_tags", "end_row", "first_row",
+        "_octets", "_plain", "_tags", "end_row", "first_row",
     )  # fmt: skip
 
     def __init__(self, batch: Batch, first_row: int, *, is_durable: bool) -> None:
@@ -86,6 +86,7 @@ class RowEncoder:
         self._envelopes = _texts(batch.envelope_offsets, batch.envelopes, first_row, end)
         #: The last envelope. Often the next message has the same.
         self._octets, self._envelope = b"", _NO_ENVELOPE
+        self._plain = self._plain_parts()
 
     def encode(self, row: int, attempt: int, failures: int, now_ms: int) -> bytes:
         """Return one message as it is delivered now: for the `attempt`th time (from 1), after this
@@ -93,6 +94,12 @@ class RowEncoder:
         index = row - self.first_row
         start, end = self._body_at[index] - self._first, self._body_at[index + 1] - self._first
         body, offset = self._bodies[start:end], self._base + row
+        if self._plain is not None and attempt == 1 and not failures:
+            before, between, after = self._plain
+            return b"".join((
+                before, _U64(offset), between, b"%016X" % offset, after,
+                data_head(end - start), body,
+            ))  # fmt: skip
         octets = self._envelopes[index] if self._envelopes is not None else b""
         if not octets:
             envelope = None
@@ -112,6 +119,19 @@ class RowEncoder:
         if envelope.annotations:
             annotations = _merged(annotations, envelope.annotations)
         return b"".join((header, annotations, rest, body, envelope.after))
+
+    def _plain_parts(self) -> tuple[bytes, bytes, bytes] | None:
+        """Return the bytes before, between and after the two offsets in the first delivery of a
+        message, up to its data section. Return None if they differ from message to message."""
+        columns = self._tags, self._keys, self._envelopes, self._batch.property_list
+        if self._expires or any(each is not None for each in columns):
+            return None
+        if type(self._created) is not bytes:
+            return None
+        properties = self._properties(self.first_row, 0, 0)
+        at = properties.index(self._id_prefix) + len(self._id_prefix)
+        between = self._attempt + _U32(1) + properties[:at]
+        return self._headers[True] + self._annotated, between, properties[at + 16 :]
 
     def _header(
         self, row: int, attempt: int, failures: int, now_ms: int, envelope: Envelope | None

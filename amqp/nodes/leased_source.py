@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 from holdfast.amqp.conditions_of import amqp_error
 from holdfast.amqp.engine.outgoing_link import OutgoingLink, Sent
@@ -312,26 +312,19 @@ class LeasedSource:
     def _send_now(self, deliveries: Sequence[Delivery]) -> int:
         """Send messages in this event loop iteration. Return how many were sent. Raises LinkFailed
         if a message is larger than the client accepts."""
-        link, unsettled, is_settled = self._link, self._unsettled, self._is_settled
-        now_ms = self._parts.wall_us() // 1000
-        encoders: dict[int, RowEncoder] = {}
-        count = delivery_id = 0
-        for each in deliveries[: link.sendable]:
-            if link.is_partly_sent:
-                break
-            batch, row = each.batch, each.row
-            encoder = encoders.get(id(batch))
-            if encoder is None or not encoder.first_row <= row < encoder.end_row:
-                is_durable = each.topic.config.durability == "fsync"
-                encoder = encoders[id(batch)] = RowEncoder(batch, row, is_durable=is_durable)
-            message = encoder.encode(row, each.attempt, each.failures, now_ms)
-            delivery_id = link.send(message, settled=is_settled)
-            count += 1
+        link, is_settled = self._link, self._is_settled
+        messages = _encode(deliveries[: link.sendable], self._parts.wall_us() // 1000)
+        receipts = [cast("Receipt", each.receipt) for each in deliveries[: len(messages)]]
+        count = 0
+        ids: Sequence[int] = ()
+        while count < len(messages) and not link.is_partly_sent:
+            ids = link.send_run(messages[count:], settled=is_settled)
+            ids = ids or [link.send(messages[count], settled=is_settled)]
             if not is_settled:
-                assert isinstance(each.receipt, Receipt)
-                unsettled[delivery_id] = each.receipt
-        if count and not is_settled:
-            self._ages.add(self._loop.time(), delivery_id)
+                self._unsettled.update(zip(ids, receipts[count:], strict=False))
+            count += len(ids)
+        if ids and not is_settled:
+            self._ages.add(self._loop.time(), ids[-1])
             if self._timeout is None:
                 self._check_age()
         return count
@@ -393,6 +386,20 @@ class LeasedSource:
                 "all unsettled messages of the link return to the group",
             )
         )
+
+
+def _encode(deliveries: Sequence[Delivery], now_ms: int) -> list[bytes]:
+    """Return the messages as they are delivered now. Deliveries of several batches may alternate:
+    each batch keeps its encoder."""
+    encoders: dict[int, RowEncoder] = {}
+    messages = []
+    for topic, _, _, batch, row, _, attempt, _, failures, _ in deliveries:
+        encoder = encoders.get(id(batch))
+        if encoder is None or not encoder.first_row <= row < encoder.end_row:
+            is_durable = topic.config.durability == "fsync"
+            encoder = encoders[id(batch)] = RowEncoder(batch, row, is_durable=is_durable)
+        messages.append(encoder.encode(row, attempt, failures, now_ms))
+    return messages
 
 
 def _unsent(delivery: Delivery) -> Unsent:

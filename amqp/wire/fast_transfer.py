@@ -5,6 +5,7 @@ codec decodes only transfers with values that clients seldom send. Both codecs g
 """
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 from holdfast.amqp.wire.conditions import DecodeError
@@ -147,17 +148,23 @@ class TransferEncoder:
             self._handle,
         )
         self._ends = b"\x43\x42", b"\x43\x41"
+        self._head = struct.Struct(f">I{len(self._start)}sI2sI2s").pack
 
-    def frame(self, number: bytes, is_settled: bool, message: Buffer) -> bytes | None:
-        """Return the frame of a delivery whose id and tag both have these four bytes. Return None
-        if the delivery needs several frames."""
-        size = self._size + len(message)
-        if size > self._max_frame_bytes:
-            return None
-        return b"".join((
-            size.to_bytes(4, "big"), self._start, number, b"\xa0\x04", number,
-            self._ends[is_settled], message,
-        ))  # fmt: skip
+    def run(self, ids: Sequence[int], is_settled: bool, messages: Sequence[bytes]) -> list[bytes]:
+        """Return a frame for each message, in two parts: its head, and the message. The tag of a
+        delivery is the four bytes of its id. The run ends before the first message that needs
+        several frames."""
+        head, size, start, end = self._head, self._size, self._start, self._ends[is_settled]
+        room = self._max_frame_bytes - size
+        parts: list[bytes] = []
+        add = parts.append
+        for number, message in zip(ids, messages, strict=True):
+            length = len(message)
+            if length > room:
+                break
+            add(head(size + length, start, number, b"\xa0\x04", number, end))
+            add(message)
+        return parts
 
     def frames(
         self, delivery_id: int, tag: bytes, is_settled: bool, message: Buffer
