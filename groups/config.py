@@ -7,7 +7,7 @@ from holdfast.commitlog.setting import KIB, MIB, setting
 
 Mode = Literal["competing", "keyed", "single_active", "exclusive"]
 Engine = Literal["sfq", "dwrr"]
-Cost = Literal["count", "bytes", "time"]
+Cost = Literal["count", "bytes", "time", "given"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 FAIR_ENGINES: tuple[Engine, ...] = get_args(Engine)
 COSTS: tuple[Cost, ...] = get_args(Cost)

@@ -17,6 +17,7 @@ from heapq import heapify, heappop, heappush
 from math import lcm
 from sys import maxsize
 
+from holdfast.groups.core.given_cost import UNITS
 from holdfast.groups.cursor.heads import Head
 from holdfast.groups.cursor.leases import Lease
 
@@ -385,7 +386,7 @@ class Dwrr:
 
 
 class Costs:
-    """The costs of one group's deliveries. `kind` is "count", "bytes" or "time".
+    """The costs of one group's deliveries. `kind` is "count", "bytes", "time" or "given".
 
     Processing time is not known at delivery. So the average time of the flow is charged at
     delivery. When the lease ends, the difference from the real time is charged. A delivery costs at
@@ -402,13 +403,14 @@ class Costs:
             return 1
         if self.kind == "bytes":
             return head.size_bytes + OVERHEAD_BYTES
+        if self.kind == "given":
+            return head.cost or UNITS
         return max(1, round(self._averages.get(flow, FIRST_TIME)))
 
     @property
     def are_alike(self) -> bool:
-        """Whether all messages of a flow would have the same cost now. If False, only messages of
-        equal size have the same cost."""
-        return self.kind != "bytes"
+        """Whether all messages of a flow would have the same cost now."""
+        return self.kind in ("count", "time")
 
     def difference(self, flow: int, lease: Lease, now_ms: int, used_ms: float | None) -> int:
         """Return the additional charge for a lease that ended. It is negative if the charge at

@@ -217,7 +217,9 @@ class QueueLane:
         """Change the settings. Messages that are already dying are not affected."""
         before, self.config = self.config, config
         is_limit_new = config.max_in_flight_per_key != before.max_in_flight_per_key
-        if is_limit_new or config.mode != before.mode:
+        # Without this, heads that were read before the change would have no costs.
+        is_cost_new = config.cost != before.cost and config.cost == "given"
+        if is_limit_new or is_cost_new or config.mode != before.mode:
             self.selection = self._new_selection()
 
     def set_filter(self, filter: object | None) -> None:

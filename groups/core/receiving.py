@@ -228,18 +228,18 @@ def _select_run(group: Group, fill: _FillState, offered: Offer, room: int) -> Ru
     run = group.topics[topic_id].select_run(offered, fill.request.filter, fill.now_ms, most, limits)
     size_bytes = sum([head.size_bytes for _, heads in run for head in heads])
     if fill.reply.size_bytes + size_bytes > fill.request.max_bytes or not group.costs.are_alike:
-        run = truncate_run(run, _count_fitting(group, fill, [heads for _, heads in run]))
+        run = truncate_run(run, _count_fitting(group, fill, topic_id, [heads for _, heads in run]))
     return run
 
 
-def _count_fitting(group: Group, fill: _FillState, columns: list[list[Head]]) -> int:
+def _count_fitting(group: Group, fill: _FillState, topic_id: int, columns: list[list[Head]]) -> int:
     """Return how many messages from the beginning of a run have the cost of the first message
     and fit into the bytes that the request allows. The result is at least 1."""
-    first = columns[0][0]
-    size_bytes = fill.reply.size_bytes
+    costs, first, size_bytes = group.costs, columns[0][0], fill.reply.size_bytes
+    cost = costs.at_delivery(topic_id, first)
     for count, head in enumerate(interleave(columns)):
         size_bytes += head.size_bytes
-        is_equal = group.costs.are_alike or head.size_bytes == first.size_bytes
+        is_equal = costs.are_alike or costs.at_delivery(topic_id, head) == cost
         if count and (size_bytes > fill.request.max_bytes or not is_equal):
             return count
     return sum(map(len, columns))

@@ -24,6 +24,8 @@ class Head(NamedTuple):
     key: int = 0
     #: When the message expires, by the wall clock. It is 0 if the message never expires.
     expires_at_ms: int = 0
+    #: The cost that the publisher gave, in thousandths. It is 0 if it was not read.
+    cost: int = 0
 
 
 class Heads(NamedTuple):

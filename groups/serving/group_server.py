@@ -124,6 +124,7 @@ class GroupServer:
             store.reading,
             shared.recent,
             has_keys=lambda: self.core.config.mode == "keyed",
+            has_costs=lambda: self.core.config.cost == "given",
             wall_ms=clock.wall_ms,
             on_trimmed=self.note_log_start,
         )
@@ -157,7 +158,7 @@ class GroupServer:
         self.record = self.dead_letters.record = record
         self.subscriptions = Subscriptions(record.subscriptions)
         if record.config != self.core.config:
-            self.source.forget()  # the mode determines whether heads contain keys
+            self.source.forget()  # mode and cost determine what heads contain
             self.core.configure_group(record.config)
             for member in self._listeners:
                 with suppress(ExclusiveHeld):

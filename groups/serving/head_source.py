@@ -22,7 +22,9 @@ from holdfast.consumequeue.lost_ranges import LostRanges, overlaps
 from holdfast.consumequeue.reading.fetched import BatchSlice, Fetched, MessageFilter, message_sizes
 from holdfast.consumequeue.reading.queue_reading import QueueReader
 from holdfast.consumequeue.topics import QueueKey, Topic
+from holdfast.groups.core.given_cost import PROPERTY, parse_cost
 from holdfast.groups.cursor.heads import Head, Heads
+from holdfast.holdservice.filters import row_values
 
 #: A read from memory returns at most this many bytes.
 HOT_BYTES = 256 * 1024
@@ -122,7 +124,8 @@ _NO_PIECES: dict[object | None, _Piece] = {}
 
 class StoreHeads:
     """A HeadSource that reads from the message store. `topic_by_id` returns None for a topic that
-    was deleted. `has_keys` returns whether the group needs keys in heads. `wall_ms` is the wall
+    was deleted. `has_keys` and `has_costs` return whether the group needs keys and given costs in
+    heads. `wall_ms` is the wall
     clock. If a read finds that its offset was removed, `on_trimmed` is called with the queue and
     its present first offset."""
 
@@ -133,6 +136,7 @@ class StoreHeads:
         recent: RecentBatches,
         *,
         has_keys: Callable[[], bool],
+        has_costs: Callable[[], bool],
         wall_ms: Callable[[], int],
         on_trimmed: Callable[[QueueKey, int], None],
     ) -> None:
@@ -140,6 +144,7 @@ class StoreHeads:
         self._reader = reader
         self._recent = recent
         self._has_keys = has_keys
+        self._has_costs = has_costs
         self._wall_ms = wall_ms
         self._on_trimmed = on_trimmed
         #: queue -> filter -> heads that were read, but not all returned to the core yet.
@@ -391,21 +396,25 @@ class StoreHeads:
         at = slice(rows.start, rows.stop) if isinstance(rows, range) else np.asarray(rows)
         sizes = message_sizes(batch)[at].tolist()
         nothing = [0] * len(rows)
-        keys = expiries = nothing
+        keys = expiries = costs = nothing
         if self._has_keys() and batch.key_hashes is not None and batch.key_offsets is not None:
             has_key = np.diff(batch.key_offsets)[at] > 0
             keys = np.where(has_key, batch.key_hashes[at].astype(np.int64) + _HAS_KEY, 0).tolist()
         expires_us = batch.expires_timestamps_us
         if expires_us is not None:
             expiries = (-(-expires_us[at] // 1000)).tolist()
+        if self._has_costs():
+            costs = given_costs(batch, rows)
         return [
-            Head(base + row, size, key, expires_at_ms)
-            for row, size, key, expires_at_ms in zip(rows, sizes, keys, expiries, strict=True)
+            Head(base + row, size, key, expires_at_ms, cost)
+            for row, size, key, expires_at_ms, cost in zip(
+                rows, sizes, keys, expiries, costs, strict=True
+            )
         ]
 
     def _head(self, batch: Batch, row: int) -> Head:
         """Return the head of one row. This does not use numpy, which is slow for a single row."""
-        size, key = len(batch.body(row)), 0
+        size, key, cost = len(batch.body(row)), 0, 0
         offsets = batch.key_offsets
         if offsets is not None:
             length = int(offsets[row + 1] - offsets[row])
@@ -418,7 +427,15 @@ class StoreHeads:
             properties = batch.properties(row)
             size += sum(len(a.encode()) + len(b.encode()) for a, b in properties.items())
         expires_at_ms = -(-batch.expires_timestamp_us(row) // 1000)
-        return Head(batch.header.base_offset + row, size, key, expires_at_ms)
+        if self._has_costs():
+            (cost,) = given_costs(batch, (row,))
+        return Head(batch.header.base_offset + row, size, key, expires_at_ms, cost)
+
+
+def given_costs(batch: Batch, rows: Sequence[int]) -> list[int]:
+    """Return the given cost of each of the rows, which must be ascending."""
+    values = row_values(batch, rows, frozenset((PROPERTY,)))
+    return [parse_cost(found.get(PROPERTY)) for _, found in values]
 
 
 def _holds(batch: Batch, offset: int) -> bool:

@@ -16,7 +16,7 @@ D = TypeVar("D", bound="Description")
 Durability = Literal["fsync", "written"]
 Mode = Literal["competing", "keyed", "single_active", "exclusive"]
 Engine = Literal["sfq", "dwrr"]
-Cost = Literal["count", "bytes", "time"]
+Cost = Literal["count", "bytes", "time", "given"]
 End = Literal["earliest", "latest"]
 
 

@@ -25,6 +25,7 @@ class Message:
     key: int = 0
     tag: str = ""
     expires_at_ms: int = 0
+    cost: int = 0
 
 
 @dataclass
@@ -52,7 +53,11 @@ class Queues:
         while offset < stop and len(found) < most:
             message = messages[offset]
             if filter is None or str(filter) in message.tag:
-                found.append(Head(offset, message.size_bytes, message.key, message.expires_at_ms))
+                # By default the costs are as different as the sizes.
+                cost = message.cost or 10 * message.size_bytes
+                found.append(
+                    Head(offset, message.size_bytes, message.key, message.expires_at_ms, cost)
+                )
             offset += 1
         self.reads.append((queue, start, offset))
         return Heads(found, offset)

@@ -48,6 +48,7 @@ _SYNTAX = {
     *("aenter", "aexit", "aiter", "anext", "await", "call", "contains", "enter", "exit"),
     *("getitem", "iter", "len", "next"),
 }
+_LITERAL = re.compile(r"Literal\[([^\]]*)\]")
 #: Stands for a type that no public module exports.
 _INTERNAL = "<internal>"
 #: Names in types that are not Holdfast's.
@@ -116,9 +117,9 @@ def differences(old: Any, new: Any, place: str = "") -> Iterator[str]:
 
 
 def _additions(old: Any, new: Any) -> list[str]:
-    """Return the names of what `new` has in addition to `old`: elements of a list, or the last
-    parameters of a signature if they have defaults. Return an empty list if anything else differs.
-    """
+    """Return the names of what `new` has in addition to `old`: elements of a list; the last
+    parameters of a signature if they have defaults; values of a Literal in a signature. Return an
+    empty list if anything else differs."""
     if isinstance(old, list) and isinstance(new, list):
         if [each for each in new if each in old] != old:
             return []
@@ -126,10 +127,22 @@ def _additions(old: Any, new: Any) -> list[str]:
         if any(isinstance(each, dict) and each.get("required") for each in added):
             return []
         return [each["name"] if isinstance(each, dict) else str(each) for each in added]
-    if isinstance(old, str) and isinstance(new, str) and new.startswith(old[:-1] + ", "):
-        added = new[len(old) + 1 : -1].split(", ")
-        is_optional = old.endswith(")") and new.endswith(")") and all("=" in each for each in added)
-        return [each.split(":")[0] for each in added] if is_optional else []
+    if isinstance(old, str) and isinstance(new, str) and old.endswith(")") and new.endswith(")"):
+        return _additions_to_signature(old, new)
+    return []
+
+
+def _additions_to_signature(old: str, new: str) -> list[str]:
+    values: list[str] = []
+    for before, now in zip(_LITERAL.findall(old), _LITERAL.findall(new), strict=False):
+        if now.startswith(before + ", "):
+            values += now[len(before) + 2 :].split(", ")
+            old = old.replace(f"Literal[{before}]", f"Literal[{now}]")
+    if old == new:
+        return values
+    added = new[len(old) + 1 : -1].split(", ")
+    if new.startswith(old[:-1] + ", ") and all("=" in each for each in added):
+        return values + [each.split(":")[0] for each in added]
     return []
 
 

@@ -51,6 +51,14 @@ ADDITIONS = {
     "+ /http/schemas/schemas/Problem/properties/type/enum//problems/unroutable",
     "+ /python/holdfast.client.errors/Unroutable",
     "+ /settings/groups.max_mandatory_match_ms",
+    "+ /http/schemas/schemas/FairnessReply/properties/cost/enum/given",
+    "+ /http/schemas/schemas/FairnessSettings/properties/cost/enum/given",
+    "+ /python/holdfast.client/Fairness/constructor/given",
+    *(
+        f"+ /python/{module}/{client}/members/create_group/given"
+        for module in ("holdfast", "holdfast.client")
+        for client in ("AsyncClient", "Client")
+    ),
     *(
         f"+ /python/{module}/{client}/members/{method}/mandatory"
         for module in ("holdfast", "holdfast.client")
@@ -147,6 +155,8 @@ def test_a_change_is_reported(recorded: Any) -> None:
     parameters.append({"name": "new"})
     connect = changed["python"]["holdfast"]["Client"]
     connect["constructor"] = connect["constructor"][:-1] + ", new: int = 1)"
+    create = connect["members"]["create_group"]
+    connect["members"]["create_group"] = create.replace("[sfq, dwrr]", "[sfq, dwrr, new]")
     publish = connect["members"]["publish"]
     needed = connect["members"]["publish"] = publish[:-1] + ", needed: int)"
     assert list(differences(recorded, changed)) == [
@@ -155,5 +165,6 @@ def test_a_change_is_reported(recorded: Any) -> None:
         "+ /http/paths//v1/topics/{topic}/messages/post/parameters/new",
         "+ /metrics/holdfast_new",
         "+ /python/holdfast/Client/constructor/new",
+        "+ /python/holdfast/Client/members/create_group/new",
         f"! /python/holdfast/Client/members/publish: {publish!r} -> {needed!r}",
     ]

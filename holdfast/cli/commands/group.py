@@ -60,8 +60,8 @@ def group() -> None:
 )
 @click.option(
     "--cost",
-    type=click.Choice(["count", "bytes", "time"]),
-    help="What the weights of topics divide: messages, bytes or working time.",
+    type=click.Choice(["count", "bytes", "time", "given"]),
+    help="What the weights of topics divide: messages, bytes, working time or given costs.",
 )
 @click.option(
     "--start",

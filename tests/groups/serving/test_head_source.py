@@ -74,13 +74,14 @@ class _Store:
 
 
 class _Source:
-    def __init__(self, store: _Store, *, has_keys: bool = False) -> None:
+    def __init__(self, store: _Store, *, has_keys: bool = False, has_costs: bool = False) -> None:
         self.note_log_start: list[tuple[QueueKey, int]] = []
         self.heads = StoreHeads(
             store.topic_by_id,
             cast(QueueReader, store),
             RecentBatches(1 << 20),
             has_keys=lambda: has_keys,
+            has_costs=lambda: has_costs,
             wall_ms=lambda: 0,
             on_trimmed=lambda key, begin: self.note_log_start.append((key, begin)),
         )
@@ -215,6 +216,7 @@ async def test_a_message_that_was_read_is_delivered_though_others_reads_push_it_
         cast(QueueReader, store),
         recent,
         has_keys=lambda: False,
+        has_costs=lambda: False,
         wall_ms=lambda: 0,
         on_trimmed=lambda key, begin: None,
     )
@@ -319,3 +321,20 @@ def test_a_topic_is_forgotten_with_its_bytes() -> None:
     assert recent.size_bytes == 2 * batch_at(0).total_size
     recent.forget_topic(2)
     assert recent.size_bytes == 0
+
+
+async def test_given_costs_are_read_only_for_groups_that_share_by_them() -> None:
+    made = (
+        batch(["a", "b"], properties={"x": "1", "holdfast-cost": "2.5"}),
+        batch(["c"], properties={"holdfast-cost": "0"}),
+        batch(["d", "e"]),
+    )
+    for has_costs, expected in ((True, [2_500, 2_500, 1_000, 1_000, 1_000]), (False, [0] * 5)):
+        source = _Source(_Store(*made), has_costs=has_costs)
+        for most in (1, 64):
+            costs: list[int] = []
+            while len(costs) < 5:
+                found = source.heads.read(KEY, len(costs), 5, most, None)
+                assert found is not None
+                costs += [each.cost for each in found.heads]
+            assert costs == expected

@@ -58,3 +58,19 @@ async def test_a_share_may_be_of_bytes(api: GroupApi, engine: str) -> None:  # F
     assert got.count("small") == pytest.approx(100, abs=5)
     reported = await served(api)
     assert reported["small"]["bytes"] == got.count("small") * (200 - OVERHEAD_BYTES)
+
+
+@engines
+async def test_a_share_may_be_of_the_cost_that_publishers_give(api: GroupApi, engine: str) -> None:
+    """F7: messages of cost 5 get a fifth of the deliveries. The setting may change at any time."""
+    for topic, properties in (("dear", {"holdfast-cost": "5"}), ("cheap", {})):
+        await api.topic(topic)
+        await api.publish(*["x"] * 300, topic=topic, properties=properties)
+    topics: dict[str, dict[str, int]] = {"dear": {}, "cheap": {}}
+    made = await api.group(topics=topics, fairness={"engine": engine})
+    assert made["config"]["fairness"]["cost"] == "count"
+    assert topics_of(await api.receive(max_messages=40)).count("dear") == 20
+    changed = await api.group(topics=topics, fairness={"engine": engine, "cost": "given"})
+    assert changed["config"]["fairness"]["cost"] == "given"
+    got = topics_of(await api.receive(max_messages=120))
+    assert got.count("cheap") == pytest.approx(100, abs=6)
