@@ -69,11 +69,15 @@ class Access:
         """Return the caller and None, or UNKNOWN and the error if authentication failed.
 
         Without authentication, the caller is ANONYMOUS, and Denied is raised if the request's host
-        name is not allowed.
+        name is not allowed. A caller whom another protocol has authenticated is not asked again.
         """
         if not self.is_required:
             self.check_host(request.headers)
             return ANONYMOUS, None
+        known: Principal | None = request.peer.principal
+        if known is not None:
+            is_valid = self.is_still_valid(known)
+            return (known, None) if is_valid else (UNKNOWN, _expired(known))
         given = request.headers.getall(hdrs.AUTHORIZATION, ())
         if not given:
             return self.identify_certificate(certificate_names(request.peer.certificate))

@@ -41,6 +41,8 @@ class Peer:
     """The client's address, as the operating system writes it; "" if it is unknown."""
     certificate: Mapping[str, Any] | None = None
     """The client's verified TLS certificate, as `ssl.SSLSocket.getpeercert` returns it."""
+    principal: Any = None
+    """The caller (a Principal), if another protocol has authenticated it and brings the request."""
 
 
 @lru_cache(maxsize=4096)
