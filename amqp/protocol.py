@@ -21,7 +21,7 @@ from holdfast.amqp.engine.connection import Connection
 from holdfast.amqp.engine.events import Closed, Event, Opened, SaslResponded, SaslStarted
 from holdfast.amqp.engine.link import Link
 from holdfast.amqp.login import Login
-from holdfast.amqp.nodes.node import BrokerParts
+from holdfast.amqp.nodes.node import BrokerParts, ReplyLink
 from holdfast.amqp.sessions import HANDLERS, Sessions
 from holdfast.amqp.wire.conditions import (
     INTERNAL_ERROR,
@@ -69,6 +69,7 @@ class AmqpConnection(asyncio.Protocol):
         self.principal = UNKNOWN
         self.client = ""
         self.container_id = ""
+        self.replies: list[ReplyLink] = []
         self.has_room = True
         self._shared = connections
         self._loop = asyncio.get_running_loop()
@@ -172,6 +173,12 @@ class AmqpConnection(asyncio.Protocol):
         shared.names.leave(self)
 
     # ---- Peer: what nodes use
+
+    @property
+    def remote(self) -> str:
+        """The client's address; "" if it is unknown."""
+        peer = None if self._transport is None else self._transport.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) else ""
 
     def flush(self) -> None:
         """Send the output of the engine at the end of this event loop iteration."""
@@ -458,9 +465,7 @@ class AmqpConnection(asyncio.Protocol):
 
     def audit(self, about: str, principal: str, reason: str) -> None:
         """Record in the audit log that the client was denied something."""
-        audit, transport = self._shared.audit, self._transport
-        if audit is not None and transport is not None:
-            peer = transport.get_extra_info("peername")
-            remote = str(peer[0]) if isinstance(peer, tuple) else ""
+        audit = self._shared.audit
+        if audit is not None and self._transport is not None:
             details = {"reason": redact_secrets(reason)[:300]}
-            audit.denied(about, principal=principal, client=remote, details=details)
+            audit.denied(about, principal=principal, client=self.remote, details=details)

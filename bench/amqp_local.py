@@ -16,7 +16,7 @@ from holdfast.amqp.engine.connection import Connection, ConnectionSettings
 from holdfast.amqp.engine.events import Attached, Begun, Opened, Received, SaslStarted
 from holdfast.amqp.engine.incoming_link import IncomingLink
 from holdfast.amqp.engine.link import Link
-from holdfast.amqp.nodes.node import BrokerParts
+from holdfast.amqp.nodes.node import BrokerParts, ReplyLink
 from holdfast.amqp.nodes.publish_target import Destination, PublishTarget
 from holdfast.amqp.wire.conditions import AmqpError
 from holdfast.amqp.wire.fast_transfer import TransferEncoder
@@ -95,6 +95,8 @@ class LocalBroker:
         self.principal: Principal = ANONYMOUS
         self.client = "bench"
         self.container_id = "bench"
+        self.remote = "127.0.0.1"
+        self.replies: list[ReplyLink] = []
         self.has_room = True
         self.changed = asyncio.Event()
         """Set when outcomes or credit were given."""

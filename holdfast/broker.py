@@ -35,11 +35,13 @@ from holdfast.http_api.access.service import AccessService
 from holdfast.http_api.app import (
     AmqpUse,
     ApiContext,
+    App,
     BrokerFigures,
     BrokerStatus,
     HttpContext,
     make_app,
 )
+from holdfast.http_api.inner_requests import answer_inner
 from holdfast.http_api.server import Server, start_server
 from holdfast.http_api.wire.tls import TlsUnusable
 from holdfast.storage.figures import bytes_per_day, upper_quantile
@@ -160,7 +162,7 @@ class Broker:
             context = await self._open(storage, http)
             app.serve(context)
             set_reader(read_fields)
-            await amqp.serve(self._amqp_parts(context))
+            await amqp.serve(self._amqp_parts(context, app))
             if self._config.amqp.websocket:
                 http.amqp = amqp.accept_websocket
             collector.storage = storage
@@ -210,7 +212,7 @@ class Broker:
             await amqp.bind_tls(config.host, config.tls_port, server.tls)
         return amqp
 
-    def _amqp_parts(self, context: ApiContext) -> BrokerParts:
+    def _amqp_parts(self, context: ApiContext, app: App) -> BrokerParts:
         return BrokerParts(
             config=self._config.amqp,
             store=context.store,
@@ -222,6 +224,7 @@ class Broker:
             publish_limiter=context.publish_limiter,
             topic_counters=context.http.metrics.topic,
             wall_us=wall_clock_us,
+            answer=partial(answer_inner, app),
         )
 
     async def _open(self, storage: Storage, http: HttpContext) -> ApiContext:

@@ -4,7 +4,9 @@
 |---------------------------------------------|---------------------------------------------|
 | target with an address                      | PublishTarget; creates a missing topic      |
 | target without an address                   | PublishTarget; each message names its topic |
+| target `/management`                        | RequestTarget                               |
 | source: see `terminus.py`                   | LeasedSource, CopiedSource, BrowsingSource  |
+| source `/management`                        | ReplySource                                 |
 | no source                                   | SubscriptionLookup                          |
 | coordinator of transactions, dynamic target | refused: amqp:not-implemented               |
 """
@@ -19,6 +21,7 @@ from holdfast.amqp.nodes.browsing_source import BrowsingSource
 from holdfast.amqp.nodes.copied_source import CopiedSource
 from holdfast.amqp.nodes.group_access import ensure_topic
 from holdfast.amqp.nodes.leased_source import LeasedSource
+from holdfast.amqp.nodes.management import open_replies, open_requests
 from holdfast.amqp.nodes.node import Peer, Source, Target
 from holdfast.amqp.nodes.publish_target import Destination, PublishTarget
 from holdfast.amqp.nodes.subscribing import open_subscription
@@ -57,8 +60,10 @@ async def make_target(peer: Peer, session: Session, link: IncomingLink) -> tuple
     destination: Destination | None = None
     capabilities: tuple[str, ...] = ()
     link.max_message_bytes = peer.parts.topics_config.default_max_message_bytes
-    if given.address is not None:
-        address = parse_address(_text(given.address))
+    address = None if given.address is None else parse_address(_text(given.address))
+    if address is not None and address.kind is Kind.MANAGER:
+        return open_requests(peer, session, link)
+    if address is not None:
         destination = await _find_destination(peer, address)
         link.max_message_bytes = destination.topic.config.max_message_bytes
         is_topic = address.kind is Kind.TOPIC or _TOPIC in given.capabilities
@@ -90,8 +95,11 @@ async def make_source(peer: Peer, link: OutgoingLink) -> tuple[Source, Attach]:
         return lookup, _source_answer(link, lookup.stored_source())
     if given.dynamic:
         raise LinkFailed(NOT_IMPLEMENTED, "this broker has no dynamic sources")
+    address = parse_address(_text(given.address))
+    if address.kind is Kind.MANAGER:
+        return open_replies(peer, link)
     subscription = subscription_of(peer.container_id, link.name, given)
-    wanted = read_source(given, parse_address(_text(given.address)), subscription)
+    wanted = read_source(given, address, subscription)
     if isinstance(wanted, FromSubscription):
         node = await open_subscription(peer, link, wanted)
     elif not isinstance(wanted, FromGroup):
@@ -126,7 +134,7 @@ async def _find_destination(peer: Peer, address: Address) -> Destination:
     """Return where messages of a link go. Make the topic if that is allowed."""
     if address.kind is Kind.GROUP:
         raise LinkFailed(NOT_ALLOWED, "clients publish to topics, not to groups")
-    if address.kind in (Kind.TEMP, Kind.MANAGER):
+    if address.kind is Kind.TEMP:
         raise LinkFailed(NOT_IMPLEMENTED, f"this broker has no {address.kind.value} targets")
     if not peer.principal.may(("publish",), address.name):
         raise missing_grant(peer.principal, ("publish",), topic=address.name)

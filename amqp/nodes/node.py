@@ -12,9 +12,13 @@ end with `stop`.
 | LeasedSource   | `(peer, link, wanted)`               | a FromGroup that is not browsed         |
 | BrowsingSource | `(peer, link, wanted)`               | a FromGroup that is browsed             |
 | CopiedSource   | `(peer, link, wanted)`               | a FromTopic                             |
+| RequestTarget  | `(peer, session, link, answer)`      | the target `/management`                |
+| ReplySource    | `(peer, link)`                       | the source `/management`                |
 """
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -34,6 +38,12 @@ from holdfast.http_api.access.authorization import Access
 from holdfast.http_api.access.grants import Principal
 from holdfast.http_api.limits.rate_limiter import PublishLimiter
 from holdfast.http_api.metrics import TopicCounters
+from holdfast.http_api.wire.reply import Reply
+from holdfast.http_api.wire.request import Peer as HttpPeer
+
+Answer = Callable[[HttpPeer, str, str, bytes], AbstractAsyncContextManager[Reply]]
+"""Answers a request of the HTTP API: its caller, method, path with query, and body. The limits
+count the reply until the context ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,8 @@ class BrokerParts:
     topic_counters: Callable[[str], TopicCounters]
     """Returns the counters of a topic, by its name."""
     wall_us: Callable[[], int]
+    answer: Answer | None = None
+    """Answers requests to `/management`; None if the broker has no HTTP API."""
     filter_budget: FilterBudget = field(default_factory=FilterBudget)
     subscriptions: SubscriptionGroups = field(default_factory=SubscriptionGroups)
 
@@ -64,6 +76,12 @@ class Peer(Protocol):
     client: str
     """The client's address, as the limits per client use it."""
     container_id: str
+    replies: "list[ReplyLink]"
+    """The links of the connection that receive replies of `/management`."""
+
+    @property
+    def remote(self) -> str:
+        """The client's address, as the audit log has it."""
 
     @property
     def has_room(self) -> bool:
@@ -75,6 +93,21 @@ class Peer(Protocol):
 
     def detach(self, link: Link, error: AmqpError) -> None:
         """Detach a link for an error that its node found, and stop the node."""
+
+
+class ReplyLink(Protocol):
+    """A link that receives replies of `/management`."""
+
+    name: str
+    address: str | None
+    """The address that the client gave as the target of the link."""
+
+    def start(self, serve: Callable[[], Coroutine[Any, Any, None]]) -> "asyncio.Task[None]":
+        """Run `serve`, which answers a request. It is cancelled when the link ends."""
+
+    async def send(self, message: bytes) -> bool:
+        """Send a reply as soon as the client takes it. Return False if the client did not take it
+        in time, or cannot take it."""
 
 
 class Target(Protocol):

@@ -74,7 +74,7 @@ async def test_the_answer_to_an_attach_has_the_values_in_force(tmp_path: Path) -
     ("is_sender", "terminus", "condition"),
     [
         (True, Target("/groups/g"), "amqp:not-allowed"),
-        (True, Target("/management"), "amqp:not-implemented"),
+        (True, Target("/temp/unknown"), "amqp:not-implemented"),
         (True, Target("/nonsense/at/all"), "amqp:invalid-field"),
         (True, Target(""), "amqp:invalid-field"),
         (True, Target("x" * 1025), "amqp:invalid-field"),

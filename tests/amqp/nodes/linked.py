@@ -28,7 +28,7 @@ from holdfast.amqp.nodes.browsing_source import BrowsingSource
 from holdfast.amqp.nodes.copied_source import CopiedSource
 from holdfast.amqp.nodes.envelope_fields import read_fields
 from holdfast.amqp.nodes.leased_source import LeasedSource
-from holdfast.amqp.nodes.node import BrokerParts, Peer
+from holdfast.amqp.nodes.node import BrokerParts, Peer, ReplyLink
 from holdfast.amqp.nodes.terminus import FromTopic, read_source
 from holdfast.amqp.wire.conditions import AmqpError, LinkFailed
 from holdfast.amqp.wire.performatives import Attach, Flow, Source, Target
@@ -54,6 +54,8 @@ class Client:
     client: str = "127.0.0.1"
     container_id: str = "test client"
     has_room: bool = True
+    remote: str = "127.0.0.1"
+    replies: list[ReplyLink] = field(default_factory=list)
     pair: Pair = field(default_factory=Pair)
     _is_flushing: bool = False
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)

@@ -12,7 +12,7 @@ from holdfast.amqp.engine.events import Attached, Detached, Disposed, Event, Rec
 from holdfast.amqp.engine.incoming_link import IncomingLink
 from holdfast.amqp.engine.link import Link
 from holdfast.amqp.engine.outgoing_link import OutgoingLink
-from holdfast.amqp.nodes.node import BrokerParts
+from holdfast.amqp.nodes.node import BrokerParts, ReplyLink
 from holdfast.amqp.nodes.publish_target import Destination, PublishTarget
 from holdfast.amqp.wire.conditions import AmqpError
 from holdfast.amqp.wire.performatives import Accepted
@@ -56,6 +56,8 @@ class Publishing:
         self.principal: Principal = ANONYMOUS
         self.client = "127.0.0.1"
         self.container_id = "client"
+        self.remote = "127.0.0.1"
+        self.replies: list[ReplyLink] = []
         self.has_room = True
         self.pair = Pair(server=ConnectionSettings("server", incoming_window=5_000))
         self.pair.server.on_event = self._handle

@@ -35,6 +35,7 @@ async function run(asked) {
       setTimeout(() => reject(new Error(`${asked.verb} took more than 60 s`)), 60_000).unref();
       if (asked.verb === "send") send(connection, asked, resolve);
       else if (asked.verb === "receive") receive(connection, asked, resolve);
+      else if (asked.verb === "manage") manage(connection, asked, resolve);
       else reject(new Error(`no verb ${asked.verb}`));
     });
   } finally {
@@ -70,6 +71,27 @@ function send(connection, asked, resolve) {
       done();
     });
   }
+}
+
+function manage(connection, asked, resolve) {
+  const replies = [];
+  const receiver = connection.open_receiver({
+    source: { address: "/management" },
+    target: { address: "replies" },
+  });
+  const sender = connection.open_sender("/management");
+  let sent = 0;
+  sender.on("sendable", () => {
+    for (; sender.sendable() && sent < asked.requests.length; sent += 1) {
+      const [method, path, body] = asked.requests[sent];
+      sender.send({ subject: method, to: path, reply_to: "replies", message_id: sent, body });
+    }
+  });
+  receiver.on("message", ({ message }) => {
+    const body = message.body.typecode === 0x75 ? message.body.content : message.body;
+    replies[message.correlation_id] = [message.subject, JSON.parse(body.toString())];
+    if (Object.keys(replies).length === asked.requests.length) resolve({ replies });
+  });
 }
 
 function receive(connection, asked, resolve) {
