@@ -239,6 +239,32 @@ def test_a_sender_does_not_send_more_than_the_receiver_accepts(more: int) -> Non
         ready.out.send(bytes(10 + more))
 
 
+def test_a_run_ends_where_credit_or_window_end_or_a_message_is_too_large() -> None:
+    for credit, window, sizes, limit, sent in [
+        (3, 9, [5] * 4, 0, 3),
+        (9, 3, [5] * 4, 0, 3),
+        (9, 9, [5] * 4, 0, 4),
+        (9, 9, [5, 600, 5], 0, 1),
+        (9, 9, [600], 0, 0),
+        (9, 9, [10, 11, 10], 10, 1),
+        (9, 9, [], 0, 0),
+    ]:
+        ready = Ready(incoming_window=window, max_frame_bytes=512)
+        ready.out_remote.grant(credit)
+        ready.pump()
+        assert ready.out.remote is not None
+        ready.out.remote = ready.out.remote._replace(max_message_size=limit)
+        messages = [bytes([index]) * size for index, size in enumerate(sizes)]
+        ids = ready.out.send_run(messages)
+        assert (ids, ready.out.credit) == (list(range(sent)), credit - sent)
+        assert len(ready.client_session.outgoing_unsettled) == sent
+        ready.pump()
+        assert ready.pair.server.messages() == messages[:sent]
+        (after,) = ready.out.send_run([b"settled"], settled=True) or [None]
+        assert after == (sent if sent < credit else None)
+        assert len(ready.client_session.outgoing_unsettled) == sent
+
+
 def test_a_large_message_takes_many_frames_and_waits_for_the_window() -> None:
     ready = Ready(incoming_window=4, max_frame_bytes=512)
     other, other_remote = ready.pair.sender(ready.client_session, "other")
