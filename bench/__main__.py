@@ -59,6 +59,8 @@ PARTS = (
     Part("amqp_publish", (), _own_rows),
     Part("amqp_two_senders", (), _own_rows),
     Part("amqp_websocket", (), _own_rows),
+    Part("amqp_wake", (), _own_rows, needs="redis-server"),
+    Part("amqp_singles", (), _own_rows, needs="redis-server"),
     Part("hold_http", (), _own_rows),
     Part("hold_table", (), None),
     Part("groups_commit", (), _own_rows),

@@ -118,6 +118,13 @@ class AmqpClient:
         self._wait_for(lambda: delivery_id in self.states)
         return self.states[delivery_id]
 
+    def take_outcomes(self) -> dict[int, Any]:
+        """Wait for the state of any delivery that this end sent. Return all that have arrived since
+        the last call, by delivery-id."""
+        self._wait_for(lambda: self.states)
+        taken, self.states = self.states, {}
+        return taken
+
     def take(self, count: int = 1) -> list[Delivery]:
         """Wait for deliveries, of whatever link, and return them."""
         self._wait_for(lambda: len(self.deliveries) >= count)
