@@ -105,6 +105,18 @@ class AmqpConfig:
         "of groups are limited by max_in_flight_per_member of the group.",
         minimum=1,
     )
+    max_session_unsettled: int = setting(
+        10_000,
+        "Messages that the client of one session may have without settling them, on all links of "
+        "the session together.",
+        minimum=1,
+    )
+    max_connection_unsettled: int = setting(
+        50_000,
+        "Messages that the client of one connection may have without settling them, on all links "
+        "of all sessions together.",
+        minimum=1,
+    )
     max_copied_queues: int = setting(
         1_000, "Queues of a topic that one link may read together.", minimum=1
     )

@@ -3,11 +3,13 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any, Protocol, cast
 
 from holdfast.amqp.conditions_of import amqp_error
 from holdfast.amqp.connections import AmqpConnections, Member
 from holdfast.amqp.engine.connection import Connection
+from holdfast.amqp.engine.delivery_room import DeliveryRoom
 from holdfast.amqp.engine.events import (
     Attached,
     Begun,
@@ -66,6 +68,10 @@ class Sessions:
         self._peer = peer
         self._sessions: set[Session] = set()
         """The sessions that neither end has ended."""
+        config = connections.config
+        self._room = DeliveryRoom(config.max_connection_unsettled, on_room=self.tell_room)
+        self._rooms: dict[Session, DeliveryRoom] = {}
+        """The room for unsettled deliveries of each session."""
         self._links: set[Link] = set()
         self._attaching: dict[Link, asyncio.Task[None]] = {}
         """The links whose attach is being answered."""
@@ -95,6 +101,7 @@ class Sessions:
 
     def release(self) -> None:
         """End the reference cycle with the connection, which is lost. No other call may follow."""
+        self._room.close()
         del self._peer
 
     def detach(self, link: Link, error: AmqpError) -> None:
@@ -139,6 +146,9 @@ class Sessions:
         self._engine.answer_begin(session)
         if refused is None:
             self._sessions.add(session)
+            most = self._shared.config.max_session_unsettled
+            on_room = partial(self._tell_room, session)
+            self._rooms[session] = DeliveryRoom(most, self._room, on_room)
             return
         error = SessionFailed(RESOURCE_LIMIT_EXCEEDED, "the broker has too many sessions")
         self._shared.counters.count_error("session", error)
@@ -162,6 +172,7 @@ class Sessions:
         for link in session.links:
             self._stop_node(link, is_closed=False)
             self._release(link)
+        self._rooms.pop(session).close()
 
     def window_opened(self, event: WindowOpened) -> None:
         """The client's window has room again."""
@@ -194,6 +205,9 @@ class Sessions:
                 self._peer.close(ConnectionFailed(RESOURCE_LIMIT_EXCEEDED, "too many links"))
             return
         self._links.add(link)
+        is_settled = link.remote is not None and link.remote.snd_settle_mode == 1
+        if isinstance(link, OutgoingLink) and session in self._rooms and not is_settled:
+            link.delivery_room = self._rooms[session]
         if self._shared.is_stopping:
             self._refuse(link, LinkFailed(CONNECTION_FORCED, "the broker is stopping"))
         elif len(link.name) > _MAX_NAME_CHARACTERS:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
+from holdfast.amqp.engine.delivery_room import DeliveryRoom
 from holdfast.amqp.engine.link import Link, Wiring
 from holdfast.amqp.engine.unsettled import Unsettled
 from holdfast.amqp.wire import serials
@@ -13,6 +14,8 @@ from holdfast.amqp.wire.fast_disposition import encode_disposition
 from holdfast.amqp.wire.fast_transfer import TransferEncoder
 from holdfast.amqp.wire.frames import frame
 from holdfast.amqp.wire.performatives import Attach, Disposition, Flow
+
+UNLIMITED_ROOM = DeliveryRoom()
 
 
 class Sent:
@@ -64,6 +67,9 @@ class OutgoingLink(Link):
         self._credit = 0
         self._waiting: deque[bytes] = deque()
         self._encoder: TransferEncoder | None = None
+        self.delivery_room = UNLIMITED_ROOM
+        """The room for unsettled deliveries; the owner takes it and gives it back. The owner sets
+        the room of the session before the first delivery."""
         self.is_draining = False
         """Whether the receiver wants the credit used up or given back: see `drained`."""
         self.available: int | None = None

@@ -104,6 +104,7 @@ class BrowsingSource:
             for first, last in runs(ids):
                 self._link.settle(first, last, outcome)
             self._peer.flush()
+        self._link.delivery_room.give(len(ids))
         if was_full:
             self._work.wake()
 
@@ -114,6 +115,7 @@ class BrowsingSource:
         running = self._work.stop()
         self._parts.filter_budget.give_back(self._peer.client, self._characters)
         self._link.forget(self._unsettled)
+        self._link.delivery_room.give(len(self._unsettled))
         self._unsettled.clear()
         self._leaving = asyncio.create_task(self._leave(running), name="amqp-leave")
 
@@ -154,7 +156,8 @@ class BrowsingSource:
 
     def _left(self) -> int:
         """Return how many more messages the client may have without settling them."""
-        return self._config.max_unsettled - len(self._unsettled)
+        left = self._config.max_unsettled - len(self._unsettled)
+        return min(left, self._link.delivery_room.left)
 
     def _request(self, most: int) -> ReceiveRequest:
         """Return a browse of at most `most` messages."""
@@ -177,7 +180,7 @@ class BrowsingSource:
             key = each.topic.topic_id, each.queue
             if each.offset < self._places.get(key, 0):
                 continue
-            if not self._work.room():
+            if not self._work.room() or not self._link.delivery_room.left:
                 self._member = make_member(self._peer.container_id)  # begin at the floors again
                 return
             is_durable = each.topic.config.durability == "fsync"
@@ -187,6 +190,7 @@ class BrowsingSource:
             self._places[key] = each.offset + 1
             if not self._is_settled:
                 self._unsettled.add(delivery_id)
+                self._link.delivery_room.take(1)
 
     def _ends(self) -> dict[QueueKey, int]:
         """Return the ends of the group's queues, of at most `max_copied_queues`."""

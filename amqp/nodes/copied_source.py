@@ -145,6 +145,7 @@ class CopiedSource:
             for first, last in runs(ids):
                 self._link.settle(first, last, state)
             self._peer.flush()
+        self._link.delivery_room.give(len(ids))
         if was_full or self._returned:
             self._work.wake(is_due=True)
 
@@ -155,6 +156,7 @@ class CopiedSource:
         self._running = self._work.stop()
         self._parts.filter_budget.give_back(self._peer.client, self._characters)
         self._link.forget(self._unsettled)
+        self._link.delivery_room.give(len(self._unsettled))
         self._unsettled.clear()
         self._returned.clear()
 
@@ -187,7 +189,13 @@ class CopiedSource:
         """Return how many more messages the client may have without settling them."""
         if self._is_settled:
             return self._config.queue_credit
-        return self._config.max_unsettled - len(self._unsettled) - len(self._returned)
+        left = self._config.max_unsettled - len(self._unsettled)
+        return min(left - len(self._returned), self._link.delivery_room.left)
+
+    def _room(self) -> int:
+        """Return how many messages may be sent in this event loop iteration. Messages that come
+        again are counted in `_left`, so they do not need further room of the link."""
+        return max(0, min(self._work.room(), self._link.delivery_room.left))
 
     async def _read_and_send(self, room: int) -> bool:
         """Send the next messages. Return False if all queues are at their end."""
@@ -226,7 +234,7 @@ class CopiedSource:
         batch, encoder = part.batch, None
         base, expire = batch.header.base_offset, batch.expires_timestamps_us is not None
         now_ms, link = self._parts.wall_us() // 1000, self._link
-        room = self._work.room()
+        room = self._room()
         for row in map(int, part.rows):
             if expire and 0 < batch.expires_at_ms(row) <= now_ms:
                 continue
@@ -247,7 +255,7 @@ class CopiedSource:
         if not self._returned or self._returned[0] != copy:
             return True  # an earlier message came back meanwhile
         if found is not None:
-            if not self._work.room():
+            if not self._room():
                 return True
             batch, row = found
             self._send(self._encoder(batch, row), row, copy, self._parts.wall_us() // 1000)
@@ -263,6 +271,7 @@ class CopiedSource:
         delivery_id = self._link.send(message, settled=self._is_settled)
         if not self._is_settled:
             self._unsettled[delivery_id] = copy
+            self._link.delivery_room.take(1)
 
     # -- the end of the queues -------------------------------------------------------------------
 

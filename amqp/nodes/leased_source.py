@@ -142,6 +142,7 @@ class LeasedSource:
         unsettled = self._unsettled
         ids = [delivery_id for delivery_id, _ in deliveries if delivery_id in unsettled]
         receipts = [unsettled.pop(delivery_id) for delivery_id in ids]
+        self._link.delivery_room.give(len(ids))
         try:
             for first in range(0, len(ids), SETTLED_AT_ONCE):
                 part = slice(first, first + SETTLED_AT_ONCE)
@@ -166,6 +167,7 @@ class LeasedSource:
             self._timeout.cancel()
         receipts = list(self._unsettled.values())
         self._link.forget(self._unsettled)
+        self._link.delivery_room.give(len(receipts))
         self._unsettled.clear()
         self._give_back_unsent(0)
         # Leaving the group would release the messages too, but later than this iteration.
@@ -200,7 +202,7 @@ class LeasedSource:
         while not work.is_stopped:
             if self._unsent and not await self._send_unsent():
                 return
-            room = work.room()
+            room = min(work.room(), link.delivery_room.left)
             if room and not link.is_draining:
                 with work.waiting(room):
                     received = await receive(group, self._request(room, inf))
@@ -217,7 +219,8 @@ class LeasedSource:
         """Give back the credit that is left. Return False if the link must first get room for a
         message that the credit covers."""
         link = self._link
-        has_more = self._count_available() > 0 and link.credit > 0 and not is_empty
+        may_send = link.credit > 0 and link.delivery_room.left > 0
+        has_more = self._count_available() > 0 and may_send and not is_empty
         if has_more or link.is_partly_sent:
             return False
         link.drained()
@@ -272,6 +275,10 @@ class LeasedSource:
             return
         if self._is_settled:
             deliveries = await self._settle_before_sending(deliveries)
+        left = self._link.delivery_room.left  # other links may have used it up meanwhile
+        if len(deliveries) > left:
+            self._give_back(deliveries[left:])
+            deliveries = deliveries[:left]
         count = self._send_now(deliveries)
         self._unsent += map(_unsent, deliveries[count:])
         self._peer.flush()
@@ -290,6 +297,7 @@ class LeasedSource:
 
     async def _send_unsent(self) -> bool:
         """Send the messages that wait for the window. Return False if the link must wait again."""
+        self._give_back_unsent(self._link.delivery_room.left)
         room = self._work.room()
         waiting = [self._unsent.popleft() for _ in range(min(room, len(self._unsent)))]
         deliveries = []
@@ -313,7 +321,8 @@ class LeasedSource:
         """Send messages in this event loop iteration. Return how many were sent. Raises LinkFailed
         if a message is larger than the client accepts."""
         link, is_settled = self._link, self._is_settled
-        messages = _encode(deliveries[: link.sendable], self._parts.wall_us() // 1000)
+        room = min(link.sendable, link.delivery_room.left)
+        messages = _encode(deliveries[:room], self._parts.wall_us() // 1000)
         receipts = [cast("Receipt", each.receipt) for each in deliveries[: len(messages)]]
         count = 0
         ids: Sequence[int] = ()
@@ -322,6 +331,7 @@ class LeasedSource:
             ids = ids or [link.send(messages[count], settled=is_settled)]
             if not is_settled:
                 self._unsettled.update(zip(ids, receipts[count:], strict=False))
+                link.delivery_room.take(len(ids))
             count += len(ids)
         if ids and not is_settled:
             self._ages.add(self._loop.time(), ids[-1])
