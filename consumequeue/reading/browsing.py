@@ -25,8 +25,11 @@ from holdfast.consumequeue.topics import Topic
 CHUNK_MESSAGES = 64
 #: The same limit for a lane with a filter, which delivers only some of the messages.
 FILTERED_CHUNK_MESSAGES = 1000
-#: A lane keeps at most this many bytes of bodies, unless it keeps only one message.
+#: A lane keeps at most this many bytes of batches, unless it keeps only one batch.
 CHUNK_BYTES = 1024 * 1024
+#: The batches of the returned messages have at most this many bytes together, unless there is only
+#: one. The same limit holds for the batches that all lanes keep, except those of the last one read.
+RETAINED_BYTES = 16 * 1024 * 1024
 #: One request with a filter examines at most about this many messages, some 0.2 s of work in
 #: threads. The next request continues there.
 MAX_EXAMINED = 20_000
@@ -76,6 +79,8 @@ class Lane:
     at: int
     ready: deque[Place] = field(default_factory=deque)
     """Messages that are read and not delivered, in ascending order."""
+    ready_bytes: int = 0
+    """The size of the batches of `ready`, when they were read."""
     bound_us: int = 0
     """No message that is left was stored later (newest first), or earlier (oldest first)."""
     skipped: LostRanges = ()
@@ -127,6 +132,8 @@ class _Browser:
     topic: Topic
     limits: BrowseLimits
     newest: bool
+    kept_bytes: int = 0
+    """The sum of `ready_bytes` of all lanes."""
 
     def lane(self, queue: int, start: int) -> Lane:
         state = self.reading.queue_state(self.topic, queue)
@@ -149,35 +156,72 @@ class _Browser:
         heap = [self._entry(lane) for lane in lanes if lane.has_more(newest)]
         heapify(heap)
         found: list[BatchSlice] = []
-        size = examined = 0
+        batches: set[int] = set()  # the ids of the batches of the found messages
+        size = batch_bytes = examined = 0
         while heap and len(found) < limits.max_messages and examined < MAX_EXAMINED:
             lane = heap[0][-1]
-            if lane.ready:
-                place = lane.ready[-1 if newest else 0]
-                size += place.body_bytes
-                if found and size > limits.max_bytes:
-                    break
-                lane.ready.pop() if newest else lane.ready.popleft()
-                found.append(BatchSlice(place.batch, [place.row]))
-            else:
+            is_read = not lane.ready
+            if is_read:
                 before = lane.at
                 await self._read_chunk(lane)
                 if limits.is_selective:
                     examined += abs(lane.at - before)
                 await asyncio.sleep(0)
+            else:
+                place = self._next(lane)
+                size += place.body_bytes
+                if id(place.batch) not in batches:
+                    batches.add(id(place.batch))
+                    batch_bytes += place.batch.header.total_size
+                if found and (size > limits.max_bytes or batch_bytes > RETAINED_BYTES):
+                    break
+                self._take(lane)
+                found.append(BatchSlice(place.batch, [place.row]))
             heappop(heap)
-            if lane.has_more(newest):
-                if not lane.ready:
-                    await self.bound([lane])
-                heappush(heap, self._entry(lane))
+            if not lane.has_more(newest):
+                continue
+            if not lane.ready:
+                await self.bound([lane])
+            elif is_read and self._must_put_back(lane, heap):
+                self._put_back(lane)
+            heappush(heap, self._entry(lane))
         return found
+
+    def _next(self, lane: Lane) -> Place:
+        return lane.ready[-1 if self.newest else 0]
+
+    def _take(self, lane: Lane) -> None:
+        """Remove the lane's next message."""
+        if self.newest:
+            lane.ready.pop()
+        else:
+            lane.ready.popleft()
+        if not lane.ready:
+            self._set_ready_bytes(lane, 0)
+
+    def _must_put_back(self, lane: Lane, heap: list[tuple[int, int, Lane]]) -> bool:
+        """Return whether the lanes keep too much memory, and another lane comes before this one."""
+        is_too_much = self.kept_bytes > RETAINED_BYTES
+        return is_too_much and bool(heap) and self._entry(lane) > heap[0]
+
+    def _put_back(self, lane: Lane) -> None:
+        """Forget the messages that were read, to free their memory. They are read again when the
+        lane's next message comes next."""
+        place = self._next(lane)
+        lane.bound_us = place.batch.header.store_timestamp_us
+        lane.at = place.offset + 1 if self.newest else place.offset
+        lane.ready.clear()
+        self._set_ready_bytes(lane, 0)
+
+    def _set_ready_bytes(self, lane: Lane, size: int) -> None:
+        self.kept_bytes += size - lane.ready_bytes
+        lane.ready_bytes = size
 
     def _entry(self, lane: Lane) -> tuple[int, int, Lane]:
         """Return the lane with its rank: the lane with the lowest rank comes next."""
         stored_us = lane.bound_us
         if lane.ready:
-            place = lane.ready[-1 if self.newest else 0]
-            stored_us = place.batch.header.store_timestamp_us
+            stored_us = self._next(lane).batch.header.store_timestamp_us
         return (-stored_us, -lane.queue, lane) if self.newest else (stored_us, lane.queue, lane)
 
     async def _read_chunk(self, lane: Lane) -> None:
@@ -216,14 +260,18 @@ class _Browser:
             )
             for lost in fetched.skipped:
                 lane.skipped = with_lost(lane.skipped, lost)
+            ready = lane.ready
             for place in _places(fetched.slices, end):
                 if limits.is_wanted is None or limits.is_wanted(lane.queue, place.offset):
-                    lane.ready.append(place)
-                    size += place.body_bytes
-            while self.newest and size > CHUNK_BYTES and len(lane.ready) > 1:
-                dropped = lane.ready.popleft()
-                size -= dropped.body_bytes
+                    if not ready or ready[-1].batch is not place.batch:
+                        size += place.batch.header.total_size
+                    ready.append(place)
+            while self.newest and size > CHUNK_BYTES and ready[0].batch is not ready[-1].batch:
+                dropped = ready.popleft()
+                if ready[0].batch is not dropped.batch:
+                    size -= dropped.batch.header.total_size
                 first = dropped.offset + 1
+            self._set_ready_bytes(lane, size)
             if fetched.next_offset <= at:
                 return end, first  # the queue became shorter
             at = fetched.next_offset

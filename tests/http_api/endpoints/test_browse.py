@@ -164,6 +164,25 @@ async def test_large_bodies_end_the_page(api: Api, monkeypatch: pytest.MonkeyPat
         assert every == sorted(range(8), reverse=order == "newest")
 
 
+async def test_the_memory_for_batches_is_limited(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    await fill(api, random.Random(3).choices((0, 1), k=30), tag="a")
+    await fill(api, [0, 1] * 5, tag="b")
+    expected = [int(each["body"]) for each in (await browse(api, "?tag=a"))["messages"]]
+    assert expected == list(range(29, -1, -1))
+    for limit in (1, 300, 1000):  # a batch of one message has some 200 bytes
+        monkeypatch.setattr(browsing, "RETAINED_BYTES", limit)
+        for order in ("newest", "oldest"):
+            found, query = [], ""
+            while True:
+                reply = await browse(api, f"?tag=a&order={order}{query}")
+                assert len(reply["messages"]) <= max(limit // 100, 1)
+                found += [int(each["body"]) for each in reply["messages"]]
+                if not reply["more"]:
+                    break
+                query = f"&offsets={next_offsets(reply)}"
+            assert found == sorted(expected, reverse=order == "newest"), (limit, order)
+
+
 async def test_damaged_messages_are_skipped_and_listed(api: Api) -> None:
     topic = api.store.table.get("orders")
     for number in range(4):
