@@ -340,6 +340,20 @@ async def test_a_broker_that_holds_no_requests_answers_at_once() -> None:
                 answer = await api.get(f"{path}&wait_ms={wait_ms}")
                 assert (answer.status, answer.json()["messages"]) == (200, [])
             assert (await api.get(f"{path}&wait_ms=-1")).status == 400
-        answer = await api.send_json("POST", "/v1/groups/g/receive", {"wait_ms": 60_000})
+        answer = await api.send_json("POST", "/v1/groups/g/receive", {"wait_ms": 10**15})
         assert (answer.status, answer.json()["messages"]) == (200, [])
         assert api.groups.asks[0].wait_s == 0
+
+
+async def test_wait_ms_is_at_most_the_limit_of_the_broker() -> None:
+    # L5: a limit of 0 is in the test above
+    async with running_api(max_wait_ms=1, orders=2) as api:
+        await api.groups.put_group("g", GroupSettings({"orders": Subscription()}))
+        for path in (f"{PULL}?offset=0", "/v1/topics/orders/messages?offsets=0:0,1:0"):
+            for wait_ms, status in ((0, 200), (1, 200), (2, 400)):
+                answer = await api.get(f"{path}&wait_ms={wait_ms}")
+                assert answer.status == status
+        for wait_ms, status in ((0, 200), (1, 200), (2, 400)):
+            answer = await api.send_json("POST", "/v1/groups/g/receive", {"wait_ms": wait_ms})
+            assert answer.status == status
+        assert (answer.problem, answer.json()["limit_name"]) == ("limit-exceeded", "max_wait_ms")
