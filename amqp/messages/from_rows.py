@@ -1,7 +1,8 @@
 """Rows of a stored batch as encoded AMQP messages. Pure.
 
 Every delivery has a new header (durable, priority, ttl, first-acquirer, and delivery-count: the
-failures) and the annotations x-opt-offset, x-opt-queue, x-opt-enqueued-time and x-opt-attempt.
+failures) and the annotations x-opt-offset, x-opt-queue, x-opt-enqueued-time and x-opt-attempt, and
+x-opt-topic from a source that may have several topics.
 Then a message of an AMQP client has its own annotations, and all its other sections byte for byte
 (envelope.py). A message of another protocol has these sections:
 
@@ -42,7 +43,13 @@ _U64 = struct.Struct(">Q").pack
 _NULL = b"\x40"
 _SECTION = b"\x00\x53\x72"
 _SMALL_ULONG, _MAP32 = 0x53, 0xD1
-_NAMES = (b"x-opt-offset", b"x-opt-queue", b"x-opt-enqueued-time", b"x-opt-attempt")
+_NAMES = (
+    b"x-opt-offset",
+    b"x-opt-queue",
+    b"x-opt-enqueued-time",
+    b"x-opt-attempt",
+    b"x-opt-topic",
+)
 _NO_ENVELOPE = Envelope(0)
 #: is_durable, is_first -> the header of a message without failures and without ttl.
 _HEADERS = {
@@ -53,7 +60,10 @@ _HEADERS = {
 
 
 class RowEncoder:
-    """Encodes the rows of one batch, from `first_row` to at most ROWS_AT_ONCE rows after it."""
+    """Encodes the rows of one batch, from `first_row` to at most ROWS_AT_ONCE rows after it.
+
+    With `topic`, the messages have the annotation x-opt-topic.
+    """
 
     __slots__ = (
         "_annotated", "_attempt", "_base", "_batch", "_bodies", "_body_at", "_created", "_envelope",
@@ -61,7 +71,9 @@ class RowEncoder:
         "_octets", "_plain", "_tags", "end_row", "first_row",
     )  # fmt: skip
 
-    def __init__(self, batch: Batch, first_row: int, *, is_durable: bool) -> None:
+    def __init__(
+        self, batch: Batch, first_row: int, *, is_durable: bool, topic: str | None = None
+    ) -> None:
         header = batch.header
         end = min(len(batch), first_row + ROWS_AT_ONCE)
         self.first_row, self.end_row = first_row, end
@@ -69,7 +81,9 @@ class RowEncoder:
         self._base = header.base_offset
         self._is_durable = is_durable
         self._headers = _HEADERS[is_durable, False], _HEADERS[is_durable, True]
-        self._annotated, self._attempt = _annotations(header.queue_id, header.store_timestamp_us)
+        self._annotated, self._attempt = _annotations(
+            header.queue_id, header.store_timestamp_us, topic
+        )
         self._id_prefix = b"\xa1\x20%08X%08X" % (header.topic_id, header.queue_id)
         self._body_at: list[int] = batch.body_offsets[first_row : end + 1].tolist()
         self._first = self._body_at[0]
@@ -186,12 +200,14 @@ def _merged(ours: bytes, theirs: bytes) -> bytes:
         mine, _ = decode(ours, 3)
         merged = mine | {name: each for name, each in others.items() if name not in mine}
         return _SECTION + encode(merged)
-    return _SECTION + compound(0xC1, 0xD1, 8 + count, ours[6:] + entries)
+    begin = 12 if ours[3] == _MAP32 else 6
+    return _SECTION + compound(0xC1, 0xD1, ours[begin - 1] + count, ours[begin:] + entries)
 
 
-def _annotations(queue: int, stored_us: int) -> tuple[bytes, bytes]:
+def _annotations(queue: int, stored_us: int, topic: str | None) -> tuple[bytes, bytes]:
     """Return the encoded annotations up to the offset, and those from after it to the attempt."""
-    offset = encode(Symbol("x-opt-offset")) + b"\x80"
+    named = b"" if topic is None else encode(Symbol("x-opt-topic")) + encode(topic)
+    offset = named + encode(Symbol("x-opt-offset")) + b"\x80"
     between = b"".join((
         encode(Symbol("x-opt-queue")),
         encode(UInt(queue)),
@@ -200,8 +216,9 @@ def _annotations(queue: int, stored_us: int) -> tuple[bytes, bytes]:
         encode(Symbol("x-opt-attempt")),
         b"\x70",
     ))  # fmt: skip
-    size = 1 + len(offset) + 8 + len(between) + 4
-    return b"%b\xc1%c\x08%b" % (_SECTION, size, offset), between
+    size = len(offset) + 8 + len(between) + 4
+    head = compound(0xC1, 0xD1, 10 if named else 8, bytes(size))[:-size]
+    return _SECTION + head + offset, between
 
 
 def _texts(

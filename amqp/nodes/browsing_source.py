@@ -21,6 +21,7 @@ from holdfast.amqp.nodes.envelope_fields import not_published_by
 from holdfast.amqp.nodes.group_access import ensure_group, make_member, may_consume
 from holdfast.amqp.nodes.link_task import LinkTask, finish_drain
 from holdfast.amqp.nodes.node import Peer
+from holdfast.amqp.nodes.stored_message import topic_to_show
 from holdfast.amqp.nodes.terminus import FromGroup, Outcome, without_answer
 from holdfast.amqp.wire.conditions import LinkFailed
 from holdfast.amqp.wire.performatives import Received as Progress
@@ -184,7 +185,8 @@ class BrowsingSource:
                 self._member = make_member(self._peer.container_id)  # begin at the floors again
                 return
             is_durable = each.topic.config.durability == "fsync"
-            encoder = RowEncoder(each.batch, each.row, is_durable=is_durable)
+            topic = topic_to_show(each.topic, self._wanted.group)
+            encoder = RowEncoder(each.batch, each.row, is_durable=is_durable, topic=topic)
             message = encoder.encode(each.row, each.attempt, each.failures, now_ms)
             delivery_id = self._link.send(message, settled=self._is_settled)
             self._places[key] = each.offset + 1

@@ -27,7 +27,7 @@ from holdfast.amqp.nodes.group_access import ensure_group, make_member, may_cons
 from holdfast.amqp.nodes.link_task import LinkTask
 from holdfast.amqp.nodes.node import Peer
 from holdfast.amqp.nodes.settling import settlement_of
-from holdfast.amqp.nodes.stored_message import Unsent, read_message
+from holdfast.amqp.nodes.stored_message import Unsent, read_message, topic_to_show
 from holdfast.amqp.nodes.terminus import FromGroup, Outcome, without_answer
 from holdfast.amqp.wire.conditions import (
     NOT_IMPLEMENTED,
@@ -322,7 +322,8 @@ class LeasedSource:
         if a message is larger than the client accepts."""
         link, is_settled = self._link, self._is_settled
         room = min(link.sendable, link.delivery_room.left)
-        messages = _encode(deliveries[:room], self._parts.wall_us() // 1000)
+        now_ms = self._parts.wall_us() // 1000
+        messages = _encode(deliveries[:room], self._wanted.group, now_ms)
         receipts = [cast("Receipt", each.receipt) for each in deliveries[: len(messages)]]
         count = 0
         ids: Sequence[int] = ()
@@ -398,7 +399,7 @@ class LeasedSource:
         )
 
 
-def _encode(deliveries: Sequence[Delivery], now_ms: int) -> list[bytes]:
+def _encode(deliveries: Sequence[Delivery], group: str, now_ms: int) -> list[bytes]:
     """Return the messages as they are delivered now. Deliveries of several batches may alternate:
     each batch keeps its encoder."""
     encoders: dict[int, RowEncoder] = {}
@@ -407,7 +408,9 @@ def _encode(deliveries: Sequence[Delivery], now_ms: int) -> list[bytes]:
         encoder = encoders.get(id(batch))
         if encoder is None or not encoder.first_row <= row < encoder.end_row:
             is_durable = topic.config.durability == "fsync"
-            encoder = encoders[id(batch)] = RowEncoder(batch, row, is_durable=is_durable)
+            encoder = encoders[id(batch)] = RowEncoder(
+                batch, row, is_durable=is_durable, topic=topic_to_show(topic, group)
+            )
         messages.append(encoder.encode(row, attempt, failures, now_ms))
     return messages
 

@@ -24,6 +24,12 @@ class Unsent(NamedTuple):
     """The lease of the message; None if it was acknowledged."""
 
 
+def topic_to_show(topic: Topic, group: str) -> str | None:
+    """Return the topic's name for the annotation x-opt-topic of a message of a group. Return None
+    if the group has the same name: then the address of the link says which topic it is."""
+    return None if topic.name == group else topic.name
+
+
 async def read_message(
     store: MessageStore, topic: Topic, queue: int, offset: int
 ) -> tuple[Batch, int] | None:

@@ -125,6 +125,23 @@ def test_an_amqp_message_is_delivered_byte_for_byte(theirs: dict[Any, Any], is_l
     assert _sections(batch, 1).body_value() == b"plain"
 
 
+@pytest.mark.parametrize("theirs", [{}, {"x": "y"}, {"x-opt-topic": "theirs", "x": "y" * 300}])
+@pytest.mark.parametrize("name", ["t", "t" * 127])
+def test_the_topic_is_an_annotation_if_it_is_given(name: str, theirs: dict[str, str]) -> None:
+    symbols = {Symbol(key): value for key, value in theirs.items()}
+    annotations = ANNOTATIONS + encode(symbols) if theirs else b""
+    envelope = Envelope(7, annotations=annotations, before=BEFORE)
+    batch = _batch([b"ab", b"cd"], envelopes=[encode_envelope(envelope)] * 2)
+    encoder = RowEncoder(batch, 0, is_durable=False, topic=name)
+    for row, attempt in ((0, 1), (1, 2)):
+        found = Sections(encoder.encode(row, attempt, 0, NOW_MS)).annotations()
+        ours = {"x-opt-topic": name, "x-opt-queue": 3, "x-opt-attempt": attempt}
+        assert found.items() >= ours.items() | (theirs.items() - {("x-opt-topic", "theirs")})
+    plain = RowEncoder(_batch([b"ab"]), 0, is_durable=False, topic=name).encode(0, 1, 0, NOW_MS)
+    assert Sections(plain).annotations()["x-opt-topic"] == name
+    assert len(Sections(plain).annotations()) == 5
+
+
 def test_a_plain_amqp_message_is_only_its_data() -> None:
     batch = _batch([b"ab"], envelopes=[encode_envelope(Envelope(7))])
     octets = RowEncoder(batch, 0, is_durable=True).encode(0, 1, 0, NOW_MS)

@@ -475,6 +475,24 @@ async def test_only_messages_of_the_topic_in_the_address_arrive(tmp_path: Path) 
         assert await receiver.rest() == []
 
 
+@pytest.mark.parametrize("mode", ["move", "copy"])
+async def test_messages_name_their_topics_unless_the_group_has_that_name(
+    tmp_path: Path, mode: str
+) -> None:
+    async with linked(tmp_path) as (broker, connect):
+        await broker.topic("t")
+        await broker.topic("g")
+        await broker.group(topics={"t": Subscription(), "g": Subscription()})
+        await broker.publish("of t")
+        await broker.publish("of g", topic="g")
+        receiver = await connect().attach("/groups/g", distribution_mode=mode)
+        receiver.grant(10)
+        found = {}
+        for each in await receiver.receive(2):
+            found[body_of(each)] = Sections(each.message).annotations().get("x-opt-topic")
+        assert found == {"of t": "t", "of g": None}
+
+
 async def test_a_client_does_not_get_its_own_messages_if_it_says_so(tmp_path: Path) -> None:
     # T28
     async with linked(tmp_path) as (broker, connect):
