@@ -264,9 +264,7 @@ class GroupService:
         returning an empty answer when the broker stops before `wait_s` is over. If cancelled, it
         releases the messages that it has leased.
         """
-        text, wanted = request.filter_text, None
-        if text is not None:
-            wanted = (await self.registry.filters.parse([text]))[text]
+        wanted = await self.registry.filters.parse_wanted(request.filter_text, request.no_local)
         server = self._get(group)
         request = resolve(request, server, self._store.table, wanted)
         if request.browse:

@@ -209,6 +209,7 @@ def row_values(
     first, last = rows[0], rows[-1]
     wanted: dict[bytes, Name] = {name.encode(): name for name in names if isinstance(name, str)}
     has_tag, has_key, has_born = Column.TAG in names, Column.KEY in names, Column.BORN in names
+    requests = batch.requests if Column.PRODUCER in names else None
     foreign = frozenset(each for each in names if each in ENVELOPE_COLUMNS)
     read = reader()
     starts, entry_names, value_at, texts = _entries(batch, first, last) if wanted else _NO_ENTRIES
@@ -225,6 +226,11 @@ def row_values(
             values[Column.KEY] = key
         if has_born:
             values[Column.BORN] = str(batch.born_timestamp_us(row) // 1000)
+        if Column.PRODUCER in names:
+            of_batch = batch.header.producer_id
+            producer_id = of_batch if requests is None else int(requests.producer_ids[row])
+            if producer_id:
+                values[Column.PRODUCER] = str(producer_id)
         if foreign and read is not None:
             values |= read(batch.envelope(row), foreign)
         yield row, values

@@ -20,6 +20,8 @@ class Column(Enum):
     KEY = "KEYS"
     BORN = "JMSTimestamp"
     """When the message was created, in milliseconds."""
+    PRODUCER = "$producer"
+    """The producer id, if the message was published with one."""
     # The others are read from envelopes: see envelope_columns.py.
     MESSAGE_ID = "JMSMessageID"
     CORRELATION_ID = "JMSCorrelationID"

@@ -23,7 +23,6 @@ from struct import Struct
 from typing import NamedTuple
 
 from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
-from holdfast.commitlog.format.checksum import crc32c
 
 VERSION = 1
 _VERSION_BITS, _DURABLE, _SECTIONS = 0x0F, 0x10, 0x20
@@ -48,12 +47,6 @@ class Envelope(NamedTuple):
         `body` is the stored body of the message."""
         before = data_head(len(body)) if self.before is None else self.before
         return b"%b%b%b" % (before, body, self.after)
-
-
-def publisher_hash(container_id: str) -> int:
-    """Return the number that stands for a container in envelopes. Different containers may have
-    the same number."""
-    return crc32c(container_id.encode("utf-8", "surrogatepass"))
 
 
 def data_head(size: int) -> bytes:

@@ -17,7 +17,6 @@ from holdfast.amqp.conditions_of import amqp_error
 from holdfast.amqp.engine.outgoing_link import OutgoingLink, Sent
 from holdfast.amqp.messages.from_rows import RowEncoder
 from holdfast.amqp.nodes.delivery_ages import runs
-from holdfast.amqp.nodes.envelope_fields import not_published_by
 from holdfast.amqp.nodes.group_access import ensure_group, make_member, may_consume
 from holdfast.amqp.nodes.link_task import LinkTask, finish_drain
 from holdfast.amqp.nodes.node import Peer
@@ -29,6 +28,7 @@ from holdfast.consumequeue.errors import StateUnavailable, StoreError, UnknownGr
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.errors import GroupsStopping
 from holdfast.groups.service_types import Delivery, ReceiveRequest
+from holdfast.holdservice.no_local import not_published_by
 from holdfast.holdservice.pull_request_hold_service import Outcome as HoldOutcome
 
 #: A browse returns messages of at most this many bytes, or a single larger message.

@@ -17,7 +17,6 @@ from holdfast.amqp.conditions_of import amqp_error
 from holdfast.amqp.engine.outgoing_link import OutgoingLink, Sent
 from holdfast.amqp.messages.from_rows import RowEncoder
 from holdfast.amqp.nodes.delivery_ages import runs
-from holdfast.amqp.nodes.envelope_fields import not_published_by
 from holdfast.amqp.nodes.filters import End, Start
 from holdfast.amqp.nodes.group_access import check_consume, ensure_topic
 from holdfast.amqp.nodes.link_task import LinkTask, finish_drain
@@ -33,6 +32,7 @@ from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.consumequeue.topics import Topic, check_queue
 from holdfast.groups.errors import GroupsStopping
 from holdfast.holdservice.filters import parse_filter
+from holdfast.holdservice.no_local import not_published_by
 from holdfast.holdservice.pull_request_hold_service import Outcome as HoldOutcome
 
 #: A read returns messages of at most this many bytes, or a single larger message.

@@ -15,7 +15,7 @@ from collections.abc import Set
 from typing import Any
 from uuid import UUID
 
-from holdfast.amqp.messages.envelope import Envelope, decode_envelope, publisher_hash
+from holdfast.amqp.messages.envelope import Envelope, decode_envelope
 from holdfast.amqp.wire.conditions import DecodeError
 from holdfast.amqp.wire.types import ULong, decode, skip
 from holdfast.holdservice.three_valued import Column, Name
@@ -43,13 +43,6 @@ def read_fields(octets: bytes, columns: Set[Column]) -> dict[Name, str]:
             if text is not None:
                 found[column] = text
     return {column: text for column, text in found.items() if column in columns}
-
-
-def not_published_by(container_id: str, condition: str | None) -> str:
-    """Return a condition for the messages that match `condition` and were published by another
-    container."""
-    others = f"($publisher IS NULL OR $publisher <> {publisher_hash(container_id)})"
-    return others if condition is None else f"({condition}) AND {others}"
 
 
 def _properties(before: bytes) -> list[Any]:

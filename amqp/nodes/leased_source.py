@@ -22,7 +22,6 @@ from holdfast.amqp.conditions_of import amqp_error
 from holdfast.amqp.engine.outgoing_link import OutgoingLink, Sent
 from holdfast.amqp.messages.from_rows import RowEncoder
 from holdfast.amqp.nodes.delivery_ages import DeliveryAges, runs
-from holdfast.amqp.nodes.envelope_fields import not_published_by
 from holdfast.amqp.nodes.group_access import ensure_group, make_member, may_consume
 from holdfast.amqp.nodes.link_task import LinkTask
 from holdfast.amqp.nodes.node import Peer
@@ -39,6 +38,7 @@ from holdfast.amqp.wire.performatives import Accepted, TransactionalState
 from holdfast.amqp.wire.types import Symbol
 from holdfast.consumequeue.errors import StateUnavailable, StoreError, UnknownGroup
 from holdfast.groups.service_types import Delivery, Receipt, ReceiveRequest, Status
+from holdfast.holdservice.no_local import not_published_by
 
 #: An ask returns messages of at most this many bytes, or a single larger message.
 SLICE_BYTES = 256 * 1024

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from holdfast.amqp.conditions_of import amqp_error, publish_outcome
 from holdfast.amqp.engine.incoming_link import Delivery, IncomingLink
 from holdfast.amqp.engine.session import Session
-from holdfast.amqp.messages.envelope import publisher_hash
 from holdfast.amqp.messages.sections import Sections
 from holdfast.amqp.messages.to_rows import Columns, Rules, column, to_columns
 from holdfast.amqp.nodes.addresses import Kind, parse_address
@@ -36,6 +35,7 @@ from holdfast.commitlog.errors import LogError
 from holdfast.commitlog.format.batch import queue_for_key
 from holdfast.commitlog.format.batch_encoding import Rows
 from holdfast.commitlog.format.priority import DEFAULT_PRIORITY, queue_of
+from holdfast.commitlog.format.session_ids import publisher_hash
 from holdfast.consumequeue.errors import StoreError, UnknownTopic
 from holdfast.consumequeue.publishing import BegunPublish
 from holdfast.consumequeue.topics import Topic, check_queue

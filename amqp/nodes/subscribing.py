@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.amqp.engine.outgoing_link import OutgoingLink
-from holdfast.amqp.nodes.envelope_fields import not_published_by
 from holdfast.amqp.nodes.group_access import check_consume, ensure_topic
 from holdfast.amqp.nodes.leased_source import LeasedSource
 from holdfast.amqp.nodes.node import Peer
 from holdfast.amqp.nodes.terminus import FromSubscription
+from holdfast.holdservice.no_local import not_published_by
 
 
 async def open_subscription(

@@ -103,9 +103,9 @@ class ReceiveRequest:
     """One request of a member for messages. If a field is None, the group's own value applies, or
     there is no limit.
 
-    A caller of GroupService gives names and texts: `topic_names`, `filter_text`, `unit_limits` and
-    `may_consume`. From these the service sets `topics`, `filter`, `limits` and `may_receive`, which
-    the group uses.
+    A caller of GroupService gives names and texts: `topic_names`, `filter_text`, `no_local`,
+    `unit_limits` and `may_consume`. From these the service sets `topics`, `filter`, `limits` and
+    `may_receive`, which the group uses.
     """
 
     member: str
@@ -142,6 +142,8 @@ class ReceiveRequest:
     may be leased since before a restart."""
     topic_names: Sequence[str] | None = None
     filter_text: str | None = None
+    no_local: str | None = None
+    """Leave out the messages that this session published. They stay available."""
     unit_limits: Sequence[UnitLimit] = ()
     may_consume: MayConsume | None = None
 

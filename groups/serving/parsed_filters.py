@@ -7,11 +7,19 @@ a time; only short texts are parsed on the event loop. Call everything here on t
 import asyncio
 import re
 from collections.abc import Iterable, Mapping
+from typing import cast
 from weakref import WeakValueDictionary
 
 from holdfast.consumequeue.reading.fetched import MessageFilter
 from holdfast.consumequeue.thread_calls import call_in_thread
-from holdfast.holdservice.filters import MAX_FILTER_BYTES, parse_filter
+from holdfast.holdservice.filters import (
+    MAX_FILTER_BYTES,
+    AllOf,
+    Sql92Filter,
+    TagFilter,
+    parse_filter,
+)
+from holdfast.holdservice.no_local import not_published_by
 
 #: Words separated by commas or `||`. An SQL92 condition never has this form.
 _TAGS = re.compile(r"\s*[\w.*-]+\s*(?:(?:,|\|\|)\s*[\w.*-]+\s*)*")
@@ -42,6 +50,18 @@ class ParsedFilters:
             found[text] = filter_of(text) if is_short else await self._parse_apart(text)
             self._keep(text, found[text])
         return found
+
+    async def parse_wanted(self, text: str | None, no_local: str | None) -> MessageFilter | None:
+        """Return the filter of a receive: its text, without the messages of the session `no_local`
+        if that is not None. Raises InvalidFilter."""
+        given = None if text is None else (await self.parse([text]))[text]
+        if no_local is None:
+            return given
+        tags = given if isinstance(given, TagFilter) else None
+        is_condition = text is not None and isinstance(given, Sql92Filter)
+        condition = not_published_by(no_local, text if is_condition else None)
+        others = (await self.parse([condition]))[condition]
+        return others if tags is None else AllOf(tags, cast(Sql92Filter, others))
 
     def get(self, text: str | None) -> MessageFilter | None:
         """Return the filter of a text. It is the object that `parse` returned, if that object is

@@ -164,6 +164,8 @@ def _make_request(call: Call[NoParams], asked: ReceiveBody, state: GroupState) -
     member = _member_of(asked, state)
     if asked.attempt_id is not None:
         check_client_label("attempt_id", asked.attempt_id)
+    if asked.no_local is not None:
+        check_client_label("no_local", asked.no_local)
     if asked.browse and asked.settled:
         raise invalid("browse", True, "only one of the two", "browse and settled are both true")
     if asked.include_leased and not asked.browse:
@@ -188,6 +190,7 @@ def _make_request(call: Call[NoParams], asked: ReceiveBody, state: GroupState) -
         include_leased=asked.include_leased,
         topic_names=asked.topics,
         filter_text=asked.filter,
+        no_local=asked.no_local,
         unit_limits=_convert_limits(asked, state),
         may_consume=_may_consume(call, asked),
     )

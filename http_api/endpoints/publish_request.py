@@ -6,7 +6,6 @@ the request, such as `messages[3].key`, and says how to fix the error.
 """
 
 import binascii
-import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from multidict import MultiMapping, istr
 from holdfast.commitlog.append.producer_sequences import BROKER_EPOCH
 from holdfast.commitlog.format.batch_check import MessageLimits
 from holdfast.commitlog.format.priority import level_of, level_of_queue
+from holdfast.commitlog.format.session_ids import producer_id_of
 from holdfast.consumequeue.errors import UnknownQueue
 from holdfast.consumequeue.topics import Topic
 from holdfast.groups.serving.letters import RESERVED_PREFIX
@@ -406,12 +406,11 @@ def refuse_producer(headers: MultiMapping[str]) -> None:
 
 def _parse_producer_id(given: str) -> int:
     number = whole_number(given)
-    if number is not None and 1 <= number <= MAX_OFFSET:
-        return number
-    if given.isdigit() or not _PRODUCER_NAME.fullmatch(given):
+    if number is None and (given.isdigit() or not _PRODUCER_NAME.fullmatch(given)):
+        number = 0
+    if number is not None and not 1 <= number <= MAX_OFFSET:
         raise invalid(_ID, given, "a number from 1 to 2^63-1, or a name of A-Z a-z 0-9 . _ -")
-    digest = hashlib.sha256(given.encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1 or 1
+    return producer_id_of(given)
 
 
 def _parse_number(name: str, given: str, maximum: int) -> int:

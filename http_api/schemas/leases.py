@@ -65,7 +65,9 @@ class ReceiveRequest(Request):
     `browse`, messages are only read, without leases; with `include_leased` too, the reply also has
     messages that a member holds. A second request with the same `attempt_id`
     gets the same messages, if they are still leased. `limits` restricts the messages of single
-    queues and keys. `settle` settles other messages before the request receives.
+    queues and keys. With `no_local`, the reply has no messages that this session published: the
+    name or number of a producer (`Holdfast-Producer-Id`), or the container-id of an AMQP client.
+    `settle` settles other messages before the request receives.
     """
 
     member: Mark | None = None
@@ -75,6 +77,7 @@ class ReceiveRequest(Request):
     lease_ms: LeaseMs | None = None
     topics: list[Name] | None = None
     filter: str | None = None
+    no_local: Mark | None = None
     settled: bool = False
     browse: bool = False
     include_leased: bool = False

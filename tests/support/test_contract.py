@@ -20,6 +20,7 @@ ADDITIONS = {
     "+ /http/schemas/schemas/LeasedMessage/properties/holder",
     "+ /http/schemas/schemas/ReceiveReply/properties/outcomes",
     "+ /http/schemas/schemas/ReceiveRequest/properties/include_leased",
+    "+ /http/schemas/schemas/ReceiveRequest/properties/no_local",
     "+ /http/schemas/schemas/ReceiveRequest/properties/settle",
     "+ /http/schemas/schemas/SettleRequest",
     "+ /metrics/holdfast_reput_behind_messages",

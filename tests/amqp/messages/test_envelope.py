@@ -9,10 +9,10 @@ from holdfast.amqp.messages.envelope import (
     data_head,
     decode_envelope,
     encode_envelope,
-    publisher_hash,
 )
 from holdfast.amqp.wire.types import Described, ULong, encode
 from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
+from holdfast.commitlog.format.session_ids import publisher_hash
 
 PUBLISHER = publisher_hash("container")
 PLAIN = Envelope(PUBLISHER, is_durable=True, priority=9)

@@ -3,16 +3,18 @@ from uuid import UUID
 
 import pytest
 
-from holdfast.amqp.messages.envelope import Envelope, encode_envelope, publisher_hash
+from holdfast.amqp.messages.envelope import Envelope, encode_envelope
 from holdfast.amqp.messages.to_rows import Rules, to_columns
-from holdfast.amqp.nodes.envelope_fields import not_published_by, read_fields
+from holdfast.amqp.nodes.envelope_fields import read_fields
 from holdfast.amqp.wire.performatives import Header, Properties, encode_composite
 from holdfast.amqp.wire.types import ULong
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_check import MessageLimits
 from holdfast.commitlog.format.batch_encoding import encode_columns
+from holdfast.commitlog.format.session_ids import publisher_hash
 from holdfast.holdservice.envelope_columns import ENVELOPE_COLUMNS, set_reader
 from holdfast.holdservice.filters import Sql92Filter
+from holdfast.holdservice.no_local import not_published_by
 from holdfast.holdservice.three_valued import Column
 
 RULES = Rules(MessageLimits(), publisher_hash("me"), "holdfast-")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from holdfast.amqp.engine.events import SenderSettled
-from holdfast.amqp.messages.envelope import Envelope, encode_envelope, publisher_hash
+from holdfast.amqp.messages.envelope import Envelope, encode_envelope
 from holdfast.amqp.messages.sections import Sections
 from holdfast.amqp.wire.conditions import (
     INVALID_FIELD,
@@ -26,6 +26,7 @@ from holdfast.amqp.wire.performatives import (
 )
 from holdfast.amqp.wire.types import Described, Symbol, ULong
 from holdfast.commitlog.format.batch_encoding import Rows
+from holdfast.commitlog.format.session_ids import producer_id_of, publisher_hash
 from holdfast.groups.settings import Subscription
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.http_api.access.grants import Principal, parse_grants
@@ -504,10 +505,13 @@ async def test_a_client_does_not_get_its_own_messages_if_it_says_so(tmp_path: Pa
         own = await connect(container_id="mine").attach("/groups/g", filter=no_local)
         own.grant(5)
         assert await own.bodies(1) == ["of other"]
+        # A producer over HTTP that has the name of the container is the same session.
+        by_http = Rows(0, [b"by http"], 1, producer_id=producer_id_of("mine"))
+        await broker.store.publishing.publish(broker.store.table.get("t"), [by_http])
         assert await own.rest() == []
         other = await connect(container_id="other").attach("/groups/g", filter=no_local)
         other.grant(5)
-        assert await other.bodies(1) == ["of mine"]
+        assert await other.bodies(2) == ["of mine", "by http"]
 
 
 async def test_a_link_that_may_not_wait_tries_again(tmp_path: Path) -> None:

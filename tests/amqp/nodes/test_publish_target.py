@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.amqp.engine.events import CreditChanged, Detached, Disposed
 from holdfast.amqp.engine.outgoing_link import OutgoingLink
-from holdfast.amqp.messages.envelope import Envelope, decode_envelope, publisher_hash
+from holdfast.amqp.messages.envelope import Envelope, decode_envelope
 from holdfast.amqp.wire.performatives import (
     Accepted,
     Header,
@@ -20,6 +20,7 @@ from holdfast.amqp.wire.types import Described, ULong, encode
 from holdfast.client.read.message import MessageBatch
 from holdfast.commitlog.errors import DiskFull
 from holdfast.commitlog.format.batch import iter_batches, queue_for_key
+from holdfast.commitlog.format.session_ids import publisher_hash
 from holdfast.http_api.access.grants import Principal, parse_grants
 from holdfast.http_api.routing.codecs import BATCH
 from tests.amqp.nodes.publishing import ACCEPTED, Publishing, data, publishing, send_all
