@@ -143,8 +143,8 @@ GROUPS: Sequence[Bad] = [
         "invalid-parameter", "queue numbers", parameter="offsets.x"),
     bad(f"{G}/redrive", {"dead_letter_topic": "d", "offsets": {"0": [-1]}}, 400,
         "invalid-parameter", ">= 0"),
-    bad(f"{G}/redrive", {"dead_letter_topic": "d", "discard": 1}, 400, "invalid-parameter",
-        "unknown field", parameter="discard"),
+    bad(f"{G}/redrive", {"dead_letter_topic": "d", "drop": 1}, 400, "invalid-parameter",
+        "unknown field", parameter="drop"),
     bad(f"{G}/leave", {}, 400, "missing-parameter", "member"),
     bad(f"{G}/leave", {"member": "a b"}, 400, "invalid-parameter", "visible"),
 ]  # fmt: skip
