@@ -14,6 +14,7 @@ also marks the topics for which the request waits. `serve` offers the messages o
 to the waiting requests until no request can get a message.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
 
 from holdfast.consumequeue.topics import QueueKey
@@ -429,9 +430,10 @@ class Group:
         """Update counts and charges for leases of a topic that ended. `used_ms` is how long the
         member worked on each message, if known. If `now_ms` is None, no charge is corrected."""
         is_room_made = False
-        for lease in ended:
-            is_room_made |= self.in_flight.remove(lease.member)
-            if now_ms is not None and self.costs.kind == "time":
+        for member, count in Counter([lease.member for lease in ended]).items():
+            is_room_made |= self.in_flight.remove(member, count)
+        if now_ms is not None and self.costs.kind == "time":
+            for lease in ended:
                 difference = self.costs.difference(topic_id, lease, now_ms, used_ms)
                 self.fair.correct(topic_id, difference)
         if is_room_made or (not self.lease_count and self.config.mode == "single_active"):

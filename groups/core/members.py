@@ -147,8 +147,8 @@ class InFlight:
         self.everyone.total += count
         self._by_member[member] = self.count_of(member) + count
 
-    def remove(self, member: str) -> bool:
-        """Count a lease that ended. Return True if a limit was reached before this: members that
+    def remove(self, member: str, count: int = 1) -> bool:
+        """Count leases that ended. Return True if a limit was reached before this: members that
         could get no lease may get one now."""
         config, everyone = self.config, self.everyone
         before = self._by_member[member]
@@ -157,10 +157,10 @@ class InFlight:
             or before >= config.max_in_flight_per_member
             or everyone.total >= everyone.most
         )
-        self.total -= 1
-        everyone.total -= 1
-        if before > 1:
-            self._by_member[member] = before - 1
+        self.total -= count
+        everyone.total -= count
+        if before > count:
+            self._by_member[member] = before - count
         else:
             del self._by_member[member]
         return was_full

@@ -312,10 +312,10 @@ class Cursor:
 
     def finish_run(self, leases: Sequence[Lease]) -> None:
         """Acknowledge live leases of adjacent offsets, in order."""
-        for lease in leases:
+        self.leases.remove_run(leases)
+        for lease in leases if self.attempts else ():
             offset = lease.head.offset
-            self.leases.remove(offset)
-            if self.attempts and self.attempts.pop(offset, None) is not None:
+            if self.attempts.pop(offset, None) is not None:
                 self.changes.attempts.add(offset)
                 self._note_settled(offset, lease.number, End.ACKED)
         first = leases[0].head.offset

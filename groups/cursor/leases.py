@@ -119,19 +119,26 @@ class Leases:
 
     def remove(self, offset: int) -> None:
         """Remove the lease of an offset, if it has one."""
-        lease = self._by_offset.pop(offset, None)
-        if lease is None:
-            return
-        offsets = self._by_member[lease.member]
-        del offsets[offset]
-        if not offsets:
-            del self._by_member[lease.member]
-        grant = lease.grant
-        if grant is not None:
-            grant.left -= 1
-            grant.has_ended = True
-            if not grant.left:
-                self.keep_until_commit(grant)
+        lease = self._by_offset.get(offset)
+        if lease is not None:
+            self.remove_run([lease])
+
+    def remove_run(self, leases: Sequence[Lease]) -> None:
+        """Remove live leases."""
+        by_offset, by_member = self._by_offset, self._by_member
+        for lease in leases:
+            offset = lease.head.offset
+            del by_offset[offset]
+            offsets = by_member[lease.member]
+            del offsets[offset]
+            if not offsets:
+                del by_member[lease.member]
+            grant = lease.grant
+            if grant is not None:
+                grant.left -= 1
+                grant.has_ended = True
+                if not grant.left:
+                    self.keep_until_commit(grant)
 
     def attach(self, lease: Lease, grant: Grant) -> Grant | None:
         """Record that `grant` now stores a live lease. Return the record that stored the lease

@@ -8,7 +8,6 @@ The core decides which member gets which message; this module does not. On the e
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -397,8 +396,9 @@ class GroupServer:
         """Settle these receipts, and count their statuses."""
         settled = settling.settle(self.core, verb, receipts, self._clock.now_ms(), **terms)
         self.after_change()
-        for status, count in Counter(settled).items():
-            self.counters.settled_total[verb.value, status.value] += count
+        for status in Status:  # a Counter would hash each member of the enum in Python
+            if count := settled.count(status):
+                self.counters.settled_total[verb.value, status.value] += count
         return settled
 
     async def _settle_below(
