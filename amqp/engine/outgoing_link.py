@@ -187,8 +187,7 @@ class OutgoingLink(Link):
     def settle(self, first: int, last: int, state: Any) -> None:
         """Settle the deliveries from `first` to `last`, and send their state to the receiver.
         All of these deliveries must be of this link."""
-        for delivery_id, _ in self._unsettled.find(first, last):
-            self._unsettled.remove(delivery_id)
+        self._unsettled.take(first, last)
         octets = encode_disposition(Disposition(False, first, last, True, state))
         self._wiring.writer.write_bytes(frame(self._wiring.channel, octets))
 

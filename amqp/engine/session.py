@@ -167,9 +167,7 @@ class Session:
         """
         if settled:
             unsettled = self.incoming_unsettled if role else self.outgoing_unsettled
-            if len(unsettled):
-                for delivery_id, _ in unsettled.find(first, last):
-                    unsettled.remove(delivery_id)
+            unsettled.take(first, last)
         octets = encode_disposition(Disposition(role, first, last, settled, state))
         self._writer.write_bytes(frame(self.channel, octets))
 
@@ -265,18 +263,12 @@ class Session:
         first = disposition.first
         last = first if disposition.last is None else disposition.last
         if disposition.role:
-            found = self.outgoing_unsettled.find(first, last)
-            if disposition.settled:
-                for delivery_id, _ in found:
-                    self.outgoing_unsettled.remove(delivery_id)
-            if found:
+            unsettled = self.outgoing_unsettled
+            find = unsettled.take if disposition.settled else unsettled.find
+            if found := find(first, last):
                 _add_disposed(events, Disposed(self, found, disposition.state, disposition.settled))
-        elif disposition.settled:
-            arrived = self.incoming_unsettled.find(first, last)
-            for delivery_id, _ in arrived:
-                self.incoming_unsettled.remove(delivery_id)
-            if arrived:
-                events.append(SenderSettled(self, arrived, disposition.state))
+        elif disposition.settled and (arrived := self.incoming_unsettled.take(first, last)):
+            events.append(SenderSettled(self, arrived, disposition.state))
 
     def flow_arrived(self, flow: Flow, events: list[Event]) -> None:
         """Process a flow: windows, and the credit of a link. Raises SessionFailed."""

@@ -32,18 +32,22 @@ class Unsettled(Generic[_Item]):
     def find(self, first: int, last: int) -> list[tuple[int, _Item]]:
         """Return the deliveries from `first` to `last` with their ids, in order."""
         items = self._items
-        if first == last:
-            item = items.get(first)
-            return [] if item is None else [(first, item)]
         count = serials.distance(first, last) + 1
         if count <= len(items):
-            ids: Iterator[int] = (serials.add(first, index) for index in range(count))
+            ids = [each & 0xFFFFFFFF for each in range(first, first + count)]
             return [(each, items[each]) for each in ids if each in items]
         return [
             (each, item)
             for each, item in items.items()
             if 0 <= serials.distance(first, each) < count
         ]
+
+    def take(self, first: int, last: int) -> list[tuple[int, _Item]]:
+        """Remove the deliveries from `first` to `last`; return them as `find` does."""
+        found, remove = self.find(first, last), self._items.__delitem__
+        for delivery_id, _ in found:
+            remove(delivery_id)
+        return found
 
     def remove(self, delivery_id: int) -> _Item | None:
         """Remove a delivery; return None if it is not there."""
