@@ -1,23 +1,30 @@
-"""Publish and consume with go-amqp: Holdfast compared with Apache Artemis.
+"""Publish and consume with go-amqp: Holdfast compared with Apache Artemis and RabbitMQ.
 
-    python -m bench.amqp_artemis [--json] [--messages 60000] [--rounds 5]
+    python -m bench.amqp_artemis [--json] [--messages 60000] [--rounds 5] [--seconds 420]
 
 All brokers run at the same time, and are measured in turns: one client, one connection, one link,
 100 bytes. `written`: Holdfast answers after the write, Artemis stores nothing. `fsync`: both answer
 after a sync (Artemis: its NIO journal). Publishers get credit 1,000 from both brokers, receivers
-grant 1,000. Needs Go, Java and Maven; what it builds stays in `.peers/`.
+grant 1,000. RabbitMQ 3.10 with its plugin amqp1_0 syncs in both classes; it is left out if it is
+not installed. Needs Go, Java and Maven; what it builds stays in `.peers/`. After `--seconds`, no
+further round begins.
 """
 
 import argparse
-import os
 import shutil
 import subprocess
+import sys
 import tempfile
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
+from bench.harness import process_cpu_s
+from bench.peers.system import Unavailable
+from bench.peers.systems.rabbitmq import RabbitAmqp
 from bench.rows import RATE, TIMES, Row, report
 from holdfast.running_broker import RunningBroker
 from tests.interop.amqp.conftest import free_port
@@ -27,23 +34,30 @@ _CACHE = Path(__file__).parents[1] / ".peers" / "artemis"
 _BODY_BYTES = 100
 _CREDIT = 1000
 _WARM_UP = 20_000
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 MICROSECONDS = "us of CPU/message"
+#: peer, mode, durability, unit -> the bar and its limits: at least, and at most.
+_BARS: dict[tuple[str, str, str, str], tuple[str, float | None, float | None]] = {
+    ("artemis", "publish", "written", "rate"): ("B1", 0.8, None),
+    ("artemis", "publish", "written", "CPU"): ("B1", None, 0.8),
+    ("artemis", "publish", "fsync", "rate"): ("B2", 1.0, None),
+    ("artemis", "consume", "written", "rate"): ("B3", 0.6, None),
+    ("rabbitmq", "publish", "written", "rate"): ("B4", 3.0, None),
+    ("rabbitmq", "consume", "written", "rate"): ("B4", 3.0, None),
+}
 
 
 class Broker:
-    """A broker that runs, with its URL and its process."""
+    """A broker that runs. `cpu_s` returns the processor time of its processes since their start;
+    its addresses are `prefix` and the name of a queue."""
 
-    def __init__(self, name: str, durability: str, port: int, pid: int) -> None:
+    def __init__(
+        self, name: str, durability: str, port: int, cpu_s: Callable[[], float], prefix: str = ""
+    ) -> None:
         self.name = name
         self.durability = durability
         self.url = f"amqp://127.0.0.1:{port}"
-        self._pid = pid
-
-    def cpu_s(self) -> float:
-        """Return the processor time of the broker's process since its start."""
-        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        self.cpu_s = cpu_s
+        self.prefix = prefix
 
 
 def main() -> None:
@@ -52,11 +66,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="JSON lines in place of a table")
     parser.add_argument("--messages", type=int, default=60_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=420.0)
     options = parser.parse_args()
-    report(rows(options.messages, options.rounds), as_json=options.json)
+    report(rows(options.messages, options.rounds, options.seconds), as_json=options.json)
 
 
-def rows(messages: int, rounds: int) -> Iterator[Row]:
+def rows(messages: int, rounds: int, seconds: float) -> Iterator[Row]:
     """Measure each broker in turns; yield the rates, the processor times, and their ratios."""
     load = _build()
     rates: dict[tuple[str, str, str], list[float]] = defaultdict(list)
@@ -68,26 +83,38 @@ def rows(messages: int, rounds: int) -> Iterator[Row]:
             for durability in ("written", "fsync")
             for start in (_holdfast, _artemis)
         ]
+        try:
+            brokers.append(_rabbitmq(stack, folder))
+        except Unavailable as reason:
+            print(f"left out: {reason}", file=sys.stderr)
+        end_s = time.monotonic() + seconds
         for number in range(rounds + 1):  # the first one only warms up
-            count = messages if number else _WARM_UP
+            if number > 1 and time.monotonic() > end_s:
+                print(f"only {number - 1} rounds in {seconds:.0f} s", file=sys.stderr)
+                break
+            count = messages if number else min(messages, _WARM_UP)
             for broker in brokers:
                 for mode in ("publish", "consume"):
                     before = broker.cpu_s()
-                    seconds = _run(load, broker, f"round{number}", mode, count)
+                    address = f"{broker.prefix}round{number}"
+                    used_s = _run(load, broker, address, mode, count)
                     if number:
                         key = (broker.name, mode, broker.durability)
-                        rates[key].append(count / seconds)
+                        rates[key].append(count / used_s)
                         times[key].append((broker.cpu_s() - before) / count * 1e6)
     for name, mode, durability in rates:
         key = (name, mode, durability)
         yield Row("", f"{mode}, {name}", durability, RATE, rates[key], _BODY_BYTES)
         yield Row("", f"{mode}, {name}", durability, MICROSECONDS, times[key], _BODY_BYTES)
-    for durability in ("written", "fsync"):
-        for mode in ("publish", "consume"):
-            ours, theirs = (("holdfast", mode, durability), ("artemis", mode, durability))
-            for unit, found in (("rate", rates), ("CPU", times)):
-                shares = [a / b for a, b in zip(found[ours], found[theirs], strict=True)]
-                yield Row("", f"{mode}, {unit}, holdfast / artemis", durability, TIMES, shares)
+    for peer, mode, durability in rates:
+        if peer == "holdfast":
+            continue
+        for unit, found in (("rate", rates), ("CPU", times)):
+            ours, theirs = found["holdfast", mode, durability], found[peer, mode, durability]
+            shares = [a / b for a, b in zip(ours, theirs, strict=True)]
+            bar, least, most = _BARS.get((peer, mode, durability, unit), ("", None, None))
+            case = f"{mode}, {unit}, holdfast / {peer}"
+            yield Row(bar, case, durability, TIMES, shares, at_least=least, at_most=most)
 
 
 def _run(load: Path, broker: Broker, address: str, mode: str, messages: int) -> float:
@@ -105,7 +132,17 @@ def _holdfast(stack: ExitStack, folder: Path, durability: str) -> Broker:
         *("--amqp-publish-credit", str(_CREDIT), "--commitlog-segment-bytes", "256MiB"),
     )
     broker = stack.enter_context(RunningBroker(folder / f"holdfast-{durability}", arguments))
-    return Broker("holdfast", durability, port, broker.pid)
+    return Broker("holdfast", durability, port, partial(process_cpu_s, broker.pid))
+
+
+def _rabbitmq(stack: ExitStack, folder: Path) -> Broker:
+    peer = RabbitAmqp()
+    peer.check()
+    data = folder / "rabbitmq"
+    data.mkdir()
+    server = stack.enter_context(peer.run("written", data))
+    port = int(server.address.partition(":")[2].partition("/")[0])
+    return Broker("rabbitmq", "written", port, server.cpu_s, "/queue/")
 
 
 def _artemis(stack: ExitStack, folder: Path, durability: str) -> Broker:
@@ -125,7 +162,7 @@ def _artemis(stack: ExitStack, folder: Path, durability: str) -> Broker:
     stack.callback(process.kill)
     assert process.stdout is not None
     assert "up\n" in iter(process.stdout.readline, ""), "Artemis did not start"
-    return Broker("artemis", durability, port, process.pid)
+    return Broker("artemis", durability, port, partial(process_cpu_s, process.pid))
 
 
 def _build() -> Path:

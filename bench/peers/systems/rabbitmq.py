@@ -26,6 +26,7 @@ class _Rabbit:
     name: ClassVar[str]
     _kind: ClassVar[str]
     _note: ClassVar[str]
+    _plugins: ClassVar[str] = ""
 
     def check(self) -> None:
         """Raise Unavailable without the server or its clients."""
@@ -47,6 +48,7 @@ class _Rabbit:
     def run(self, durability: str, directory: Path) -> Iterator[Server]:
         """Run a node with its own port mapper."""
         port, distribution, mapper = free_port(), free_port(), free_port()
+        (directory / "enabled_plugins").write_text(f"[{self._plugins}].\n")
         environment = {
             "HOME": str(directory),
             "RABBITMQ_NODENAME": f"bench{port}@localhost",
@@ -89,3 +91,10 @@ class RabbitQuorum(_Rabbit):
     name = "rabbitmq-quorum"
     _kind = "quorum"
     _note = "one member; confirmed after its log's sync, in both classes"
+
+
+class RabbitAmqp(RabbitClassic):
+    """The classic queue over AMQP 1.0, by the plugin."""
+
+    name = "rabbitmq-amqp"
+    _plugins = "rabbitmq_amqp1_0"
