@@ -27,7 +27,7 @@ from holdfast.consumequeue.errors import TopicFull
 from holdfast.consumequeue.publishing import StoredBatch
 from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.consumequeue.topics import Topic
-from holdfast.groups.serving.unroutable import cost_us, find_unroutable
+from holdfast.groups.serving.unroutable import find_unroutable, is_quick
 from holdfast.http_api.access.authorization import check_may_create
 from holdfast.http_api.endpoints.publish_batches import (
     check_batches,
@@ -359,7 +359,7 @@ async def _check_mandatory(
     limit_us = context.groups_config.max_mandatory_match_ms * 1000
     async with context.mandatory_checks.place(call.client):
         batches = await call_in_thread(make_batches)
-        if cost_us(filters, batches) <= MATCHED_ON_LOOP_US:
+        if is_quick(filters, batches, MATCHED_ON_LOOP_US):
             index = find_unroutable(filters, batches, limit_us)
         else:
             index = await call_in_thread(find_unroutable, filters, batches, limit_us)

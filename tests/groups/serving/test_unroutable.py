@@ -4,7 +4,7 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import Rows, as_batch
 from holdfast.consumequeue.reading.fetched import MessageFilter
 from holdfast.groups.errors import TooCostlyMandatory
-from holdfast.groups.serving.unroutable import cost_us, distinct_filters, find_unroutable
+from holdfast.groups.serving.unroutable import distinct_filters, find_unroutable, is_quick
 from holdfast.holdservice.filters import Sql92Filter, TagFilter
 
 RED, BLUE = TagFilter(frozenset({"red"})), TagFilter(frozenset({"blue"}))
@@ -31,6 +31,11 @@ def test_the_first_message_that_no_filter_matches_is_found() -> None:
         assert find_unroutable(filters, batches, PLENTY_US) == index, (filters, index)
 
 
+def cost_us(filters: list[MessageFilter], batches: list[Batch]) -> float:
+    count, text_bytes = len(batches[0]), sum(len(t) for t in (batches[0].tags, batches[0].values))
+    return sum([each.cost_us(count, text_bytes) for each in filters])
+
+
 def test_equal_filters_count_once_and_a_group_without_a_filter_takes_everything() -> None:
     assert distinct_filters([RED, TagFilter(frozenset({"red"})), BLUE]) == [RED, BLUE]
     assert distinct_filters([RED, None]) is None
@@ -40,6 +45,9 @@ def test_equal_filters_count_once_and_a_group_without_a_filter_takes_everything(
 def test_a_comparison_that_may_take_too_long_is_refused() -> None:
     batches = [batch("blue", "blue", sizes=(9, 1))]
     needed_us = cost_us([RED, LARGE], batches)
+    assert is_quick([RED, LARGE], batches, needed_us + 0.1)
+    assert not is_quick([RED, LARGE], batches, needed_us - 0.1)
+    assert not is_quick([RED, LARGE], 2 * batches, needed_us + 1)
     assert find_unroutable([LARGE, RED], batches, needed_us + 1) == 1
     assert find_unroutable([LARGE, RED], batches, needed_us) == 1
     with pytest.raises(TooCostlyMandatory):
