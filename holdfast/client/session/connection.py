@@ -1,7 +1,8 @@
-"""One connection of AMQP with one session: it moves bytes, and passes events to the links."""
+"""One connection of AMQP with its sessions: it moves bytes, and passes events to the links."""
 
 import asyncio
 import uuid
+from collections.abc import Callable
 
 from holdfast.amqp.engine.connection import Connection, ConnectionSettings
 from holdfast.amqp.engine.events import (
@@ -22,7 +23,7 @@ from holdfast.amqp.engine.events import (
     WindowOpened,
 )
 from holdfast.amqp.engine.session import Session
-from holdfast.amqp.wire.conditions import AmqpError
+from holdfast.amqp.wire.conditions import AmqpError, SessionFailed
 from holdfast.amqp.wire.performatives import Error
 from holdfast.client.errors import (
     ClientClosed,
@@ -41,8 +42,56 @@ _OPEN_TIMEOUT_S = 30.0
 _CLOSE_TIMEOUT_S = 5.0
 
 
+class LinkSession:
+    """One session of a connection, as its links use it. For the event loop of the connection."""
+
+    def __init__(self, connection: "SessionConnection", session: Session) -> None:
+        self._connection = connection
+        self._session = session
+        self.error: Exception | None = None
+        """Why the session ended; None while it is open."""
+        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.when_ended: Callable[[Exception], None] = lambda _: None
+        """Called once, after the links have ended."""
+
+    @property
+    def engine(self) -> Connection:
+        """The engine of the connection."""
+        return self._connection.engine
+
+    def flush(self) -> None:
+        """Let the writer send the engine's output."""
+        self._connection.flush()
+
+    def check_open(self) -> Session:
+        """Return the engine's session. Raises the error that ended the session."""
+        if self.error is not None:
+            raise self.error
+        return self._session
+
+    def close(self) -> None:
+        """End the session. Messages that are not settled return to their groups. May be
+        repeated."""
+        if self.error is None:
+            self._session.end()
+            self.flush()
+            self.ended(ClientClosed())
+
+    def ended(self, error: Exception) -> None:
+        """Record why the session has ended, and end its links. Only the first error counts."""
+        if self.error is not None:
+            return
+        self.error = error
+        self._connection.sessions.discard(self)
+        if not self.begun.done():
+            self.begun.set_exception(error)
+        for link in self._session.links:
+            link.context.ended(error)
+        self.when_ended(error)
+
+
 class SessionConnection:
-    """A connection with one session, for one event loop."""
+    """A connection with any number of sessions, for one event loop."""
 
     def __init__(self, target: Target, url: str | None) -> None:
         self._target = target
@@ -52,28 +101,29 @@ class SessionConnection:
             f"holdfast-{uuid.uuid4().hex}", idle_timeout_ms=_IDLE_TIMEOUT_MS
         )
         self.engine = Connection(settings, is_server=False)
-        self.session: Session | None = None
+        self.sessions: set[LinkSession] = set()
         self.error: Exception | None = None
         """Why the connection ended; None while it is open."""
-        self._begun: asyncio.Future[None] | None = None
+        self.has_ended = asyncio.Event()
+        self._opened: asyncio.Future[None] | None = None
         self._output = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
-        """Connect, authenticate and begin the session.
+        """Connect and authenticate.
 
         Raises ConnectionFailed, or ApiError if the broker refuses.
         """
         self._stream = await open_stream(self._target, self._address)
-        self._begun = asyncio.get_running_loop().create_future()
+        self._opened = asyncio.get_running_loop().create_future()
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
         self.flush()
         try:
             async with asyncio.timeout(_OPEN_TIMEOUT_S):
-                await self._begun
+                await self._opened
         except TimeoutError:
             await self.close()
-            reason = "the broker did not open the session"
+            reason = "the broker did not open the connection"
             raise ConnectionFailed(self._url, reason, maybe_executed=False) from None
         except BaseException:
             await self.close()
@@ -97,13 +147,22 @@ class SessionConnection:
         """Let the writer send the engine's output."""
         self._output.set()
 
-    def check_open(self) -> Session:
-        """Return the session. Raises the error that ended the connection."""
+    async def begin(self) -> LinkSession:
+        """Begin a session. Raises the error that ended the connection, or ApiError if the broker
+        accepts no further session."""
         if self.error is not None:
             raise self.error
-        if self.session is None:
+        if self.engine.remote is None:
             raise ClientClosed
-        return self.session
+        try:
+            engine_session = self.engine.begin()
+        except SessionFailed as error:
+            raise error_from(error) from error
+        session = engine_session.context = LinkSession(self, engine_session)
+        self.sessions.add(session)
+        self.flush()
+        await session.begun
+        return session
 
     async def _read(self) -> None:
         reason = "the connection ended"
@@ -149,9 +208,11 @@ class SessionConnection:
             case SaslEnded(code) if code:
                 self._end(Unauthenticated(401, "unauthenticated", "", "the login was refused"))
             case Opened():
-                self.session = self.engine.begin()
-            case Begun() if self._begun is not None and not self._begun.done():
-                self._begun.set_result(None)
+                if self._opened is not None and not self._opened.done():
+                    self._opened.set_result(None)
+            case Begun(session):
+                if not session.context.begun.done():
+                    session.context.begun.set_result(None)
             case Attached(link):
                 link.context.attached()
             case Received(link, deliveries):
@@ -173,7 +234,9 @@ class SessionConnection:
                     delivery.link.context.settled(delivery_id)
             case Detached(link, _, error):
                 link.context.ended(error_from(error))
-            case Closed(error) | Ended(_, error):
+            case Ended(session, error):
+                session.context.ended(error_from(error))
+            case Closed(error):
                 self._end(error_from(error))
 
     def _authenticate(self, mechanisms: tuple[str, ...]) -> None:
@@ -190,10 +253,11 @@ class SessionConnection:
         if self.error is not None:
             return
         self.error = error
-        if self._begun is not None and not self._begun.done():
-            self._begun.set_exception(error)
-        for link in self.session.links if self.session is not None else []:
-            link.context.ended(error)
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_exception(error)
+        for session in list(self.sessions):
+            session.ended(error)
+        self.has_ended.set()
 
 
 def error_from(error: Error | AmqpError | None) -> HoldfastError:

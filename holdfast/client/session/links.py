@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from holdfast.amqp.engine.incoming_link import Delivery, IncomingLink
 from holdfast.amqp.engine.outgoing_link import OutgoingLink
@@ -16,32 +16,30 @@ from holdfast.amqp.wire.performatives import (
 )
 from holdfast.client.errors import BadReply, ClientClosed, MessageReleased, SyncTimeout
 from holdfast.client.produce.new_message import Body, encode_body
-from holdfast.client.session.connection import SessionConnection, error_from
+from holdfast.client.session.connection import LinkSession, error_from
 from holdfast.client.session.messages import LinkMessage, decode_message, encode_message
 
-Start = Literal["first", "last", "next"]
 
-
-class _LinkEnd:
+class LinkEnd:
     """What senders and receivers have in common: the link, and how it begins and ends."""
 
-    def __init__(self, connection: SessionConnection) -> None:
-        self._connection = connection
+    def __init__(self, session: LinkSession) -> None:
+        self._session = session
         self._error: Exception | None = None
         self._is_attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._link: Any = None
 
-    async def _attach(self, link: OutgoingLink | IncomingLink) -> None:
+    async def attach(self, link: OutgoingLink | IncomingLink) -> None:
         self._link = link
         link.context = self
-        self._connection.flush()
+        self._session.flush()
         await self._is_attached
 
     async def close(self) -> None:
         """Detach the link. May be repeated."""
         if self._error is None:
             self._link.detach()
-            self._connection.flush()
+            self._session.flush()
             self.ended(ClientClosed())
 
     def attached(self) -> None:
@@ -82,11 +80,11 @@ class _LinkEnd:
         await self.close()
 
 
-class AsyncSender(_LinkEnd):
+class AsyncSender(LinkEnd):
     """A link on which the program sends. Messages leave in the order of the calls of `send`."""
 
-    def __init__(self, connection: SessionConnection, *, settled: bool) -> None:
-        super().__init__(connection)
+    def __init__(self, session: LinkSession, *, settled: bool) -> None:
+        super().__init__(session)
         self._settled = settled
         self._waiting: deque[tuple[bytes, asyncio.Future[None]]] = deque()
         self._unconfirmed: set[asyncio.Future[None]] = set()
@@ -131,8 +129,8 @@ class AsyncSender(_LinkEnd):
                 continue
             if self._settled:
                 future.set_result(None)
-        if self._connection.engine.has_output:
-            self._connection.flush()
+        if self._session.engine.has_output:
+            self._session.flush()
         if link.is_draining and not self._waiting:
             link.drained()
 
@@ -145,7 +143,7 @@ class AsyncSender(_LinkEnd):
                 future.set_exception(error)
 
 
-class AsyncReceiver(_LinkEnd):
+class AsyncReceiver(LinkEnd):
     """A link on which the program receives: iterate over it.
 
     The broker may send as many messages as the credit allows. The receiver renews the credit when
@@ -153,8 +151,8 @@ class AsyncReceiver(_LinkEnd):
     so a slow program holds back its own receiver, and no other.
     """
 
-    def __init__(self, connection: SessionConnection, credit: int, *, settled: bool) -> None:
-        super().__init__(connection)
+    def __init__(self, session: LinkSession, credit: int, *, settled: bool) -> None:
+        super().__init__(session)
         self._settled = settled
         self._credit = _check_credit(credit)
         self._is_paused = False
@@ -203,7 +201,7 @@ class AsyncReceiver(_LinkEnd):
         self._check_open()
         self._is_paused = True
         self._link.grant(max(0, self._credit - len(self._buffer)), drain=True)
-        self._connection.flush()
+        self._session.flush()
         while self._link.is_draining:
             self._changed.clear()
             await self._changed.wait()
@@ -213,7 +211,7 @@ class AsyncReceiver(_LinkEnd):
     def _grant(self) -> None:
         self._check_open()
         self._link.grant(0 if self._is_paused else max(0, self._credit - len(self._buffer)))
-        self._connection.flush()
+        self._session.flush()
 
     # -- messages
 
@@ -285,7 +283,7 @@ class AsyncReceiver(_LinkEnd):
 
     def _settle(self, messages: tuple[LinkMessage, ...], state: Any) -> asyncio.Future[None]:
         self._check_open()
-        session = self._connection.check_open()
+        session = self._session.check_open()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ids: set[int] = set()
         for first, last in _ranges(messages):
@@ -295,7 +293,7 @@ class AsyncReceiver(_LinkEnd):
         self._unconfirmed |= dict.fromkeys(ids, (future, ids))
         if not ids:
             future.set_result(None)
-        self._connection.flush()
+        self._session.flush()
         return future
 
 

@@ -1,18 +1,13 @@
 """A session: one connection of AMQP 1.0, and its senders and receivers."""
 
-from typing import Any, Self
-from urllib.parse import quote
+from typing import Self
 
-from holdfast.amqp.wire.performatives import Attach, Source, Target
-from holdfast.client.session.connection import SessionConnection
-from holdfast.client.session.links import AsyncReceiver, AsyncSender, Start
+from holdfast.client.errors import ClientClosed
+from holdfast.client.session.attaches import Start, receiver_attach, sender_attach
+from holdfast.client.session.connection import LinkSession, SessionConnection
+from holdfast.client.session.links import AsyncReceiver, AsyncSender
 from holdfast.client.session.streams import check_url
 from holdfast.client.transport import target
-
-_SETTLED, _UNSETTLED = 1, 0
-#: The broker confirms every outcome, once it is stored.
-_SETTLES_SECOND = 1
-_START = "rabbitmq:stream-offset-spec"
 
 
 class AsyncSession:
@@ -26,6 +21,7 @@ class AsyncSession:
         if url is not None:
             check_url(url)
         self._connection = SessionConnection(broker, url)
+        self._session: LinkSession | None = None
         self._link_count = 0
 
     async def sender(self, topic: str, *, settled: bool = False) -> AsyncSender:
@@ -34,19 +30,10 @@ class AsyncSession:
         With `settled=True` the broker does not confirm messages. This is faster, and messages can
         be lost.
         """
-        session = self._connection.check_open()
-        sender = AsyncSender(self._connection, settled=settled)
-        name = self._next_name()
-        mode = _SETTLED if settled else _UNSETTLED
-        destination = Target(f"/topics/{quote(topic, safe='')}")
-        link = session.sender(
-            name,
-            lambda handle: Attach(
-                name, handle, False, mode, source=Source(), target=destination,
-                initial_delivery_count=0,
-            ),
-        )  # fmt: skip
-        await sender._attach(link)
+        session = self._opened()
+        sender = AsyncSender(session, settled=settled)
+        attach = sender_attach(name := self._next_name(), topic, settled=settled)
+        await sender.attach(session.check_open().sender(name, attach))
         return sender
 
     async def receiver(
@@ -66,22 +53,11 @@ class AsyncSession:
         receiver of a topic begins at `start`: "first", "last", "next" (messages that are stored
         from now on), or an offset.
         """
-        if (group is None) == (topic is None):
-            raise ValueError("a receiver needs either a group or a topic")
-        session = self._connection.check_open()
-        receiver = AsyncReceiver(self._connection, credit, settled=settled)
         name = self._next_name()
-        mode = _SETTLED if settled else _UNSETTLED
-        kind, node = ("groups", group) if topic is None else ("topics", topic)
-        filters: dict[str, Any] | None = None if topic is None else {_START: start}
-        source = Source(f"/{kind}/{quote(str(node), safe='')}", filter=filters)
-        link = session.receiver(
-            name,
-            lambda handle: Attach(
-                name, handle, True, mode, _SETTLES_SECOND, source=source, target=Target()
-            ),
-        )
-        await receiver._attach(link)
+        attach = receiver_attach(name, group=group, topic=topic, start=start, settled=settled)
+        session = self._opened()
+        receiver = AsyncReceiver(session, credit, settled=settled)
+        await receiver.attach(session.check_open().receiver(name, attach))
         receiver.resume()
         return receiver
 
@@ -91,10 +67,20 @@ class AsyncSession:
 
     async def __aenter__(self) -> Self:
         await self._connection.open()
+        try:
+            self._session = await self._connection.begin()
+        except BaseException:
+            await self._connection.close()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def _opened(self) -> LinkSession:
+        if self._session is None:
+            raise ClientClosed
+        return self._session
 
     def _next_name(self) -> str:
         self._link_count += 1
