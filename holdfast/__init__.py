@@ -1,7 +1,7 @@
 """Holdfast: a log-structured message broker with long polling.
 
 The client's names are available here: `holdfast.Client`, `holdfast.AsyncClient`,
-`holdfast.errors`. They are imported at their first use.
+`holdfast.errors`, `holdfast.connect`. They are imported at their first use.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.client import (
         AsyncClient,
+        Channel,
+        ChannelMessage,
         Client,
+        Connection,
         Delivery,
         GroupDescription,
         HoldfastError,
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
         PullResult,
         StoredOffsets,
         TopicDescription,
+        connect,
         errors,
     )
 
@@ -26,7 +30,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AsyncClient",
+    "Channel",
+    "ChannelMessage",
     "Client",
+    "Connection",
     "Delivery",
     "GroupDescription",
     "Message",
@@ -36,6 +43,7 @@ __all__ = [
     "StoredOffsets",
     "TopicDescription",
     "HoldfastError",
+    "connect",
     "errors",
 ]
 

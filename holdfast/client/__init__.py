@@ -1,5 +1,6 @@
 """The Python client: `produce/` publishes, `read/` reads by offset, and `consume/` consumes in
-groups. All three use `transport/`. `session/` sends and receives over links of AMQP.
+groups. All three use `transport/`. `session/` sends and receives over links of AMQP, and
+`channels/` runs callbacks in threads of the program over such links.
 
 Each name is imported when it is first used. So a program that uses only a part of this package
 (a Spark executor, for example) does not load the whole client.
@@ -11,6 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.client import errors
     from holdfast.client.async_client import AsyncClient
+    from holdfast.client.channels.channel import Channel
+    from holdfast.client.channels.confirmation import Confirmation
+    from holdfast.client.channels.connection import Connection, connect
+    from holdfast.client.channels.messages import ChannelMessage
     from holdfast.client.consume.consumer import AsyncConsumer, Consumer
     from holdfast.client.consume.delivery import Delivery, ReceivedMessage, ReceiveResult, Settling
     from holdfast.client.descriptions import (
@@ -66,6 +71,7 @@ __all__ += ["TopicDescription", "TopicSummary", "Fairness", "GroupConfig", "Grou
 __all__ += ["GroupMember", "GroupQueue", "GroupSummary", "GroupTopic", "Served", "Subscription"]
 __all__ += ["AsyncSession", "AsyncSender", "AsyncReceiver", "LinkMessage"]
 __all__ += ["Session", "Sender", "Receiver"]
+__all__ += ["Channel", "ChannelMessage", "Confirmation", "Connection", "connect"]
 __all__ += ["HoldfastError", "errors"]
 
 #: The modules of the names in __all__. All other names are in `descriptions`.
@@ -81,6 +87,10 @@ _MODULES = {
     "session.links": ("AsyncReceiver", "AsyncSender"),
     "session.messages": ("LinkMessage",),
     "session.blocking": ("Receiver", "Sender", "Session"),
+    "channels.channel": ("Channel",),
+    "channels.messages": ("ChannelMessage",),
+    "channels.confirmation": ("Confirmation",),
+    "channels.connection": ("Connection", "connect"),
     "errors": ("HoldfastError",),
 }
 _MODULE_BY_NAME = {name: module for module, names in _MODULES.items() for name in names}

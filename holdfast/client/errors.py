@@ -7,6 +7,8 @@ HoldfastError
     CertificateNotTrusted
   BadReply
   ClientClosed
+    ChannelClosed
+  StaleDelivery, TooManyChannels (channels)
   ApiError: the broker refused; `type` is the stable code, `members` has the values
     401  Unauthenticated
     403  Forbidden, ProducerFenced
@@ -93,6 +95,27 @@ class ClientClosed(HoldfastError):
 
     def __str__(self) -> str:
         return "the client is closed"
+
+
+class ChannelClosed(ClientClosed):
+    """The channel is closed; its calls have ended."""
+
+    def __str__(self) -> str:
+        return "the channel is closed"
+
+
+class StaleDelivery(HoldfastError):
+    """The connection that delivered a message was lost: the group delivers the message again."""
+
+    def __str__(self) -> str:
+        return "the connection that delivered the message was lost; its group delivers it again"
+
+
+class TooManyChannels(HoldfastError):
+    """All 65,535 channels of a connection are open."""
+
+    def __str__(self) -> str:
+        return "all 65,535 channels of the connection are open; close some, or connect again"
 
 
 class ApiError(HoldfastError):

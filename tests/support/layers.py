@@ -83,6 +83,7 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
         "produce": ("read", "transport", "errors"),
         "consume": ("read", "transport", "descriptions", "errors", "timestamps"),
         "session": ("produce", "transport", "errors"),
+        "channels": ("session", "produce", "transport", "errors"),
     },
 }
 

@@ -68,6 +68,23 @@ ADDITIONS = {
     ),
     "+ /http/schemas/schemas/RedriveReply/properties/discarded",
     "+ /http/schemas/schemas/RedriveRequest/properties/discard",
+    "+ /python/holdfast.client.errors/ChannelClosed",
+    "+ /python/holdfast.client.errors/StaleDelivery",
+    "+ /python/holdfast.client.errors/TooManyChannels",
+    *(
+        f"+ /python/{package}/{name}"
+        for package, names in {
+            "holdfast": ("Channel", "ChannelMessage", "Connection", "connect"),
+            "holdfast.client": (
+                "Channel",
+                "ChannelMessage",
+                "Confirmation",
+                "Connection",
+                "connect",
+            ),
+        }.items()
+        for name in names
+    ),
     *(
         f"+ /http/{area}/{name}"
         for area, names in {

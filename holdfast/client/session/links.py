@@ -35,6 +35,11 @@ class LinkEnd:
         self._session.flush()
         await self._is_attached
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the link can no longer be used."""
+        return self._error is not None
+
     async def close(self) -> None:
         """Detach the link. May be repeated."""
         if self._error is None:
@@ -106,14 +111,19 @@ class AsyncSender(LinkEnd):
         message is sent. Raises ApiError if the broker refuses the message; MessageReleased means
         that the broker did not store it and may store it later.
         """
+        await self.enqueue(
+            encode_message(encode_body(body), key, tag, properties, ttl_ms, priority)
+        )
+
+    def enqueue(self, message: bytes) -> asyncio.Future[None]:
+        """Send an encoded message after all earlier ones. The result is that of `send`."""
         self._check_open()
-        message = encode_message(encode_body(body), key, tag, properties, ttl_ms, priority)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((message, future))
         self._unconfirmed.add(future)
         future.add_done_callback(self._unconfirmed.discard)
         self.credit_changed()
-        await future
+        return future
 
     def credit_changed(self) -> None:
         """Send waiting messages, as far as the credit and the window allow."""
