@@ -66,6 +66,7 @@ PARTS = (
     Part("groups_commit", (), _own_rows),
     Part("group_receive", (), _own_rows),
     Part("stuck_handlers", (), _own_rows),
+    Part("channels", (), _own_rows),
 )
 
 
