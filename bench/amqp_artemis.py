@@ -5,9 +5,9 @@
 All brokers run at the same time, and are measured in turns: one client, one connection, one link,
 100 bytes. `written`: Holdfast answers after the write, Artemis stores nothing. `fsync`: both answer
 after a sync (Artemis: its NIO journal). Publishers get credit 1,000 from both brokers, receivers
-grant 1,000. RabbitMQ 3.10 with its plugin amqp1_0 syncs in both classes; it is left out if it is
-not installed. Needs Go, Java and Maven; what it builds stays in `.peers/`. After `--seconds`, no
-further round begins.
+grant 1,000. RabbitMQ 3.10 with its plugin amqp1_0 is measured as `written` only, with messages that
+are not durable; it is left out if it is not installed. Needs Go, Java and Maven; what it builds
+stays in `.peers/`. After `--seconds`, no further round begins.
 """
 
 import argparse
