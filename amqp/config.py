@@ -158,6 +158,25 @@ class AmqpConfig:
         "one order.",
         minimum=1,
     )
+    temporary_retention_ms: int = setting(
+        3_600_000,
+        "How long messages of temporary nodes (/temp/ID) are kept, if their connection stays open.",
+        minimum=1_000,
+    )
+    max_temporary_nodes: int = setting(
+        2_000,
+        "Temporary nodes of all connections together. Each has a topic, and a queue has a group.",
+        minimum=1,
+        memory_divisor=64,
+        bytes_each=16 * KIB,
+    )
+    max_client_temporary_nodes: int = setting(
+        500,
+        "Temporary nodes of one client address (one /64 network in IPv6).",
+        minimum=1,
+        memory_divisor=128,
+        bytes_each=16 * KIB,
+    )
     sasl_required: bool = setting(
         False,
         "Whether clients must begin with SASL although authentication is off. With authentication, "

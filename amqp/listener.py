@@ -75,6 +75,7 @@ class AmqpServer:
         """Accept connections. Call this once the storage is open."""
         self._parts = parts
         await parts.subscriptions.remove_leftovers(parts.groups)
+        await parts.temporary.remove_leftovers()
         admission = parts.store.admission
         admission.alarm_listeners.append(self.connections.publishing_changed)
         self.connections.is_publishing_stopped = admission.refusal is not None
@@ -95,6 +96,8 @@ class AmqpServer:
         await self.connections.stop(
             timeout_s, ConnectionFailed(CONNECTION_FORCED, "the broker is stopping")
         )
+        if self._parts is not None:
+            await self._parts.temporary.finish(timeout_s)
         for each in listeners:
             await each.wait_closed()
 

@@ -98,6 +98,7 @@ class Sessions:
             self._end_session(session)
         for link in list(self._links):
             self._release(link)
+        self._peer.parts.temporary.connection_ended(self._peer)
 
     def release(self) -> None:
         """End the reference cycle with the connection, which is lost. No other call may follow."""
@@ -230,6 +231,7 @@ class Sessions:
                 node, answer = await make_source(self._peer, link)
         except Exception as error:
             self._attaching.pop(link, None)
+            self._peer.parts.temporary.link_ended(link)
             if isinstance(error, Denied):
                 self._peer.audit("amqp.attach", error.principal, error.detail)
             self._refuse(link, amqp_error(error, LinkFailed))
@@ -274,6 +276,7 @@ class Sessions:
 
     def _stop_node(self, link: Link, *, is_closed: bool) -> None:
         """Stop the node of a link that has ended. Do nothing if the node has been stopped."""
+        self._peer.parts.temporary.link_ended(link)
         self._shared.names.detach(self._peer, link)
         attaching = self._attaching.pop(link, None)
         if attaching is not None:

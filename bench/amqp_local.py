@@ -18,6 +18,7 @@ from holdfast.amqp.engine.incoming_link import IncomingLink
 from holdfast.amqp.engine.link import Link
 from holdfast.amqp.nodes.node import BrokerParts, ReplyLink
 from holdfast.amqp.nodes.publish_target import Destination, PublishTarget
+from holdfast.amqp.nodes.temporary import TemporaryNodes
 from holdfast.amqp.wire.conditions import AmqpError
 from holdfast.amqp.wire.fast_transfer import TransferEncoder
 from holdfast.amqp.wire.frames import AMQP_HEADER, SASL_FRAME, SASL_HEADER, frame
@@ -186,6 +187,7 @@ async def local_broker(
                 PublishLimiter(HttpConfig()),
                 lambda name: counters,
                 wall_clock_us,
+                cast("TemporaryNodes", None),
             )
             yield LocalBroker(parts, topics)
         finally:

@@ -199,6 +199,7 @@ async def _measure(name: str, messages: int) -> float:
                 publish_limiter=cast("Any", None),
                 topic_counters=cast("Any", None),
                 wall_us=wall_clock_us,
+                temporary=cast("Any", None),
             )
             broker = _Broker(parts)
             is_settled = name == "leased, settled when sent"

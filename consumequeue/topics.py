@@ -61,13 +61,18 @@ class QueueState:
     newest_timestamp_us: int | None
 
 
+def is_own(name: str) -> bool:
+    """Return whether only the broker may use this name of a topic or group."""
+    return name.startswith("__")
+
+
 @lru_cache(1024)
 def check_name(kind: str, name: str, *, own: bool = False) -> str:
     """Return `name` if it is allowed as the name of a `kind` ("topic" or "group").
 
     Otherwise raise InvalidName. Names that begin with "__" are allowed only with `own`.
     """
-    if not _NAME.fullmatch(name) or name in {".", ".."} or (name.startswith("__") and not own):
+    if not _NAME.fullmatch(name) or name in {".", ".."} or (is_own(name) and not own):
         raise InvalidName(kind, name)
     return name
 

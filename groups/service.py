@@ -12,7 +12,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from holdfast.consumequeue.errors import UnknownGroup
+from holdfast.consumequeue.errors import InvalidName, UnknownGroup
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.reading.fetched import MessageFilter
 from holdfast.consumequeue.slices import LoopBudget, in_slices
@@ -210,7 +210,7 @@ class GroupService:
 
             return is_settled
         offsets: Mapping[int, int] = {}
-        with suppress(UnknownGroup):
+        with suppress(UnknownGroup, InvalidName):
             stored = self._store.offsets.group_topics(group).get(topic.name)
             offsets = {} if stored is None else stored.offsets
         return lambda queue, offset: offset < offsets.get(queue, 0)
@@ -233,18 +233,21 @@ class GroupService:
         settings: GroupSettings,
         owner: str = ANONYMOUS_OWNER,
         checks: ChangeChecks = ALLOW_ALL,
+        *,
+        own: bool = False,
     ) -> tuple[GroupState, bool]:
         """Create or change a group, durably. Return the group, and whether it is new.
 
         The patterns of the settings match only topics that the principal `owner` may consume, now
-        and later. The exceptions of the `checks` reach the caller.
+        and later. The exceptions of the `checks` reach the caller. With `own`, the name may be one
+        that only the broker may use.
 
         A new group begins at the offsets that are stored for its name, or at its `start` if none
         are stored. The same holds for a new topic of an existing group. Raises InvalidName,
         InvalidGroup, InvalidFilter, UnknownTopic, LimitReached, GroupBusy, StateUnavailable. A
         change that has begun is completed even if the caller is cancelled.
         """
-        record, is_new = await self.changes.put(group, settings, owner, checks)
+        record, is_new = await self.changes.put(group, settings, owner, checks, own=own)
         return self._state_of(record), is_new
 
     async def delete_group(self, group: str, *, check_topic: CheckTopic = allow_all) -> None:

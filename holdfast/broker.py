@@ -22,6 +22,7 @@ from holdfast.amqp.listener import AmqpServer
 from holdfast.amqp.metrics import AmqpCollector
 from holdfast.amqp.nodes.envelope_fields import read_fields
 from holdfast.amqp.nodes.node import BrokerParts
+from holdfast.amqp.nodes.temporary import TemporaryNodes
 from holdfast.commitlog.ageing_clock import wall_clock_us
 from holdfast.config import Config, changed_keys
 from holdfast.consumequeue.damage.damage_book import Fault
@@ -225,6 +226,7 @@ class Broker:
             topic_counters=context.http.metrics.topic,
             wall_us=wall_clock_us,
             answer=partial(answer_inner, app),
+            temporary=TemporaryNodes(context.store, context.groups, self._config.amqp),
         )
 
     async def _open(self, storage: Storage, http: HttpContext) -> ApiContext:

@@ -61,7 +61,10 @@ class Metrics:
         registry.register(self)
 
     def topic(self, name: str) -> TopicCounters:
-        """Return the counters of a topic, or the shared counters of topics beyond MAX_SERIES."""
+        """Return the counters of a topic. The broker's own topics, and topics beyond MAX_SERIES,
+        share counters."""
+        if name.startswith("__"):
+            name = OTHER
         counters = self._topics.get(name)
         if counters is None:
             if len(self._topics) >= MAX_SERIES and name != OTHER:

@@ -8,9 +8,12 @@
 | source: see `terminus.py`                   | LeasedSource, CopiedSource, BrowsingSource  |
 | source `/management`                        | ReplySource                                 |
 | no source                                   | SubscriptionLookup                          |
-| coordinator of transactions, dynamic target | refused: amqp:not-implemented               |
+| dynamic, or of a temporary node             | the same nodes, on a TemporaryNode          |
+| coordinator of transactions                 | refused: amqp:not-implemented               |
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from holdfast.amqp.engine.incoming_link import IncomingLink
@@ -26,7 +29,8 @@ from holdfast.amqp.nodes.node import Peer, Source, Target
 from holdfast.amqp.nodes.publish_target import Destination, PublishTarget
 from holdfast.amqp.nodes.subscribing import open_subscription
 from holdfast.amqp.nodes.subscription_lookup import SubscriptionLookup
-from holdfast.amqp.nodes.terminus import FromGroup, FromSubscription, read_source
+from holdfast.amqp.nodes.temporary import TemporaryNode, read_dynamic
+from holdfast.amqp.nodes.terminus import FromGroup, FromSubscription, Wanted, read_source
 from holdfast.amqp.termini.subscriptions import looked_up, subscription_of
 from holdfast.amqp.wire import performatives
 from holdfast.amqp.wire.conditions import (
@@ -55,19 +59,21 @@ async def make_target(peer: Peer, session: Session, link: IncomingLink) -> tuple
         raise LinkFailed(NOT_IMPLEMENTED, "this broker has no transactions")
     if given is None:
         given = performatives.Target()
-    if given.dynamic:
-        raise LinkFailed(NOT_IMPLEMENTED, "this broker has no dynamic targets")
     destination: Destination | None = None
     capabilities: tuple[str, ...] = ()
     link.max_message_bytes = peer.parts.topics_config.default_max_message_bytes
-    address = None if given.address is None else parse_address(_text(given.address))
-    if address is not None and address.kind is Kind.MANAGER:
-        return open_requests(peer, session, link)
-    if address is not None:
-        destination = await _find_destination(peer, address)
+    if given.dynamic:
+        made = await _make_temporary(peer, link, given)
+        given = given._replace(**made.answer())
+        destination, capabilities = _to_temporary(made), given.capabilities
+    elif given.address is not None:
+        address = parse_address(_text(given.address))
+        if address.kind is Kind.MANAGER:
+            return open_requests(peer, session, link)
+        destination = await _find_destination(peer, link, address)
+        capabilities = _capabilities(peer, given, address)
+    if destination is not None:
         link.max_message_bytes = destination.topic.config.max_message_bytes
-        is_topic = address.kind is Kind.TOPIC or _TOPIC in given.capabilities
-        capabilities = (_TOPIC if is_topic else _QUEUE,)
     node = PublishTarget(peer, session, link, destination)
     answer = Attach(
         link.name,
@@ -76,7 +82,10 @@ async def make_target(peer: Peer, session: Session, link: IncomingLink) -> tuple
         attach.snd_settle_mode,
         attach.rcv_settle_mode,
         attach.source,
-        given._replace(dynamic_node_properties=None, capabilities=capabilities),
+        given._replace(
+            dynamic_node_properties=given.dynamic_node_properties if given.dynamic else None,
+            capabilities=capabilities,
+        ),
         max_message_size=link.max_message_bytes,
     )
     return node, answer
@@ -94,12 +103,14 @@ async def make_source(peer: Peer, link: OutgoingLink) -> tuple[Source, Attach]:
         lookup = SubscriptionLookup(peer, link, looked_up(peer.container_id, link.name))
         return lookup, _source_answer(link, lookup.stored_source())
     if given.dynamic:
-        raise LinkFailed(NOT_IMPLEMENTED, "this broker has no dynamic sources")
-    address = parse_address(_text(given.address))
-    if address.kind is Kind.MANAGER:
-        return open_replies(peer, link)
-    subscription = subscription_of(peer.container_id, link.name, given)
-    wanted = read_source(given, address, subscription)
+        made = await _make_temporary(peer, link, given)
+        wanted = _from_temporary(made, given)
+        wanted = replace(wanted, answer=wanted.answer._replace(**made.answer()))
+    else:
+        address = parse_address(_text(given.address))
+        if address.kind is Kind.MANAGER:
+            return open_replies(peer, link)
+        wanted = _read_source(peer, link, given, address)
     if isinstance(wanted, FromSubscription):
         node = await open_subscription(peer, link, wanted)
     elif not isinstance(wanted, FromGroup):
@@ -130,12 +141,68 @@ def _source_answer(link: OutgoingLink, source: performatives.Source) -> Attach:
     )
 
 
-async def _find_destination(peer: Peer, address: Address) -> Destination:
+def _capabilities(peer: Peer, given: performatives.Target, address: Address) -> tuple[str, ...]:
+    """Return what the node of a target is: a queue or a topic, or a temporary one."""
+    if address.kind is Kind.TEMP:
+        return peer.parts.temporary.find(address.name).capabilities
+    is_topic = address.kind is Kind.TOPIC or _TOPIC in given.capabilities
+    return (_TOPIC if is_topic else _QUEUE,)
+
+
+async def _make_temporary(
+    peer: Peer,
+    link: IncomingLink | OutgoingLink,
+    given: performatives.Source | performatives.Target,
+) -> TemporaryNode:
+    asked = read_dynamic(given.dynamic_node_properties, given.capabilities)
+    detach = _detach(peer, link)
+    return await peer.parts.temporary.make(peer, peer.client, link, detach, asked)
+
+
+def _detach(peer: Peer, link: IncomingLink | OutgoingLink) -> Callable[[LinkFailed], None]:
+    """Return a function that detaches a link, for the end of its temporary node."""
+
+    def detach(error: LinkFailed) -> None:
+        if link.is_attached:
+            peer.detach(link, error)
+            peer.flush()
+
+    return detach
+
+
+def _to_temporary(node: TemporaryNode) -> Destination:
+    assert node.topic is not None
+    return Destination(node.topic)
+
+
+def _from_temporary(node: TemporaryNode, given: performatives.Source) -> Wanted:
+    """Return what a link gets from a temporary node, with the filters and the mode that it asks
+    for: a share of the messages of a queue, or a copy of a topic's."""
+    kind = Kind.TOPIC if node.is_topic else Kind.GROUP
+    source = given._replace(address=node.address, dynamic=False, capabilities=())
+    return read_source(source, Address(kind, node.name))
+
+
+def _read_source(
+    peer: Peer, link: OutgoingLink, given: performatives.Source, address: Address
+) -> Wanted:
+    """Return what a link gets from the node with an address."""
+    if address.kind is not Kind.TEMP:
+        subscription = subscription_of(peer.container_id, link.name, given)
+        return read_source(given, address, subscription)
+    node = peer.parts.temporary.find_own(address.name, peer)
+    peer.parts.temporary.link_begins(node, link, _detach(peer, link))
+    return _from_temporary(node, given)
+
+
+async def _find_destination(peer: Peer, link: IncomingLink, address: Address) -> Destination:
     """Return where messages of a link go. Make the topic if that is allowed."""
     if address.kind is Kind.GROUP:
         raise LinkFailed(NOT_ALLOWED, "clients publish to topics, not to groups")
     if address.kind is Kind.TEMP:
-        raise LinkFailed(NOT_IMPLEMENTED, f"this broker has no {address.kind.value} targets")
+        node = peer.parts.temporary.find(address.name)
+        peer.parts.temporary.link_begins(node, link, _detach(peer, link))
+        return _to_temporary(node)
     if not peer.principal.may(("publish",), address.name):
         raise missing_grant(peer.principal, ("publish",), topic=address.name)
     topic = await ensure_topic(peer, address.name)

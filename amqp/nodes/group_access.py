@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from secrets import token_hex
 
 from holdfast.amqp.nodes.node import Peer
+from holdfast.amqp.nodes.temporary import NAME_PREFIX
 from holdfast.amqp.nodes.terminus import FromGroup
 from holdfast.consumequeue.topics import Topic
 from holdfast.groups.errors import NotSubscribed
@@ -41,7 +42,7 @@ def may_consume(peer: Peer, group: str) -> MayConsume | None:
     """Return the object that decides which topics the client may consume with a group. Return None
     if the client may consume all topics."""
     principal = peer.principal
-    if principal is ANONYMOUS:
+    if principal is ANONYMOUS or group.startswith(NAME_PREFIX):
         return None
     return MayConsume(principal.name, group, principal, peer.parts.access)
 
@@ -60,6 +61,8 @@ async def ensure_group(peer: Peer, wanted: FromGroup) -> GroupState:
     Raises Denied, UnknownGroup, UnknownTopic, NotSubscribed, LimitReached, StateUnavailable.
     """
     groups, name = peer.parts.groups, wanted.group
+    if name.startswith(NAME_PREFIX):
+        return groups.group_state(name)  # only the node's connection gets here
     if not peer.principal.may(("consume",), None, name):
         raise missing_grant(peer.principal, ("consume",), group=name)
     if not groups.has_leases(name) and wanted.is_made_by_need:
@@ -90,9 +93,12 @@ async def ensure_topic(peer: Peer, name: str) -> Topic:
 def check_consume(
     peer: Peer, topics: tuple[str, ...], group: str | None, verbs: tuple[Verb, ...] = ("consume",)
 ) -> None:
-    """Raise Denied if the client may not consume one of these topics (with the group)."""
+    """Raise Denied if the client may not consume one of these topics (with the group). The topics
+    of temporary nodes need no grant: only the node's connection gets here."""
     principal = peer.principal
     for topic in topics:
+        if topic.startswith(NAME_PREFIX):
+            continue
         if not principal.may(verbs, topic, group):
             what = f"every topic of group {group[:200]!r}" if group else ""
             raise missing_grant(principal, verbs, topic=topic, group=group, what=what)

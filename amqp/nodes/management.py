@@ -273,7 +273,7 @@ class ReplySource:
 def _find(links: Sequence[ReplyLink], name: str, reply_to: str) -> ReplyLink:
     """Return the link that receives the reply to a request of the link `name`.
 
-    Raises AmqpError (amqp:not-found). A temporary node of the connection would be found here.
+    Raises AmqpError (amqp:not-found). Replies do not go to temporary nodes.
     """
     if reply_to == _ME:
         found = [each for each in links if each.name == name]

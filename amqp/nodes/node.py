@@ -27,6 +27,7 @@ from holdfast.amqp.engine.incoming_link import Delivery
 from holdfast.amqp.engine.link import Link
 from holdfast.amqp.engine.outgoing_link import Sent
 from holdfast.amqp.nodes.filters import FilterBudget
+from holdfast.amqp.nodes.temporary import TemporaryNodes
 from holdfast.amqp.termini.subscription_groups import SubscriptionGroups
 from holdfast.amqp.wire.conditions import AmqpError
 from holdfast.consumequeue.config import TopicsConfig
@@ -62,6 +63,7 @@ class BrokerParts:
     topic_counters: Callable[[str], TopicCounters]
     """Returns the counters of a topic, by its name."""
     wall_us: Callable[[], int]
+    temporary: TemporaryNodes
     answer: Answer | None = None
     """Answers requests to `/management`; None if the broker has no HTTP API."""
     filter_budget: FilterBudget = field(default_factory=FilterBudget)

@@ -180,6 +180,10 @@ class PublishTarget:
         if isinstance(address, AmqpError):
             raise address
         found = parse_address(address)
+        if found.kind is Kind.TEMP:
+            node = self._parts.temporary.find(found.name)
+            assert node.topic is not None
+            return Destination(node.topic)
         if found.kind not in (Kind.QUEUE, Kind.TOPIC, Kind.EXCHANGE):
             raise LinkFailed(NOT_FOUND, f"{address!r} is not a place to publish to")
         if not self._peer.principal.may(("publish",), found.name):

@@ -105,7 +105,7 @@ def read_source(
     value that is not valid.
     """
     is_topic = address.kind is Kind.TOPIC or TOPIC in source.capabilities
-    if source.dynamic or address.kind in (Kind.TEMP, Kind.MANAGER):
+    if address.kind in (Kind.TEMP, Kind.MANAGER):
         raise LinkFailed(NOT_IMPLEMENTED, f"this broker has no {address.kind.value} sources")
     if is_topic and address.kind is not Kind.GROUP:
         if subscription is not None:

@@ -55,16 +55,18 @@ class TopicChanges:
         queues: int | None = None,
         priority_levels: int | None = None,
         fields: Mapping[str, object] | None = None,
+        own: bool = False,
     ) -> tuple[Topic, bool]:
         """Create a topic, or check that the existing topic has the given settings. Return the topic
         and whether it is new.
 
         A new topic gets `queues` queues per priority level. It gets the configured default of each
         setting that is not given, and one level by default. Settings that are not given are not
-        compared with an existing topic. Raises InvalidName, InvalidTopicChange, LimitReached,
+        compared with an existing topic. With `own`, the name may be one that only the broker may
+        use. Raises InvalidName, InvalidTopicChange, LimitReached,
         TopicConflict, StateUnavailable.
         """
-        check_name("topic", name)
+        check_name("topic", name, own=own)
         return await self.state.run_shielded(
             self._create(name, queues, priority_levels, fields or {})
         )

@@ -15,7 +15,7 @@ from holdfast.consumequeue.state.records import (
     decode_topic,
     parse_key,
 )
-from holdfast.consumequeue.topics import STATE_TOPIC_ID, Topic, check_name
+from holdfast.consumequeue.topics import STATE_TOPIC_ID, Topic, check_name, is_own
 
 
 class TopicTable:
@@ -72,6 +72,10 @@ class TopicTable:
     def all(self) -> list[Topic]:
         """Return every topic, sorted by name."""
         return sorted(self._by_id.values(), key=lambda topic: topic.name)
+
+    def listed(self) -> list[Topic]:
+        """Return every topic that users see, sorted by name: without the broker's own topics."""
+        return [topic for topic in self.all() if not is_own(topic.name)]
 
     def __len__(self) -> int:
         return len(self._by_id)

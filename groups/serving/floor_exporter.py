@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.slices import LoopBudget
+from holdfast.consumequeue.topics import is_own
 from holdfast.groups.serving.group_server import GroupServer
 
 _logger = logging.getLogger(__name__)
@@ -47,8 +48,12 @@ class FloorExporter:
 
     async def export(self, group: GroupServer, turn: LoopBudget) -> None:
         """Store the floors of a group that differ from its stored offsets. A failure is logged; the
-        next round tries again."""
+        next round tries again. Do nothing for a group of the broker itself, which does not outlive
+        the process.
+        """
         name = group.record.name
+        if is_own(name):
+            return
         await turn.spend()
         for topic in group.topics():
             await turn.spend()

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from msgspec import UNSET
 
-from holdfast.consumequeue.errors import LimitReached, StateUnavailable, UnknownGroup
+from holdfast.consumequeue.errors import InvalidName, LimitReached, StateUnavailable, UnknownGroup
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.reading.fetched import MessageFilter
 from holdfast.consumequeue.slices import LoopBudget, in_slices
@@ -69,10 +69,16 @@ class GroupChanges:
         self._lock = asyncio.Lock()
 
     async def put(
-        self, name: str, settings: GroupSettings, owner: str, checks: ChangeChecks
+        self,
+        name: str,
+        settings: GroupSettings,
+        owner: str,
+        checks: ChangeChecks,
+        *,
+        own: bool = False,
     ) -> tuple[GroupRecord, bool]:
         """Create or change a group; GroupService.put_group lists the exceptions."""
-        check_name("group", name)
+        check_name("group", name, own=own)
         filters = None
         if settings.topics is not UNSET:
             if not settings.topics:
@@ -474,7 +480,10 @@ class GroupChanges:
     def _topics_with_offsets(self, group: str) -> set[str]:
         try:
             return set(self._store.offsets.group_topics(group))
-        except UnknownGroup:  # no offset was ever stored for it
+        except (
+            UnknownGroup,
+            InvalidName,
+        ):  # none was ever stored, or the group is the broker's own
             return set()
 
     async def allow_lease(self, group: GroupServer, lease_ms: int) -> None:

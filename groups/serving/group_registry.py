@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import cast
 
-from holdfast.consumequeue.errors import KeyedBacklog, UnknownGroup
+from holdfast.consumequeue.errors import InvalidName, KeyedBacklog, UnknownGroup
 from holdfast.consumequeue.reading.fetched import MessageFilter
 from holdfast.consumequeue.slices import LoopBudget, in_slices
 from holdfast.consumequeue.topics import QueueKey, QueueState, Topic, check_name
@@ -337,7 +337,7 @@ class GroupRegistry:
         if the queue is new in the group."""
         try:
             stored = self._store.offsets.stored_offsets(record.name, topic).offsets
-        except UnknownGroup:  # nothing was ever stored for the group
+        except (UnknownGroup, InvalidName):  # none were ever stored, or the group is the broker's
             stored = {}
 
         def start_of(queue: int) -> int:

@@ -39,7 +39,7 @@ async def list_groups(call: Call[PageParams]) -> Reply:
     The list leaves out groups and topics on which the token grants nothing.
     """
     context, params, principal = call.context, call.params, call.principal
-    names = sorted({*context.store.table.groups(), *context.groups.groups()})
+    names = context.group_names()
     first = bisect_right(names, params.after or "")
     seen = (name for name in islice(names, first, None) if principal.may(GROUP_VERBS, group=name))
     found = list(islice(seen, params.limit + 1))

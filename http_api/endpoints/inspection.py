@@ -55,7 +55,7 @@ async def list_names(call: Call[NamesParams]) -> Reply:
     params, principal = call.params, call.principal
     part = (params.contains or "").lower()
     is_topic = params.kind == "topic"
-    every = _topic_names(call.context) if is_topic else _group_names(call.context)
+    every = _topic_names(call.context) if is_topic else call.context.group_names()
     found: list[str] = []
     async for name in _after(every, params.after):
         may_see = (
@@ -69,11 +69,7 @@ async def list_names(call: Call[NamesParams]) -> Reply:
 
 
 def _topic_names(context: ApiContext) -> list[str]:
-    return [topic.name for topic in context.store.table.all()]
-
-
-def _group_names(context: ApiContext) -> list[str]:
-    return sorted({*context.store.table.groups(), *context.groups.groups()})
+    return [topic.name for topic in context.store.table.listed()]
 
 
 async def _after(names: list[str], after: str | None) -> AsyncIterator[str]:
@@ -114,7 +110,7 @@ async def _readers(
 ) -> AsyncIterator[str]:
     """Yield the visible groups that read a topic, sorted."""
     with_leases = context.groups.groups_of(topic.topic_id)
-    async for name in _after(_group_names(context), after):
+    async for name in _after(context.group_names(), after):
         is_reader = name in with_leases or _has_offsets(context, name, topic)
         if is_reader and principal.may(GROUP_VERBS, topic.name, name):
             yield name

@@ -147,7 +147,7 @@ async def get_overview(call: Call[NoParams]) -> Reply:
             figures.log_bytes,
             figures.bytes_per_day,
         ),
-        topics=len(context.store.table.all()),
+        topics=len(context.store.table.listed()),
         groups=GroupFiguresReply(
             count=groups.groups,
             in_flight=groups.in_flight,

@@ -171,7 +171,7 @@ async def _topics(context: ApiContext) -> list[Metric]:
             ("end_offset", "Messages ever stored: the sum of max_offset over the queues."),
         )
     ]
-    topics = context.store.table.all()
+    topics = context.store.table.listed()
     shown = examined = 0
     for topic in topics[:MAX_SERIES]:
         examined += topic.queue_count
@@ -271,7 +271,7 @@ async def age_metrics(context: ApiContext) -> list[Metric]:
 
 def _oldest_of_topics(context: ApiContext) -> Iterator[_Place]:
     examined = 0
-    for topic in context.store.table.all():
+    for topic in context.store.table.listed():
         examined += topic.queue_count
         if examined > MAX_QUEUES_AGED:
             return

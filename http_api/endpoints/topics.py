@@ -89,7 +89,7 @@ async def list_topics(call: Call[PageParams]) -> Reply:
 
     The list leaves out topics on which the token grants nothing.
     """
-    topics, limit = call.context.store.table.all(), call.params.limit
+    topics, limit = call.context.store.table.listed(), call.params.limit
     first = bisect_right(topics, call.params.after or "", key=lambda topic: topic.name)
     seen = (
         topic

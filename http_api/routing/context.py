@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from holdfast.consumequeue.config import TopicsConfig
 from holdfast.consumequeue.damage.damage_book import Fault
 from holdfast.consumequeue.message_store import MessageStore
-from holdfast.consumequeue.topics import Topic
+from holdfast.consumequeue.topics import Topic, is_own
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.service import GroupService
 from holdfast.holdservice.pull_request_hold_service import PullRequestHoldService
@@ -186,6 +186,12 @@ class ApiContext:
         turn = self._round_robin.get(topic.topic_id, -1) + 1
         self._round_robin[topic.topic_id] = turn
         return turn
+
+    def group_names(self) -> list[str]:
+        """Return the names of all groups that users see, sorted: those with leases, and those that
+        only store offsets."""
+        names = {*self.store.table.groups(), *self.groups.groups()}
+        return sorted([name for name in names if not is_own(name)])
 
     def forget_topic(self, topic: Topic) -> None:
         """Drop the counter and the metrics of a deleted topic."""

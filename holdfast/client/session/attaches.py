@@ -15,25 +15,40 @@ _START = "rabbitmq:stream-offset-spec"
 
 
 def sender_attach(name: str, topic: str, *, settled: bool) -> Callable[[int], Attach]:
-    """Return a function that makes the attach of a sender to `topic` for a handle."""
+    """Return a function that makes the attach of a sender for a handle. `topic` is the name of a
+    topic, or the address of a temporary queue."""
     mode = _SETTLED if settled else _UNSETTLED
-    destination = Target(f"/topics/{quote(topic, safe='')}")
+    destination = Target(topic if topic.startswith("/temp/") else _path("topics", topic))
     return lambda handle: Attach(
         name, handle, False, mode, source=Source(), target=destination, initial_delivery_count=0
     )
 
 
 def receiver_attach(
-    name: str, *, group: str | None, topic: str | None, start: Start | int, settled: bool
+    name: str,
+    *,
+    group: str | None = None,
+    topic: str | None = None,
+    dynamic: bool = False,
+    start: Start | int,
+    settled: bool,
 ) -> Callable[[int], Attach]:
     """Return a function that makes the attach of a receiver for a handle. `start` counts only for
-    a topic. Raises ValueError unless either `group` or `topic` is given."""
-    if (group is None) == (topic is None):
-        raise ValueError("a receiver needs either a group or a topic")
+    a topic. With `dynamic` the broker makes a temporary queue. Raises ValueError unless one of
+    `group`, `topic` and `dynamic` is given."""
+    if (group is not None) + (topic is not None) + dynamic != 1:
+        raise ValueError("a receiver needs one of group, topic and dynamic")
     mode = _SETTLED if settled else _UNSETTLED
-    kind, node = ("groups", group) if topic is None else ("topics", topic)
-    filters = None if topic is None else {_START: start}
-    source = Source(f"/{kind}/{quote(str(node), safe='')}", filter=filters)
+    if topic is not None:
+        source = Source(_path("topics", topic), filter={_START: start})
+    elif group is not None:
+        source = Source(_path("groups", group))
+    else:
+        source = Source(dynamic=True)
     return lambda handle: Attach(
         name, handle, True, mode, _SETTLES_SECOND, source=source, target=Target()
     )
+
+
+def _path(kind: str, name: str) -> str:
+    return f"/{kind}/{quote(name, safe='')}"

@@ -79,6 +79,11 @@ class Receiver(_Blocking):
     resume = _call(AsyncReceiver.resume)
 
     @property
+    def address(self) -> str:
+        """The address from which the receiver gets its messages, such as "/temp/ID"."""
+        return str(self._inner.address)
+
+    @property
     def credit(self) -> int:
         """How many messages the broker may send at the moment."""
         return int(self._inner.credit)

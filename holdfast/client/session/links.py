@@ -103,16 +103,20 @@ class AsyncSender(LinkEnd):
         properties: Mapping[str, str] | None = None,
         ttl_ms: int | None = None,
         priority: int | None = None,
+        reply_to: str | None = None,
+        correlation_id: str | None = None,
     ) -> None:
         """Send a message, and return when the broker has stored it. Several calls may wait at the
-        same time.
+        same time. `reply_to` is an address for replies, such as that of a dynamic receiver.
 
         The call also waits while the broker grants no credit. A settled sender returns when the
         message is sent. Raises ApiError if the broker refuses the message; MessageReleased means
         that the broker did not store it and may store it later.
         """
         await self.enqueue(
-            encode_message(encode_body(body), key, tag, properties, ttl_ms, priority)
+            encode_message(
+                encode_body(body), key, tag, properties, ttl_ms, priority, reply_to, correlation_id
+            )
         )
 
     def enqueue(self, message: bytes) -> asyncio.Future[None]:
@@ -171,6 +175,12 @@ class AsyncReceiver(LinkEnd):
         self._unconfirmed: dict[int, tuple[asyncio.Future[None], set[int]]] = {}
         """The settled messages that the broker has not confirmed: the future and the messages of
         one call, by delivery-id."""
+
+    @property
+    def address(self) -> str:
+        """The address from which the receiver gets its messages, such as "/temp/ID"."""
+        attach = self._link.remote
+        return "" if attach is None or attach.source is None else str(attach.source.address)
 
     # -- credit
 

@@ -33,6 +33,10 @@ class LinkMessage:
     born_timestamp_ms: int | None
     store_timestamp_ms: int
     delivery_id: int | None = field(default=None, repr=False)
+    reply_to: str | None = None
+    """The address that the sender gave for replies, such as "/temp/ID"."""
+    correlation_id: str | None = None
+    """What the sender gave to find the request of a reply, as text."""
 
     @property
     def text(self) -> str:
@@ -51,14 +55,17 @@ def encode_message(
     properties: Mapping[str, str] | None = None,
     ttl_ms: int | None = None,
     priority: int | None = None,
+    reply_to: str | None = None,
+    correlation_id: str | None = None,
 ) -> bytes:
     """Return a message as AMQP sections. The sections that would be empty are left out."""
     sections = []
     if ttl_ms is not None or priority is not None:
         header = Header(ttl=ttl_ms) if priority is None else Header(priority=priority, ttl=ttl_ms)
         sections.append(encode_composite(header))
-    if key is not None or tag is not None:
-        sections.append(encode_composite(Properties(subject=tag, group_id=key)))
+    named = Properties(subject=tag, group_id=key, reply_to=reply_to, correlation_id=correlation_id)
+    if any(each is not None for each in named):
+        sections.append(encode_composite(named))
     if properties:
         sections.append(_section(_APPLICATION_PROPERTIES, dict(properties)))
     sections.append(_section(_DATA, body))
@@ -108,6 +115,8 @@ def decode_message(octets: bytes, delivery_id: int | None) -> LinkMessage:
         int(named.creation_time) if named.creation_time is not None else None,
         int(annotations[Symbol("x-opt-enqueued-time")]),
         delivery_id,
+        None if named.reply_to is None else str(named.reply_to),
+        None if named.correlation_id is None else _text(named.correlation_id),
     )
 
 

@@ -25,7 +25,7 @@ class AsyncSession:
         self._link_count = 0
 
     async def sender(self, topic: str, *, settled: bool = False) -> AsyncSender:
-        """Return a sender to a topic.
+        """Return a sender to a topic, or to the `address` of a temporary queue.
 
         With `settled=True` the broker does not confirm messages. This is faster, and messages can
         be lost.
@@ -41,20 +41,25 @@ class AsyncSession:
         *,
         group: str | None = None,
         topic: str | None = None,
+        dynamic: bool = False,
         credit: int = 200,
         settled: bool = False,
         start: Start | int = "next",
     ) -> AsyncReceiver:
-        """Return a receiver of a group's messages, or of all messages of a topic. Give `group` or
-        `topic`.
+        """Return a receiver of a group's messages, of all messages of a topic, or of a new
+        temporary queue. Give `group`, `topic` or `dynamic`.
 
         A receiver of a group is a member of the group: it must settle each message. The group must
         exist. With `settled=True` messages count as acknowledged when the broker sends them. A
         receiver of a topic begins at `start`: "first", "last", "next" (messages that are stored
-        from now on), or an offset.
+        from now on), or an offset. With `dynamic=True` the broker makes a temporary queue, for
+        replies: every client may send to the receiver's `address`, and only this session can
+        receive. The queue ends with the receiver; messages that are left in it are lost.
         """
         name = self._next_name()
-        attach = receiver_attach(name, group=group, topic=topic, start=start, settled=settled)
+        attach = receiver_attach(
+            name, group=group, topic=topic, dynamic=dynamic, start=start, settled=settled
+        )
         session = self._opened()
         receiver = AsyncReceiver(session, credit, settled=settled)
         await receiver.attach(session.check_open().receiver(name, attach))

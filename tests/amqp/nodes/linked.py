@@ -29,6 +29,7 @@ from holdfast.amqp.nodes.copied_source import CopiedSource
 from holdfast.amqp.nodes.envelope_fields import read_fields
 from holdfast.amqp.nodes.leased_source import LeasedSource
 from holdfast.amqp.nodes.node import BrokerParts, Peer, ReplyLink
+from holdfast.amqp.nodes.temporary import TemporaryNodes
 from holdfast.amqp.nodes.terminus import FromTopic, read_source
 from holdfast.amqp.wire.conditions import AmqpError, LinkFailed
 from holdfast.amqp.wire.performatives import Attach, Flow, Source, Target
@@ -270,8 +271,9 @@ def body_of(delivery: Delivery) -> str:
 
 def parts_of(broker: GroupBroker, **config: Any) -> BrokerParts:
     """Return what the sources use of a broker."""
+    amqp_config = AmqpConfig(**config)
     return BrokerParts(
-        config=AmqpConfig(**config),
+        config=amqp_config,
         store=broker.store,
         groups=broker.groups,
         hold=broker.hold,
@@ -281,6 +283,7 @@ def parts_of(broker: GroupBroker, **config: Any) -> BrokerParts:
         wall_us=broker._now_us,
         publish_limiter=LEFT_OUT,
         topic_counters=LEFT_OUT,
+        temporary=TemporaryNodes(broker.store, broker.groups, amqp_config),
     )
 
 

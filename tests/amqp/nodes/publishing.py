@@ -14,6 +14,7 @@ from holdfast.amqp.engine.link import Link
 from holdfast.amqp.engine.outgoing_link import OutgoingLink
 from holdfast.amqp.nodes.node import BrokerParts, ReplyLink
 from holdfast.amqp.nodes.publish_target import Destination, PublishTarget
+from holdfast.amqp.nodes.temporary import TemporaryNodes
 from holdfast.amqp.wire.conditions import AmqpError
 from holdfast.amqp.wire.performatives import Accepted
 from holdfast.amqp.wire.types import Described, ULong, encode
@@ -41,8 +42,9 @@ class Publishing:
         context = api.context
         self.api = api
         self.store = api.store
+        amqp_config = replace(AmqpConfig(), **config)
         self.parts = BrokerParts(
-            replace(AmqpConfig(), **config),
+            amqp_config,
             api.store,
             api.groups,
             api.hold,
@@ -52,6 +54,7 @@ class Publishing:
             context.publish_limiter,
             context.http.metrics.topic,
             wall_clock_us,
+            TemporaryNodes(api.store, api.groups, amqp_config),
         )
         self.principal: Principal = ANONYMOUS
         self.client = "127.0.0.1"

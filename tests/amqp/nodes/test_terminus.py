@@ -107,7 +107,6 @@ def test_the_answer_has_the_values_in_force() -> None:
     [
         ("/temp/x", {}, NOT_IMPLEMENTED),
         ("/management", {}, NOT_IMPLEMENTED),
-        ("orders", {"dynamic": True}, NOT_IMPLEMENTED),
         ("orders", {"default_outcome": Error("x:y")}, INVALID_FIELD),
     ],
 )

@@ -310,3 +310,21 @@ def test_amqp_is_imported_with_the_first_session() -> None:
         "sys.exit(any(each.startswith(('holdfast.amqp', 'websockets')) for each in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+async def test_a_reply_comes_back_through_a_temporary_queue(tmp_path: Path, transport: str) -> None:
+    async with running(tmp_path, transport) as (_, _, session):
+        replies = await session.receiver(dynamic=True)
+        assert replies.address.startswith("/temp/")
+        requests = await session.sender("orders")
+        await requests.send(b"2", reply_to=replies.address, correlation_id="first")
+        (request,) = await take(await session.receiver(group="orders"), 1)
+        assert (request.reply_to, request.correlation_id) == (replies.address, "first")
+        assert request.reply_to is not None
+        answers = await session.sender(request.reply_to)
+        await answers.send(b"4", correlation_id=request.correlation_id)
+        (reply,) = await take(replies, 1)
+        assert (reply.body, reply.correlation_id, reply.reply_to) == (b"4", "first", None)
+        await replies.accept(reply)
+        with pytest.raises(ValueError, match="one of group, topic and dynamic"):
+            await session.receiver(dynamic=True, topic="orders")
