@@ -161,7 +161,13 @@ class SessionConnection:
         session = engine_session.context = LinkSession(self, engine_session)
         self.sessions.add(session)
         self.flush()
-        await session.begun
+        try:
+            async with asyncio.timeout(_OPEN_TIMEOUT_S):
+                await session.begun
+        except TimeoutError:
+            session.close()
+            reason = "the broker did not begin the session"
+            raise ConnectionFailed(self._url, reason, maybe_executed=False) from None
         return session
 
     async def _read(self) -> None:
