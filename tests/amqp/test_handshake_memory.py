@@ -12,8 +12,10 @@ from tests.amqp.test_listener import raw_frames
 from tests.interop.amqp.conftest import free_port
 
 CONNECTIONS = 1500
-#: How much the memory may differ between rounds. A connection that stayed would take 3 KiB.
-SLACK_KIB = 1024
+#: How much the memory may differ between the first and the fourth round. On a busy machine more
+#: connections are open at once, and the allocator keeps up to 3 MiB. A connection that stayed would
+#: take 3 KiB, and the connections of three rounds 13 MiB.
+SLACK_KIB = 4096
 
 
 def memory_kib(pid: int) -> int:

@@ -86,6 +86,7 @@ async def test_a_new_group_has_the_defaults(api: Api) -> None:
         "dead_letter_topic": None,
         "strict_leases": False,
         "member_ttl_ms": 30_000,
+        "auto_delete_after_ms": 0,
     }
 
 
@@ -103,6 +104,7 @@ EVERYTHING = {
     "dead_letter_topic": "orders.dead",
     "strict_leases": True,
     "member_ttl_ms": 1_000,
+    "auto_delete_after_ms": 60_000,
 }
 
 

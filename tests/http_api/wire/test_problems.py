@@ -81,6 +81,7 @@ ERRORS = [
     (groups.RedriveRunning("g"), 409, "redrive-running", {"group": "g"}),
     (groups.GroupBusy("g", 3), 409, "group-busy", {"group": "g", "in_flight": 3}),
     (groups.InvalidGroup("topics", "take one"), 422, "invalid-group", {"field": "topics"}),
+    (groups.TooCostlyMandatory(9), 400, "limit-exceeded", {"limit": 9}),
     (hold.HoldLimitExceeded("max_held", 8), 429, "too-many-held", {"limit": 8}),
     (queues.TooManyReadLeases("max_read_leases", 8), 429, "too-many-read-leases", {"limit": 8}),
     (queues.UnknownReadLease("x"), 404, "unknown-read-lease", {"lease_id": "x"}),

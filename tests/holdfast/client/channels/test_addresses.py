@@ -20,7 +20,7 @@ async def test_channels_work_over_tcp_and_web_sockets(tmp_path: Path) -> None:
                 message = channel.get("orders", timeout_s=60)
                 if message is not None:
                     message.ack()
-                return message and message.text
+                return None if message is None else message.text
 
         for url in (
             f"amqp://127.0.0.1:{port_of(broker)}",
