@@ -53,6 +53,7 @@ CONDITIONS: Mapping[str, str] = {
     "not-found": NOT_FOUND,
     "method-not-allowed": NOT_ALLOWED,
     "unknown-topic": NOT_FOUND,
+    "unroutable": NOT_FOUND,
     "unknown-queue": NOT_FOUND,
     "unknown-group": NOT_FOUND,
     "unknown-read-lease": NOT_FOUND,

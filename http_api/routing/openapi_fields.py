@@ -179,6 +179,11 @@ FIELDS: Mapping[str, Doc] = {
     "next": Doc("The value of `after` for the next page. Null on the last page."),
     "QueueLagReply.next": Doc("No message at or after this offset was delivered."),
     "next_offset": Doc("The offset to continue from.", 12),
+    "no_local": Doc(
+        "The session whose own messages the reply leaves out: the name or number of a producer, or "
+        "the container-id of an AMQP client.",
+        "billing-1",
+    ),
     "notice": Doc(
         "Whether this member is served from now on. Its first messages come with its next request."
     ),

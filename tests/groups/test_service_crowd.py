@@ -1,7 +1,7 @@
 """M2, M3: no request blocks the event loop for long, with any number of queues and groups."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from holdfast.groups.core.receiving import SELECTED_A_TURN
 from holdfast.groups.core.requests import Waiters
 from holdfast.groups.core.selection import OrderedSelection
 from holdfast.groups.cursor.cursor import Cursor
-from holdfast.groups.cursor.leases import Leases
+from holdfast.groups.cursor.leases import Lease, Leases
 from holdfast.groups.service import FLOORS_A_TURN
 from holdfast.groups.service_types import GroupServiceStats, Status, Verb
 from holdfast.groups.serving import describe, group_registry, scanning
@@ -337,12 +337,17 @@ async def test_a_receive_that_is_cancelled_between_turns_releases_its_leases(
         assert len(bodies_of(await broker.receive(count))) == count
 
 
+def count_leases(_: Leases, leases: Sequence[Lease]) -> int:
+    return len(leases)
+
+
 @pytest.mark.parametrize("verb", list(Verb))
 async def test_many_receipts_are_settled_over_many_turns(tmp_path: Path, verb: Verb) -> None:
     # 10,000 receipts blocked the loop for 100 ms, and so did an undelivered reply with as many
     count = 2 * SETTLED_A_TURN + 1
-    calls = {Verb.ACK: (Leases, "remove"), Verb.EXTEND: (Leases, "extend")}
+    calls = {Verb.ACK: (Leases, "remove_run"), Verb.EXTEND: (Leases, "extend")}
     owner, name = calls.get(verb, (Cursor, "give_back"))
+    weigh = count_leases if verb is Verb.ACK else lambda *_: 1
     async with running_group(
         tmp_path, [str(number) for number in range(count)], max_in_flight=count
     ) as broker:
@@ -350,7 +355,7 @@ async def test_many_receipts_are_settled_over_many_turns(tmp_path: Path, verb: V
         receipts = [*receipts_of(received), "none", *receipts_of(received)[:1]]
         with (
             calls_a_turn(ReceiptCodec, "decode") as decoded,
-            calls_a_turn(owner, name) as settled,
+            calls_a_turn(owner, name, weigh=weigh) as settled,
         ):
             statuses = await broker.settle(receipts, verb)
         assert (decoded.total, settled.total) == (count + 2, count + (verb is Verb.EXTEND))
@@ -420,7 +425,7 @@ async def test_many_messages_are_acknowledged_by_one_receipt_over_many_turns(
     count = 2 * SETTLED_A_TURN + 1
     async with running_group(tmp_path, ["x"] * (count + 1), max_in_flight=count + 1) as broker:
         receipts = receipts_of(await broker.receive(count + 1))
-        with calls_a_turn(Leases, "remove") as settled:
+        with calls_a_turn(Leases, "remove_run", weigh=count_leases) as settled:
             assert await broker.settle(receipts[-2:-1], cumulative=True) == [Status.DONE]
         assert (settled.total, settled.most) == (count, SETTLED_A_TURN)
         assert broker.groups.stats().in_flight == 1

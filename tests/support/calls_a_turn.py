@@ -29,9 +29,9 @@ class Turns:
         """The number of calls in all iterations."""
         return self.calls.total()
 
-    def note(self) -> None:
-        """Count a call in the current iteration."""
-        self.calls[self._turn] += 1
+    def note(self, count: int) -> None:
+        """Count calls in the current iteration."""
+        self.calls[self._turn] += count
 
     def stop(self) -> None:
         """Stop counting iterations."""
@@ -44,21 +44,26 @@ class Turns:
 
 
 @contextmanager
-def calls_a_turn(owner: Any, *names: str) -> Iterator[Turns]:
-    """Count the calls of the methods or functions `names` of `owner`."""
+def calls_a_turn(
+    owner: Any, *names: str, weigh: Callable[..., int] = lambda *_: 1
+) -> Iterator[Turns]:
+    """Count the calls of the methods or functions `names` of `owner`. A call counts as many times
+    as `weigh` returns for its arguments."""
     turns = Turns()
     with pytest.MonkeyPatch.context() as patch:
         for name in names:
-            patch.setattr(owner, name, _noted(getattr(owner, name), turns))
+            patch.setattr(owner, name, _noted(getattr(owner, name), turns, weigh))
         try:
             yield turns
         finally:
             turns.stop()
 
 
-def _noted(function: Callable[..., Any], turns: Turns) -> Callable[..., Any]:
+def _noted(
+    function: Callable[..., Any], turns: Turns, weigh: Callable[..., int]
+) -> Callable[..., Any]:
     def noted(*args: Any, **how: Any) -> Any:
-        turns.note()
+        turns.note(weigh(*args))
         return function(*args, **how)
 
     return noted

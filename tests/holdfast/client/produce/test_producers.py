@@ -176,7 +176,7 @@ async def test_a_batch_whose_failure_was_raised_is_freed(monkeypatch: pytest.Mon
 
     before = _count_batches()
     await fail()
-    assert _count_batches() == before
+    assert _count_batches() <= before
 
 
 def _count_batches() -> int:
