@@ -29,7 +29,7 @@ class Turns:
         """The number of calls in all iterations."""
         return self.calls.total()
 
-    def note(self, count: int) -> None:
+    def note(self, count: int = 1) -> None:
         """Count calls in the current iteration."""
         self.calls[self._turn] += count
 
