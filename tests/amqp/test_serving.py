@@ -469,3 +469,36 @@ async def test_links_of_a_session_take_turns_with_a_small_window(tmp_path: Path)
         deliveries = await client.receive(90)
         counts = [sum(each.link is link for each in deliveries) for link in links]
         assert min(counts) > 15, counts
+
+
+async def test_available_lies_between_the_true_counts_during_the_exchange(tmp_path: Path) -> None:
+    # A38
+    async with (
+        amqp_broker(tmp_path) as broker,
+        amqp_client(port_of(broker)) as reader,
+        amqp_client(port_of(broker)) as writer,
+    ):
+        session = await reader.session()
+        receiver = await reader.receiver(session, "orders")
+        sender = await writer.sender(await writer.session(), "orders")
+        stored = sent = 0
+
+        async def publish() -> None:
+            nonlocal sent, stored
+            for number in range(300):
+                sent += 1
+                await writer.outcomes(await writer.send(sender, data_message(b"%d" % number)))
+                stored += 1
+
+        publishing = asyncio.create_task(publish())
+        seen: set[int] = set()
+        while not publishing.done():
+            at_least = stored
+            setattr(receiver, "available", None)  # noqa: B010 - as above
+            receiver.grant(0, echo=True)
+            await reader.until(lambda: receiver.available is not None, "answer to the echo")
+            available = receiver.available or 0
+            assert at_least <= available <= sent
+            seen.add(available)
+        await publishing
+        assert len(seen) > 1, "messages were published during the exchanges"
