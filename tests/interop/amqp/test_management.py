@@ -13,7 +13,11 @@ def test_rhea_manages_topics(client: Callable[[str], Client], address: str) -> N
     assert created[0] == "201"
     listed, found, refused = rhea.run(
         "manage",
-        requests=[["GET", "/v1/topics", None], ["GET", path, None], ["PUT", path, "{"]],
+        requests=[
+            ["GET", f"/v1/topics?after={address[:-1]}", None],
+            ["GET", path, None],
+            ["PUT", path, "{"],
+        ],
     )["replies"]
     assert listed[0] == "200"
     assert address in [each["topic"] for each in listed[1]["topics"]]
