@@ -23,6 +23,7 @@ from holdfast.http_api.endpoints.held_read import QueueRead
 from holdfast.http_api.wire.reply import StreamPiece
 from holdfast.http_api.wire.response_writer import ResponseWriter
 from tests.support.api_server import Api, running_api
+from tests.support.freed import freed
 from tests.support.raw_http import raw_connection
 from tests.support.stored import until
 from tests.support.tokens import access_of, bearer, make_token
@@ -341,9 +342,7 @@ async def test_a_held_stream_frees_the_sent_messages(api: Api) -> None:
     async with streaming(api, f"{PULL}?from=earliest") as stream:
         assert len(await stream.bodies(2)) == 2
         await api.held(1)
-        gc.collect()
-        kept = [each for each in gc.get_objects() if isinstance(each, QueueRead | StreamPiece)]
-        assert kept == []
+        await freed(QueueRead, StreamPiece)
 
 
 async def test_the_ids_count_in_the_size_of_a_piece(monkeypatch: Any) -> None:

@@ -1,7 +1,6 @@
 """Many callers of one client's publish share requests, and no caller sees a difference."""
 
 import asyncio
-import gc
 from typing import Any
 
 import pytest
@@ -28,6 +27,7 @@ from holdfast.client.transport.retry import ONCE, RetryPolicy
 from holdfast.client.transport.target import Target
 from holdfast.commitlog.format.message_id import format_message_id
 from holdfast.testing import RunningBroker
+from tests.support.freed import freed
 from tests.support.publish_server import StoredTopic, publish_server
 from tests.support.scripted_server import drop, problem
 
@@ -231,8 +231,7 @@ async def test_closing_ends_waiting_messages_and_requests_in_flight() -> None:
 async def test_a_client_forgets_idle_topics(shared_broker: RunningBroker, topic: str) -> None:
     async with AsyncClient(shared_broker.url) as client:
         await asyncio.gather(*(client.publish(f"{topic}-{number}", b"x") for number in range(5)))
-        gc.collect()
-        assert not [each for each in gc.get_objects() if isinstance(each, PublishQueue)]
+        await freed(PublishQueue)
 
 
 async def test_each_of_many_callers_gets_its_own_result_or_error(

@@ -1,5 +1,4 @@
 import asyncio
-import gc
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,6 +22,7 @@ from holdfast.client.transport.retry import FOREVER
 from holdfast.client.transport.target import Target
 from holdfast.commitlog.format.batch import queue_for_key
 from holdfast.commitlog.format.message_id import format_message_id
+from tests.support.freed import count_objects, freed
 from tests.support.publish_server import TOPIC_ID, StoredTopic, producing, publish_server
 from tests.support.scripted_server import drop, problem
 
@@ -174,14 +174,9 @@ async def test_a_batch_whose_failure_was_raised_is_freed(monkeypatch: pytest.Mon
             with pytest.raises(UnknownTopic):
                 await producer.send(b"never kept")
 
-    before = _count_batches()
+    before = count_objects(PendingBatch)
     await fail()
-    assert _count_batches() <= before
-
-
-def _count_batches() -> int:
-    gc.collect()
-    return sum([isinstance(each, PendingBatch) for each in gc.get_objects()])
+    await freed(PendingBatch, but=before)
 
 
 async def test_an_unseen_failure_is_raised_at_the_end_of_the_block() -> None:
