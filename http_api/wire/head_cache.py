@@ -25,7 +25,7 @@ MAX_HEADS, MAX_HEADS_PER_CLIENT = 1024, 128
 #: are remembered, by their hash.
 MAX_SEEN = 4096
 
-_END = b"\r\n\r\n"
+_GET, _END = b"GET ", b"\r\n\r\n"
 #: The value of the parameter `offset` in a request line. A number of 18 digits is below 2^63.
 _OFFSET = re.compile(rb"[?&]offset=(0|[1-9][0-9]{0,17})(?=[& ])")
 #: The framing of a body that is not simply Content-Length bytes, and what changes the connection.
@@ -79,24 +79,16 @@ class HeadCache:
         if heads is None:
             return None
         end = data.find(_END, 0, MAX_HEAD_BYTES) + len(_END)
-        offset = target = None
-        if data.startswith(b"GET "):
-            found = _OFFSET.search(data, 0, data.find(b"\r\n"))
-            if found is None:
-                key = data[:end]
-            else:
-                start, stop = found.span(1)
-                key = data[:start] + data[stop:end]
-                offset = int(data[start:stop])
-                target = data[4 : data.find(b" ", stop)].decode("latin-1")
-        else:
-            key = data[:end]
+        key, place = _split(data, end)
         known = heads.get(key)
         if known is None or len(data) != end + known.body_bytes:
             return None
-        if known.has_offset is not (offset is not None):
+        if known.has_offset is not (place is not None):
             return None
-        return Match(known, end, offset, target)
+        if place is None:
+            return Match(known, end, None, None)
+        target = data[len(_GET) : data.find(b" ", place.stop)].decode("ascii")
+        return Match(known, end, int(data[place]), target)
 
     def consider(self, client: str, data: bytes, message: "RawRequestMessage") -> KnownHead | None:
         """Return a head that may be stored with a plan, or None.
@@ -108,21 +100,16 @@ class HeadCache:
         headers = message.headers
         if end < len(_END) or message.should_close or any(name in headers for name in _NOT_STORED):
             return None
-        found = None
-        if message.method == "GET":
-            found = _OFFSET.search(data, 0, data.find(b"\r\n"))
-        key = data[:end]
+        key, place = _split(data, end)
         if not key.isascii():
             return None
-        if found is not None:
-            key = data[: found.start(1)] + data[found.end(1) : end]
         seen = hash((client, key))
         if seen not in self._seen:
             if len(self._seen) >= MAX_SEEN:
                 self._seen.clear()
             self._seen.add(seen)
             return None
-        return KnownHead(client, key, message, has_offset=found is not None)
+        return KnownHead(client, key, message, has_offset=place is not None)
 
     def store(self, head: KnownHead, plan: object) -> None:
         """Store a head with its plan. If there are too many heads, the oldest one is dropped: of
@@ -148,3 +135,15 @@ class HeadCache:
             self._count -= 1
         if not heads:
             del self._of[client]
+
+
+def _split(data: bytes, end: int) -> tuple[bytes, slice | None]:
+    """Return the key of the head that ends at `end`, and where it has the value of the parameter
+    `offset`. That is None if it has none that may differ."""
+    found = None
+    if data.startswith(_GET):
+        found = _OFFSET.search(data, 0, data.find(b"\r\n"))
+    if found is None:
+        return data[:end], None
+    start, stop = found.span(1)
+    return data[:start] + data[stop:end], slice(start, stop)
