@@ -217,7 +217,6 @@ class App:
         phase = "ready" if route.is_open else http.phase
         if phase != "ready" and not _asks_for_events(request, route):
             raise not_ready(phase)
-        params = plan.params
         if not plan.is_complete:
             params = self._queries.read(route.params, request.url.raw_query_string)
             media = JSON
@@ -226,10 +225,9 @@ class App:
             plan.complete(params, media)
             if request.known is not None and self._may_store(request, plan):
                 http.connections.heads.store(request.known, plan)
-        elif request.offset is not None:
-            params = plan.params_at(request.offset)
         if phase != "ready":
             return None
+        params = plan.params_at(request.offset)
         if context is None:
             return OpenCall(http, request, plan.values, params, plan.media, plan.principal)
         return Call(http, request, plan.values, params, plan.media, plan.principal, context)

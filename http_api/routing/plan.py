@@ -5,7 +5,7 @@ requests with the same head.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.http_api.access.grants import Principal
@@ -25,21 +25,17 @@ class RequestPlan:
     """The parameters in the path."""
     params: Any = None
     media: str = ""
-    is_complete: bool = False
-    _arguments: list[Any] = field(default_factory=list)
-    """The values of `params`; empty until they are needed."""
-    _offset_index: int = 0
+    """The media type of the reply; "" until `complete` is called."""
+
+    @property
+    def is_complete(self) -> bool:
+        return self.media != ""
 
     def complete(self, params: Any, media: str) -> None:
         """Set the parameters of the query, and the media type of the reply."""
-        self.params, self.media, self.is_complete = params, media, True
+        self.params, self.media = params, media
 
-    def params_at(self, offset: int) -> Any:
-        """Return the parameters of the query with another value of the parameter `offset`."""
-        if not self._arguments:
-            names = [each.name for each in fields(self.params)]
-            self._offset_index = names.index("offset")
-            self._arguments = [getattr(self.params, name) for name in names]
-        arguments = self._arguments.copy()
-        arguments[self._offset_index] = offset
-        return type(self.params)(*arguments)
+    def params_at(self, offset: int | None) -> Any:
+        """Return the parameters of the query, with another value of the parameter `offset` if one
+        is given."""
+        return self.params if offset is None else replace(self.params, offset=offset)
