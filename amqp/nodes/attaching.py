@@ -26,7 +26,7 @@ from holdfast.amqp.nodes.group_access import ensure_topic
 from holdfast.amqp.nodes.leased_source import LeasedSource
 from holdfast.amqp.nodes.management import open_replies, open_requests
 from holdfast.amqp.nodes.node import Peer, Source, Target
-from holdfast.amqp.nodes.publish_target import Destination, PublishTarget
+from holdfast.amqp.nodes.publish_target import Destination, PublishTarget, destination_of
 from holdfast.amqp.nodes.subscribing import open_subscription
 from holdfast.amqp.nodes.subscription_lookup import SubscriptionLookup
 from holdfast.amqp.nodes.temporary import TemporaryNode, read_dynamic
@@ -65,7 +65,7 @@ async def make_target(peer: Peer, session: Session, link: IncomingLink) -> tuple
     if given.dynamic:
         made = await _make_temporary(peer, link, given)
         given = given._replace(**made.answer())
-        destination, capabilities = _to_temporary(made), given.capabilities
+        destination, capabilities = destination_of(made), given.capabilities
     elif given.address is not None:
         address = parse_address(_text(given.address))
         if address.kind is Kind.MANAGER:
@@ -170,11 +170,6 @@ def _detach(peer: Peer, link: IncomingLink | OutgoingLink) -> Callable[[LinkFail
     return detach
 
 
-def _to_temporary(node: TemporaryNode) -> Destination:
-    assert node.topic is not None
-    return Destination(node.topic)
-
-
 def _from_temporary(node: TemporaryNode, given: performatives.Source) -> Wanted:
     """Return what a link gets from a temporary node, with the filters and the mode that it asks
     for: a share of the messages of a queue, or a copy of a topic's."""
@@ -202,7 +197,7 @@ async def _find_destination(peer: Peer, link: IncomingLink, address: Address) ->
     if address.kind is Kind.TEMP:
         node = peer.parts.temporary.find(address.name)
         peer.parts.temporary.link_begins(node, link, _detach(peer, link))
-        return _to_temporary(node)
+        return destination_of(node)
     if not peer.principal.may(("publish",), address.name):
         raise missing_grant(peer.principal, ("publish",), topic=address.name)
     topic = await ensure_topic(peer, address.name)

@@ -22,6 +22,7 @@ from holdfast.amqp.messages.sections import Sections
 from holdfast.amqp.messages.to_rows import Columns, Rules, column, to_columns
 from holdfast.amqp.nodes.addresses import Kind, parse_address
 from holdfast.amqp.nodes.node import Peer
+from holdfast.amqp.nodes.temporary import TemporaryNode
 from holdfast.amqp.wire.conditions import (
     INVALID_FIELD,
     NOT_FOUND,
@@ -62,6 +63,12 @@ class Destination(NamedTuple):
     topic: Topic
     queue: int | None = None
     tag: str | None = None
+
+
+def destination_of(node: TemporaryNode) -> Destination:
+    """Return where messages to a temporary node go, which has been made."""
+    assert node.topic is not None
+    return Destination(node.topic)
 
 
 class PublishTarget:
@@ -181,9 +188,7 @@ class PublishTarget:
             raise address
         found = parse_address(address)
         if found.kind is Kind.TEMP:
-            node = self._parts.temporary.find(found.name)
-            assert node.topic is not None
-            return Destination(node.topic)
+            return destination_of(self._parts.temporary.find(found.name))
         if found.kind not in (Kind.QUEUE, Kind.TOPIC, Kind.EXCHANGE):
             raise LinkFailed(NOT_FOUND, f"{address!r} is not a place to publish to")
         if not self._peer.principal.may(("publish",), found.name):
