@@ -12,7 +12,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from holdfast.consumequeue.errors import InvalidName, UnknownGroup
+from holdfast.consumequeue.errors import UnknownGroup
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.reading.fetched import MessageFilter
 from holdfast.consumequeue.slices import LoopBudget, in_slices
@@ -210,7 +210,7 @@ class GroupService:
 
             return is_settled
         offsets: Mapping[int, int] = {}
-        with suppress(UnknownGroup, InvalidName):
+        with suppress(UnknownGroup):
             stored = self._store.offsets.group_topics(group).get(topic.name)
             offsets = {} if stored is None else stored.offsets
         return lambda queue, offset: offset < offsets.get(queue, 0)

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from msgspec import UNSET
 
-from holdfast.consumequeue.errors import InvalidName, LimitReached, StateUnavailable, UnknownGroup
+from holdfast.consumequeue.errors import LimitReached, StateUnavailable
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.reading.fetched import MessageFilter
 from holdfast.consumequeue.slices import LoopBudget, in_slices
@@ -478,13 +478,8 @@ class GroupChanges:
             return True
 
     def _topics_with_offsets(self, group: str) -> set[str]:
-        try:
-            return set(self._store.offsets.group_topics(group))
-        except (
-            UnknownGroup,
-            InvalidName,
-        ):  # none was ever stored, or the group is the broker's own
-            return set()
+        has_offsets = self._store.table.has_group(group)
+        return set(self._store.offsets.group_topics(group)) if has_offsets else set()
 
     async def allow_lease(self, group: GroupServer, lease_ms: int) -> None:
         """Store `lease_ms` as the group's longest lease if it is longer than the stored one. Call

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import cast
 
-from holdfast.consumequeue.errors import InvalidName, KeyedBacklog, UnknownGroup
+from holdfast.consumequeue.errors import KeyedBacklog, UnknownGroup
 from holdfast.consumequeue.reading.fetched import MessageFilter
 from holdfast.consumequeue.slices import LoopBudget, in_slices
 from holdfast.consumequeue.topics import QueueKey, QueueState, Topic, check_name
@@ -335,10 +335,9 @@ class GroupRegistry:
     def _starts_of(self, record: GroupRecord, topic: Topic) -> Callable[[int], int]:
         """Return a function that maps each queue of a topic to the offset at which the group begins
         if the queue is new in the group."""
-        try:
+        stored: Mapping[int, int] = {}
+        if self._store.table.has_group(record.name):
             stored = self._store.offsets.stored_offsets(record.name, topic).offsets
-        except (UnknownGroup, InvalidName):  # none were ever stored, or the group is the broker's
-            stored = {}
 
         def start_of(queue: int) -> int:
             if queue in stored:
