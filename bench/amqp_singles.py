@@ -8,10 +8,10 @@ sync: topics with durability `fsync`, and `appendfsync always`. The systems are 
 Needs Redis: run bench/peers/install.
 """
 
-import argparse
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+from bench.harness import arguments
 from bench.peers.system import System, running
 from bench.peers.systems.holdfast_amqp import HoldfastAmqp
 from bench.peers.systems.redis import RedisStreams
@@ -26,11 +26,7 @@ _LEAST_SHARE = 0.65
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="Single publishes over AMQP, and to Redis.")
-    parser.add_argument("--json", action="store_true", help="JSON lines in place of a table")
-    parser.add_argument("--messages", type=int, default=8000)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    options = arguments("Single publishes over AMQP, and to Redis.", messages=8000, rounds=5)
     report(rows(options.messages, options.rounds), as_json=options.json)
 
 

@@ -9,10 +9,10 @@ message. Written mode; Redis: `appendfsync everysec`. The systems are measured i
 Redis: run bench/peers/install.
 """
 
-import argparse
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+from bench.harness import arguments
 from bench.peers.system import running
 from bench.peers.systems.holdfast_amqp import HoldfastAmqp
 from bench.peers.systems.redis import RedisStreams
@@ -28,11 +28,7 @@ _MOST_TIMES = 3.5
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="Wake-up of an AMQP link, compared with Redis.")
-    parser.add_argument("--json", action="store_true", help="JSON lines in place of a table")
-    parser.add_argument("--messages", type=int, default=3000)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    options = arguments("Wake-up of an AMQP link, compared with Redis.", messages=3000, rounds=5)
     report(rows(options.messages, options.rounds), as_json=options.json)
 
 
