@@ -1,8 +1,8 @@
 """The store, as the layers above use it: publish, read by offset, look up, topics, offsets.
 
 The store belongs to the event loop: call every method there. Methods that are not `async` never
-wait. A small thread pool reads the disk. The appender thread and the state thread write, and pass
-the results to the loop with one call per commit.
+wait. A small thread pool reads the disk. The appender and the state thread write, and pass the
+results to the loop with one call per commit; a small publish may be written on the loop itself.
 """
 
 from collections.abc import Callable, Mapping, Sequence

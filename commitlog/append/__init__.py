@@ -1,1 +1,1 @@
-"""Appending: the appender thread, the sync thread, and the sequence numbers of producers."""
+"""Appending: the appender, the sync thread, and the sequence numbers of producers."""

@@ -1,9 +1,9 @@
 """Remember which batches of idempotent producers are stored. Pure: no clock, no locks.
 
-The appender thread owns one ProducerSequences. `record` can rebuild its content from batch
-headers, oldest first. The rules follow Kafka: a lower epoch is fenced; a higher epoch starts at
-sequence 0; an unknown producer may start at any sequence; each further batch or request increases
-the sequence by one.
+The appender owns one ProducerSequences, and uses it from one thread at a time. `record` can rebuild
+its content from batch headers, oldest first. The rules follow Kafka: a lower epoch is fenced; a
+higher epoch starts at sequence 0; an unknown producer may start at any sequence; each further batch
+or request increases the sequence by one.
 
 No producer is forgotten before its expiry, because its retry would otherwise be stored again. If
 too many producers are remembered in total, or for one topic or client, `reserve` refuses new ones.

@@ -18,7 +18,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Syncer:
-    """Owns the durable offset. The appender thread calls `put_written`.
+    """Owns the durable offset. The appender calls `put_written`, from one thread at a time.
 
     The sync thread calls `observe` with the seconds that a sync took. Then it reports to `inbox`
     the new durable offset and the requests below it, and flushes it. After a failed sync it calls

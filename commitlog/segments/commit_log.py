@@ -1,7 +1,7 @@
 """The log as a sequence of segment files: open, append, read, delete the oldest.
 
-Threads: only the appender thread calls append and roll; only the segment thread calls
-prepare_next; any thread may call retry_refused; only one thread at a time may call
+Threads: only the appender calls append and roll, from one thread at a time; only the segment
+thread calls prepare_next; any thread may call retry_refused; only one thread at a time may call
 delete_before; any thread may read. The tuple of segments is replaced as a whole and never changed
 in place, so readers need no lock. Threads that replace the tuple hold `_row_lock`.
 """
@@ -225,7 +225,7 @@ class CommitLog:
         index = bisect.bisect_right(segments, physical_offset, key=_start_offset)
         return segments[index] if index < len(segments) else None
 
-    # -- appending (the appender thread) ---------------------------------------------------
+    # -- appending (one thread at a time) --------------------------------------------------
 
     def check_size(self, size: int) -> None:
         """Raise BatchTooLarge for a batch that does not fit an empty segment of full size."""

@@ -1,7 +1,7 @@
 """One open segment file: where its blocks end and how much room is left.
 
-Only the appender thread appends to it; any thread may read. The descriptor of a deleted segment
-closes when its last reader is done.
+Only the appender appends to it, from one thread at a time; any thread may read. The descriptor of a
+deleted segment closes when its last reader is done.
 """
 
 import threading

@@ -5,7 +5,8 @@ earlier entry of its queue. Visible entries can be read from memory immediately.
 completes publishes, so that a client can read from an offset as soon as the client knows the
 offset.
 
-The appender and the sync thread put reports into an inbox. A pass processes the inbox: it makes the
+The appender and the sync thread put reports into an inbox (the appender in the thread that runs its
+round: its own, or the event loop's). A pass processes the inbox: it makes the
 new entries visible, then it notifies. Passes run one at a time. The thread that holds `_pass_lock`
 runs the pass and may change the in-memory queues. The reput thread runs passes, and when a commit
 is due it writes the visible and synced entries to LMDB (`IndexCommitter`).
@@ -77,8 +78,8 @@ class Uncommitted(NamedTuple):
 class ReputService:
     """Owns the in-memory queues and the index to which they are committed.
 
-    It is the ReputInbox of the appender thread, which alone calls `put_headers`, and of the sync
-    thread, which alone calls `put_durable_offset`.
+    It is the ReputInbox of the appender, which calls `put_headers` from one thread at a time, and
+    of the sync thread, which alone calls `put_durable_offset`.
 
     `sequences` must be as the index has stored them. `needs_durable` returns whether the entries of
     a topic id wait for the sync; it returns None if there is no such topic. `segment_start` returns
