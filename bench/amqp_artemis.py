@@ -27,7 +27,7 @@ from bench.peers.system import Unavailable
 from bench.peers.systems.rabbitmq import RabbitAmqp
 from bench.rows import RATE, TIMES, Row, report
 from holdfast.running_broker import RunningBroker
-from tests.interop.amqp.conftest import free_port
+from tests.support.free_port import free_port
 
 _HERE = Path(__file__).parent / "peers" / "artemis"
 _CACHE = Path(__file__).parents[1] / ".peers" / "artemis"

@@ -9,7 +9,7 @@ from holdfast.amqp.wire.performatives import Begin, Open
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.amqp.client import TIMEOUT_S, amqp_client
 from tests.amqp.test_listener import raw_frames
-from tests.interop.amqp.conftest import free_port
+from tests.support.free_port import free_port
 
 CONNECTIONS = 1500
 #: How much the memory may differ between the first and the fourth round. On a busy machine more

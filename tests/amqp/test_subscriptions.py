@@ -8,25 +8,20 @@ from typing import Any
 import aiohttp
 import pytest
 
-from holdfast.amqp.engine.connection import ConnectionSettings
-from holdfast.amqp.engine.session import Session
-from holdfast.amqp.messages.sections import Sections
 from holdfast.amqp.termini.subscriptions import looked_up, subscription_of
-from holdfast.amqp.wire.performatives import Accepted, Source, Target
+from holdfast.amqp.wire.performatives import Source, Target
 from holdfast.amqp.wire.types import Described, Symbol
 from holdfast.broker import Broker
 from tests.amqp.broker import amqp_broker
-from tests.amqp.client import TIMEOUT_S, AmqpClient, amqp_client, data_message
-from tests.amqp.test_listener import AUTHENTICATION, port_of, token_of
+from tests.amqp.client import TIMEOUT_S, data_message
+from tests.amqp.program import Program
+from tests.amqp.test_listener import AUTHENTICATION, token_of
 
 TOPIC, SHARED, GLOBAL = Symbol("topic"), Symbol("shared"), Symbol("global")
 
 
-class Subscriber:
+class Subscriber(Program):
     """A connection with one session, which subscribes to the topic `news` and publishes to it."""
-
-    def __init__(self, client: AmqpClient, session: Session) -> None:
-        self.client, self.session = client, session
 
     async def subscribe(
         self, name: str, *capabilities: Symbol, durable: bool = True, credit: int = 10,
@@ -49,32 +44,6 @@ class Subscriber:
         sender = await self.client.sender(self.session, "news", target=target)
         await self.client.outcomes(await self.client.send(sender, *map(data_message, bodies)))
         await self.end(sender)
-
-    async def take(self, count: int) -> list[tuple[str, bytes]]:
-        """Receive and accept messages; return the names of their links, and their bodies."""
-        found = await self.client.receive(count)
-        for each in found:
-            self.session.dispose(each.id, each.id, Accepted(), settled=True)
-        self.client.write()
-        bodies = [Sections(each.message).body_value() for each in found]
-        return [(each.link.name, body) for each, body in zip(found, bodies, strict=True)]
-
-    async def end(self, link: Any, *, closed: bool = True) -> None:
-        link.detach(closed=closed)
-        await self.client.detached(link)
-
-    async def refused(self, link: Any) -> str:
-        assert link.remote.source is None
-        return str((await self.client.detached(link)).condition)
-
-
-async def connect(
-    stack: AsyncExitStack, broker: Broker, container: str = "me", **sasl: Any
-) -> Subscriber:
-    client = await stack.enter_async_context(
-        amqp_client(port_of(broker), ConnectionSettings(container), **sasl)
-    )
-    return Subscriber(client, await client.session())
 
 
 async def wait_for_groups(broker: Broker, count: int) -> list[str]:
@@ -114,7 +83,7 @@ async def test_a_durable_subscription_lasts_until_it_is_closed(tmp_path: Path) -
     # Q26
     async with AsyncExitStack() as stack:
         async with amqp_broker(tmp_path) as broker, AsyncExitStack() as first:
-            me = await connect(first, broker)
+            me = await Subscriber.connect(first, broker)
             await me.publish(b"before")
             link = await me.subscribe("sub")
             assert (link.remote.source.durable, link.remote.source.expiry_policy) == (2, "never")
@@ -122,7 +91,7 @@ async def test_a_durable_subscription_lasts_until_it_is_closed(tmp_path: Path) -
             await me.publish(b"while away")
             await me.subscribe("sub", credit=0)  # and the connection is lost
         broker = await stack.enter_async_context(amqp_broker(tmp_path))
-        me = await connect(stack, broker)
+        me = await Subscriber.connect(stack, broker)
         link = await me.subscribe("sub")
         await me.publish(b"while here")
         assert await me.take(2) == [("sub", b"while away"), ("sub", b"while here")]
@@ -136,7 +105,7 @@ async def test_a_durable_subscription_lasts_until_it_is_closed(tmp_path: Path) -
 
 async def test_a_link_without_a_source_looks_a_subscription_up(tmp_path: Path) -> None:
     async with amqp_broker(tmp_path) as broker, AsyncExitStack() as stack:
-        me = await connect(stack, broker)
+        me = await Subscriber.connect(stack, broker)
         assert await me.refused(await me.look_up("sub")) == "amqp:not-found"
         await me.end(await me.subscribe("sub"), closed=False)
         await me.publish(b"kept")
@@ -158,8 +127,8 @@ async def test_links_of_a_subscription_compete_and_one_without_credit_is_skipped
 ) -> None:
     # Q27
     async with amqp_broker(tmp_path) as broker, AsyncExitStack() as stack:
-        me = await connect(stack, broker, "one")
-        you = await connect(stack, broker, "two")
+        me = await Subscriber.connect(stack, broker, "one")
+        you = await Subscriber.connect(stack, broker, "two")
         idle = await me.subscribe("sub|global", SHARED, GLOBAL, credit=0)
         busy = await you.subscribe("sub|global", SHARED, GLOBAL, credit=10)
         await me.publish(*[b"%d" % index for index in range(10)])
@@ -176,10 +145,10 @@ async def test_links_of_a_subscription_compete_and_one_without_credit_is_skipped
 async def test_a_volatile_subscription_ends_with_its_last_link(tmp_path: Path) -> None:
     # T31, Q26
     async with amqp_broker(tmp_path) as broker, AsyncExitStack() as stack:
-        you = await connect(stack, broker, "two")
+        you = await Subscriber.connect(stack, broker, "two")
         await you.publish(b"before")
         async with AsyncExitStack() as lost:
-            me = await connect(lost, broker)
+            me = await Subscriber.connect(lost, broker)
             link = await me.subscribe("sub|volatile1", SHARED, durable=False, credit=0)
             await me.subscribe("sub|volatile2", SHARED, durable=False)
             await me.end(link)
@@ -188,7 +157,7 @@ async def test_a_volatile_subscription_ends_with_its_last_link(tmp_path: Path) -
             assert len(await wait_for_groups(broker, 1)) == 1
         await wait_for_groups(broker, 0)
         await you.publish(b"after")
-        me = await connect(stack, broker)
+        me = await Subscriber.connect(stack, broker)
         await me.subscribe("sub|volatile1", SHARED, durable=False)
         await you.publish(b"again")
         assert await me.take(1) == [("sub|volatile1", b"again")]
@@ -206,7 +175,7 @@ async def test_the_start_removes_volatile_subscriptions_that_were_left(tmp_path:
 
 async def test_the_same_link_of_a_durable_subscription_is_stolen(tmp_path: Path) -> None:
     async with amqp_broker(tmp_path) as broker, AsyncExitStack() as stack:
-        me, again = await connect(stack, broker), await connect(stack, broker)
+        me, again = await Subscriber.connect(stack, broker), await Subscriber.connect(stack, broker)
         link = await me.subscribe("sub", credit=1)
         await me.publish(b"first", b"second")
         await me.client.receive(1)
@@ -224,7 +193,10 @@ async def test_another_filter_makes_a_subscription_anew_unless_others_use_it(
         return {"filter": {Symbol("jms-selector"): Described(name, text)}}
 
     async with amqp_broker(tmp_path) as broker, AsyncExitStack() as stack:
-        me, you = await connect(stack, broker, "one"), await connect(stack, broker, "two")
+        me, you = (
+            await Subscriber.connect(stack, broker, "one"),
+            await Subscriber.connect(stack, broker, "two"),
+        )
         link = await me.subscribe("sub|global", SHARED, GLOBAL, **selector("JMSPriority > 9"))
         await me.publish(b"not selected")
         other = selector("JMSPriority < 9")
@@ -253,7 +225,7 @@ async def test_a_subscription_needs_the_grant_to_consume_its_topic_and_group(
         AsyncExitStack() as stack,
     ):
         plain: Any = {"mechanism": "PLAIN", "response": b"\x00x\x00" + token.encode()}
-        me = await connect(stack, broker, **plain)
+        me = await Subscriber.connect(stack, broker, **plain)
         link = await me.subscribe("sub", credit=0)
         if is_refused:
             assert await me.refused(link) == "amqp:unauthorized-access"

@@ -1,9 +1,5 @@
 """Temporary nodes on a real broker: topics and queues that belong to a connection."""
 
-import asyncio
-import socket
-import time
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -11,12 +7,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from holdfast.amqp.engine.connection import ConnectionSettings
-from holdfast.amqp.engine.session import Session
-from holdfast.amqp.messages.sections import Sections
 from holdfast.amqp.nodes.temporary import LIFETIME_POLICY, NAME_PREFIX, TEMPORARY_TOPIC
 from holdfast.amqp.wire.performatives import (
-    Accepted,
     Attach,
     DeleteOnClose,
     DeleteOnNoLinks,
@@ -32,16 +24,16 @@ from holdfast.broker import Broker
 from holdfast.check.data_dir import check_data_dir
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.amqp.broker import amqp_broker
-from tests.amqp.client import TIMEOUT_S, AmqpClient, amqp_client, data_message
-from tests.amqp.test_listener import AUTHENTICATION, port_of, token_of
+from tests.amqp.client import data_message
+from tests.amqp.program import Program
+from tests.amqp.test_listener import AUTHENTICATION, token_of
 from tests.support.amqp_client import AmqpClient as BlockingClient
+from tests.support.free_port import free_port
+from tests.support.stored import until
 
 
-class Program:
-    """A connection with one session."""
-
-    def __init__(self, client: AmqpClient, session: Session) -> None:
-        self.client, self.session = client, session
+class Requester(Program):
+    """A connection with one session, which makes temporary nodes."""
 
     async def make(self, name: str, *capabilities: str, credit: int = 0, policy: Any = None) -> Any:
         """Receive from a new temporary node; return the link. Its address is in its source."""
@@ -60,42 +52,10 @@ class Program:
         await self.client.outcomes(await self.client.send(sender, *map(data_message, bodies)))
         await self.end(sender)
 
-    async def take(self, count: int) -> list[tuple[str, bytes]]:
-        """Receive and accept messages; return the names of their links, and their bodies."""
-        found = await self.client.receive(count)
-        for each in found:
-            self.session.dispose(each.id, each.id, Accepted(), settled=True)
-        self.client.write()
-        return [(each.link.name, Sections(each.message).body_value()) for each in found]
-
-    async def end(self, link: Any) -> None:
-        link.detach(closed=True)
-        await self.client.detached(link)
-
-    async def refused(self, link: Any) -> str:
-        assert (link.remote.source if link.role else link.remote.target) is None
-        return str((await self.client.detached(link)).condition)
-
-
-async def connect(
-    stack: AsyncExitStack, broker: Broker, container: str = "me", **sasl: Any
-) -> Program:
-    client = await stack.enter_async_context(
-        amqp_client(port_of(broker), ConnectionSettings(container), **sasl)
-    )
-    return Program(client, await client.session())
-
 
 def _to(address: str) -> bytes:
     """Return the section of a message that names its destination."""
     return encode_composite(Properties(to=address))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def names(broker: Broker) -> list[str]:
@@ -105,19 +65,12 @@ def names(broker: Broker) -> list[str]:
     return [name for name in topics if name.startswith(NAME_PREFIX)]
 
 
-async def until(condition: Callable[[], object]) -> None:
-    ends_at = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < ends_at
-        await asyncio.sleep(0.01)
-
-
 async def test_a_node_is_private_to_its_connection_and_ends_with_it(tmp_path: Path) -> None:
     # T30
     async with amqp_broker(tmp_path) as broker, AsyncExitStack() as stack:
-        you = await connect(stack, broker, "you")
+        you = await Requester.connect(stack, broker, "you")
         async with AsyncExitStack() as first:
-            me = await connect(first, broker)
+            me = await Requester.connect(first, broker)
             link = await me.make("replies")
             source = link.remote.source
             assert source.dynamic
@@ -141,7 +94,7 @@ async def test_a_node_is_private_to_its_connection_and_ends_with_it(tmp_path: Pa
 
 async def test_receivers_share_a_queue_and_copy_a_topic(tmp_path: Path) -> None:
     async with amqp_broker(tmp_path) as broker, AsyncExitStack() as stack:
-        me = await connect(stack, broker)
+        me = await Requester.connect(stack, broker)
         link = await me.make("first", credit=1)
         address = link.remote.source.address
         await me.receive_from(address, "second", credit=1)
@@ -160,7 +113,7 @@ async def test_receivers_share_a_queue_and_copy_a_topic(tmp_path: Path) -> None:
 
 async def test_a_dynamic_target_and_the_anonymous_relay_reach_a_node(tmp_path: Path) -> None:
     async with amqp_broker(tmp_path) as broker, AsyncExitStack() as stack:
-        me = await connect(stack, broker)
+        me = await Requester.connect(stack, broker)
         sender: Any = await me.client.sender(me.session, "", target=Target(dynamic=True))
         address = sender.remote.target.address
         await me.receive_from(address, "reader")
@@ -175,7 +128,7 @@ async def test_a_dynamic_target_and_the_anonymous_relay_reach_a_node(tmp_path: P
 
 async def test_a_node_lives_as_long_as_its_policy_says(tmp_path: Path) -> None:
     async with amqp_broker(tmp_path) as broker, AsyncExitStack() as stack:
-        me = await connect(stack, broker)
+        me = await Requester.connect(stack, broker)
         for code, policy in enumerate(
             (
                 DeleteOnClose(),
@@ -210,7 +163,7 @@ async def test_a_node_lives_as_long_as_its_policy_says(tmp_path: Path) -> None:
 
 async def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
     async with amqp_broker(tmp_path) as broker, AsyncExitStack() as stack:
-        me = await connect(stack, broker)
+        me = await Requester.connect(stack, broker)
         link = await me.make("odd", policy=Symbol("forever"))
         assert await me.refused(link) == "amqp:invalid-field"
         assert not names(broker)
@@ -222,7 +175,7 @@ async def test_the_number_of_nodes_is_limited(tmp_path: Path, setting: str) -> N
         amqp_broker(tmp_path, **{setting: 2}) as broker,
         AsyncExitStack() as stack,
     ):
-        me = await connect(stack, broker)
+        me = await Requester.connect(stack, broker)
         first = await me.make("1")
         await me.make("2")
         third = await me.make("3")
@@ -235,7 +188,7 @@ async def test_the_number_of_nodes_is_limited(tmp_path: Path, setting: str) -> N
 
 async def test_other_protocols_do_not_see_nodes(tmp_path: Path) -> None:
     async with amqp_broker(tmp_path) as broker, AsyncExitStack() as stack:
-        me = await connect(stack, broker)
+        me = await Requester.connect(stack, broker)
         await me.make("mine")
         (name,) = names(broker)
         async with aiohttp.ClientSession() as http:
@@ -262,7 +215,7 @@ async def test_with_authentication_a_node_needs_no_grant(tmp_path: Path) -> None
         AsyncExitStack() as stack,
     ):
         sasl: dict[str, Any] = {"mechanism": "PLAIN", "response": b"\x00me\x00" + text.encode()}
-        me = await connect(stack, broker, **sasl)
+        me = await Requester.connect(stack, broker, **sasl)
         link = await me.make("replies", credit=1)
         await me.send(link.remote.source.address, b"a reply")
         assert await me.take(1) == [("replies", b"a reply")]
@@ -271,11 +224,11 @@ async def test_with_authentication_a_node_needs_no_grant(tmp_path: Path) -> None
 async def test_a_link_that_ends_while_its_node_is_made_leaves_nothing(tmp_path: Path) -> None:
     async with amqp_broker(tmp_path) as broker, AsyncExitStack() as stack:
         async with AsyncExitStack() as first:
-            me = await connect(first, broker)
+            me = await Requester.connect(first, broker)
             for number in range(20):
                 me.session.receiver(f"{number}", _dynamic(f"{number}"))
             me.client.write()
-        you = await connect(stack, broker, "you")
+        you = await Requester.connect(stack, broker, "you")
         await you.send("orders", b"x")
         await until(lambda: not names(broker))
 

@@ -206,9 +206,9 @@ async def test_a_bad_name_is_refused_everywhere(store: MessageStore, name: str) 
 
 async def test_an_unknown_topic_cannot_be_changed_or_deleted(store: MessageStore) -> None:
     with pytest.raises(UnknownTopic):
-        await store.topics.change("nobody", fields={})
+        await store.topics.change("unknown", fields={})
     with pytest.raises(UnknownTopic):
-        await store.topics.delete("nobody")
+        await store.topics.delete("unknown")
 
 
 async def test_a_topic_can_get_more_queues_never_fewer(store: MessageStore, topic: Topic) -> None:

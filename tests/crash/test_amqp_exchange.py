@@ -1,7 +1,6 @@
 """A broker that is killed at any frame of an exchange loses and repeats nothing acknowledged."""
 
 import asyncio
-import socket
 from itertools import count
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.amqp.exchange import Exchange
+from tests.support.free_port import free_port
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
 
@@ -28,9 +28,7 @@ async def kill_at(broker: RunningBroker, port: int, frames: int) -> bool:
 
 
 def started(folder: Path) -> tuple[RunningBroker, int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     arguments = (*TEST_ARGUMENTS, "--amqp-port", str(port), "--topics-default-durability", "fsync")
     return RunningBroker(folder / "data", arguments), port
 

@@ -1,6 +1,5 @@
 """A broker that is killed while a link publishes keeps what it accepted, in order and unchanged."""
 
-import socket
 import threading
 import time
 from itertools import count
@@ -13,6 +12,7 @@ from holdfast.amqp.wire.performatives import Accepted, Properties, encode_compos
 from holdfast.client import Client
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.support.amqp_client import AmqpClient, data_message, section, value_message
+from tests.support.free_port import free_port
 from tests.support.sound import assert_sound
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
@@ -54,9 +54,7 @@ class Sender(threading.Thread):
 
 
 def test_a_kill_loses_nothing_that_was_accepted(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     arguments = (*TEST_ARGUMENTS, "--amqp-port", str(port), "--topics-default-durability", "fsync")
     broker = RunningBroker(tmp_path / "data", arguments)
     broker.start()

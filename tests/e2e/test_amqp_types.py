@@ -1,6 +1,5 @@
 """Every type of AMQP passes the broker unchanged, byte for byte (11.14)."""
 
-import socket
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -25,6 +24,7 @@ from holdfast.amqp.wire.types import (
 )
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.support.amqp_client import AmqpClient, data_message, section, value_message
+from tests.support.free_port import free_port
 
 SIMPLE: list[Any] = [
     None, True, False, UByte(255), UShort(65_535), UInt(0), UInt(200), UInt(2**32 - 1), ULong(0),
@@ -70,9 +70,7 @@ def messages() -> list[bytes]:
 
 
 def test_all_types_pass_unchanged(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     arguments = (*TEST_ARGUMENTS, "--amqp-port", str(port))
     sent = messages()
     with RunningBroker(tmp_path / "data", arguments), AmqpClient(port) as client:

@@ -1,6 +1,5 @@
 """A group whose members come over HTTP and over AMQP."""
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +8,7 @@ from holdfast.amqp.messages.sections import Sections
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.support.amqp_client import AmqpClient
 from tests.support.broker_calls import Calls
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+from tests.support.free_port import free_port
 
 
 def bodies(deliveries: list[Delivery]) -> list[str]:

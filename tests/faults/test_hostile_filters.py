@@ -92,7 +92,7 @@ async def _beside_hostile_filters(
 
 @pytest.mark.fault
 @pytest.mark.timeout(600)
-async def test_hostile_filters_hold_nobody_up(tmp_path: Path) -> None:
+async def test_hostile_filters_delay_no_other_client(tmp_path: Path) -> None:
     with RunningBroker(tmp_path / "data") as broker:
         url = f"{broker.url}/v1/topics/t"
         paths = [

@@ -418,7 +418,7 @@ async def test_a_group_has_at_most_max_members_that_join(tmp_path: Path, more: i
         broker.groups.join("g", "1")
 
 
-async def test_a_bound_active_member_blocks_nobody_after_a_kill(tmp_path: Path) -> None:
+async def test_a_bound_active_member_blocks_no_other_member_after_a_kill(tmp_path: Path) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
     async with started(before, count=3, mode="exclusive", member_ttl_ms=600_000) as broker:
         assert bodies_of(await link(broker, 2)) == ["0", "1"]

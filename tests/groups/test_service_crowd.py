@@ -267,7 +267,7 @@ async def test_a_receive_looks_into_many_queues_over_many_turns(tmp_path: Path) 
         assert received.deliveries
         assert looked.most <= MOST
         with calls_a_turn(broker.store.reading, "read_hot", "read") as looked:
-            await broker.receive(1, filter="nobody")
+            await broker.receive(1, filter="unknown")
         assert looked.most <= MOST
 
 

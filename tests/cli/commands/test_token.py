@@ -52,7 +52,9 @@ def test_a_revoked_token_is_gone(data_dir: Path) -> None:
     assert "holdfast token list" in again.stderr
 
 
-def test_a_token_may_go_into_a_file_that_nobody_else_reads(data_dir: Path, tmp_path: Path) -> None:
+def test_a_token_may_go_into_a_file_that_only_its_owner_reads(
+    data_dir: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "secret"
     made = create(data_dir, "--allow", "all", "--out", str(out))
     assert "token" not in made

@@ -183,7 +183,7 @@ async def test_a_topic_is_read_without_settling(tmp_path: Path, transport: str) 
 async def test_refusals_are_errors_of_the_client(tmp_path: Path, transport: str) -> None:
     async with running(tmp_path, transport) as (_, _, session):
         with pytest.raises(UnknownGroup):
-            await session.receiver(group="nobody")
+            await session.receiver(group="unknown")
         await send(session, "orders", 1)
 
 

@@ -48,7 +48,7 @@ async def test_a_session_gets_the_messages_of_others_and_its_own_stay_available(
     await asyncio.gather(*(publish(api, each, 1, f"{each} 2") for each in ("mine", "other")))
     await publish_batch(api, producer_id_of("mine-too"), b"mine too")
     await publish_batch(api, 77, b"77 1", b"77 2")
-    await api.publish("nobody")
+    await api.publish("unknown")
 
     async def look(**more: Any) -> set[str]:
         reply = await api.receive("looks", max_messages=99, **more)
@@ -57,12 +57,12 @@ async def test_a_session_gets_the_messages_of_others_and_its_own_stay_available(
 
     everything = await look()
     assert len(everything) == 8
-    of_others = {"other 1", "other 2", "mine too", "77 1", "77 2", "nobody"}
+    of_others = {"other 1", "other 2", "mine too", "77 1", "77 2", "unknown"}
     assert await look(no_local="mine") == of_others
     assert await look(no_local=str(producer_id_of("mine"))) == of_others
     assert await look(no_local="77") == everything - {"77 1", "77 2"}
     assert await look(no_local="mine-too") == everything - {"mine too"}
-    assert await look(no_local="nobody") == everything
+    assert await look(no_local="unknown") == everything
     assert await look(no_local="mine", filter="a,b") == {"other 1"}
     assert await look(no_local="mine", filter="size > 4 OR size < 1") == {"other 1", "other 2"}
     assert await look(no_local="mine", filter="*") == of_others

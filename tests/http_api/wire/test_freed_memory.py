@@ -50,18 +50,18 @@ async def api_with(*, large: int = 0, **settings: Any) -> AsyncIterator[Api]:
             # The objects that the first request creates for all later ones are ignored.
             assert (await api.publish("orders", {"body": "x", "queue": 0})).status == 200
         await api.session.close()
-        await nobody_left(api)
+        await clients_left(api)
         gc.collect()
         gc.disable()
         try:
             yield api
-            await nobody_left(api)
+            await clients_left(api)
             assert garbage() == []
         finally:
             gc.enable()
 
 
-async def nobody_left(api: Api) -> None:
+async def clients_left(api: Api) -> None:
     """Wait until every connection and the tasks that served it have ended."""
     await until(lambda: api.context.http.connections.is_empty)
     stay = {asyncio.current_task()}
@@ -142,7 +142,7 @@ async def end(api: Api, way: Way, one: socket.socket) -> None:
     (connection,) = api.connections
     way(connection, one)
     del connection
-    await nobody_left(api)
+    await clients_left(api)
     one.close()
 
 
@@ -203,7 +203,7 @@ async def test_a_reply_over_tls_that_its_client_does_not_receive(
         (connection,) = api.connections
         connection.cut_off("unsent-limit")
         del connection
-        await nobody_left(api)
+        await clients_left(api)
         assert len(replies) == 0
 
 

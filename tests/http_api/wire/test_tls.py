@@ -38,7 +38,7 @@ async def health(api: Api, context: ssl.SSLContext) -> int:
         return (await one.answer())[0]
 
 
-async def nobody_left(api: Api) -> None:
+async def clients_left(api: Api) -> None:
     await until(
         lambda: not (api.server.connection_count or not api.context.http.connections.is_empty)
     )
@@ -81,7 +81,7 @@ async def test_bytes_after_a_refused_head_are_read_for_a_while(
             for _ in range(20):
                 await one.send(b"x" * 10_000)
             assert api.server.connection_count == 1
-        await nobody_left(api)
+        await clients_left(api)
 
 
 @pytest.mark.parametrize("size", [1, 70_000, 300_000, 3_900_000])
@@ -157,7 +157,7 @@ async def test_a_failed_handshake_does_not_affect_other_clients(
         for _ in range(5):
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 await health(api, context)
-        await nobody_left(api)
+        await clients_left(api)
         assert api.context.http.connections.closed_early["tls-handshake"] == 5
         anything = ssl.create_default_context()
         anything.check_hostname, anything.verify_mode = False, ssl.CERT_NONE
@@ -172,7 +172,7 @@ async def test_a_connection_that_is_not_tls_is_closed(ca: Certificates, sent: by
             await one.send(sent)
             async with asyncio.timeout(10):
                 assert b"HTTP" not in await one.closed()
-        await nobody_left(api)
+        await clients_left(api)
         assert await health(api, ca.trusting()) == 200
 
 
@@ -196,7 +196,7 @@ async def test_with_mutual_tls_a_client_must_show_its_certificate(
         else:
             with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
                 await health(api, ca.trusting(pairs[who]))
-            await nobody_left(api)
+            await clients_left(api)
             assert api.context.http.connections.closed_early["tls-handshake"] == 1
         assert await health(api, ca.trusting(pairs["a friend"])) == 200
 
@@ -242,7 +242,7 @@ async def test_a_handshake_that_never_begins_is_counted_and_times_out(ca: Certif
             await health(api, ca.trusting())
         await clock.advance(3.0)
         assert await silent.closed() == b""
-        await nobody_left(api)
+        await clients_left(api)
         assert await health(api, ca.trusting()) == 200
 
 
@@ -283,7 +283,7 @@ async def test_a_client_that_does_not_read_over_tls_is_cut_off(
                     assert await health(api, ca.trusting()) == 200
             assert connections.unsent.total_bytes == 0
             stuck.close()
-        await nobody_left(api)
+        await clients_left(api)
 
 
 async def test_a_stop_ends_handshakes_and_connections(ca: Certificates) -> None:

@@ -1,7 +1,6 @@
 """One broker with AMQP, and each client once, for all tests of a run."""
 
 import os
-import socket
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,17 +9,10 @@ from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.interop.amqp.builds import CLIENTS
 from tests.interop.amqp.clients import Client
 from tests.interop.toolchains import need
+from tests.support.free_port import free_port
 
 #: Set it to the URL of another broker in order to check the clients' programs against it.
 _OTHER_BROKER = "INTEROP_AMQP_URL"
-
-
-def free_port() -> int:
-    """Return a port on which no process listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="session")

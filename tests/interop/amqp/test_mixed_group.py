@@ -15,8 +15,8 @@ from pathlib import Path
 
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.interop.amqp.builds import go_client
-from tests.interop.amqp.conftest import free_port
 from tests.interop.toolchains import ROOT, need
+from tests.support.free_port import free_port
 
 MESSAGES = 1000
 LIMIT = 20

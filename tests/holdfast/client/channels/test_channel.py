@@ -21,7 +21,7 @@ def append_offset(offsets: list[int], message: ChannelMessage) -> None:
 
 def is_closed(channel: Channel) -> bool:
     try:
-        channel.get("nobody")
+        channel.get("unknown")
     except ChannelClosed:
         return True
     except UnknownGroup:
@@ -46,7 +46,7 @@ def test_get_returns_none_when_the_group_is_empty(setting: Setting) -> None:
         with pytest.raises(ValueError, match="timeout"):
             channel.get(setting.name, timeout_s=-1)
         with pytest.raises(UnknownGroup):
-            channel.get("nobody")
+            channel.get("unknown")
         assert channel.get(setting.name) is None
 
 

@@ -1,6 +1,5 @@
 """Connections with channels: addresses, lost connections, and many channels."""
 
-import socket
 import threading
 import time
 import tracemalloc
@@ -24,6 +23,7 @@ from holdfast.client.errors import (
 from tests.holdfast.client.channels.conftest import Setting
 from tests.holdfast.client.channels.test_channel import FAR_S
 from tests.holdfast.client.channels.until import until
+from tests.support.free_port import free_port
 from tests.support.tcp_relay import TcpRelay, tcp_relay
 
 
@@ -35,11 +35,6 @@ def relayed(setting: Setting) -> Iterator[tuple[TcpRelay, holdfast.Connection]]:
         holdfast.connect(f"http://127.0.0.1:{relay.listening_port}") as connection,
     ):
         yield relay, connection
-
-
-def unused_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def test_a_lost_connection_ends_no_get_and_loses_nothing(setting: Setting) -> None:
@@ -133,11 +128,11 @@ def test_an_unconfirmed_publish_is_reported_and_later_ones_work(setting: Setting
 
 def test_the_next_address_is_tried(setting: Setting) -> None:
     # T4
-    dead = f"http://127.0.0.1:{unused_port()}"
+    dead = f"http://127.0.0.1:{free_port()}"
     with holdfast.connect([dead, setting.broker.url]) as connection:
         assert connection.channel().get(setting.name) is None
     with pytest.raises(ConnectionFailed):
-        holdfast.connect([dead, f"amqp://127.0.0.1:{unused_port()}"])
+        holdfast.connect([dead, f"amqp://127.0.0.1:{free_port()}"])
     for wrong in ([], "amqp://", "ftp://x", ["http://a@b"]):
         with pytest.raises(ValueError, match="address"):
             holdfast.connect(wrong)
@@ -163,7 +158,7 @@ def test_calls_end_when_no_address_answers_in_time(setting: Setting) -> None:
 
 def failed(channel: holdfast.Channel) -> bool:
     try:
-        channel.get("nobody")
+        channel.get("unknown")
     except ConnectionFailed:
         return True
     except holdfast.errors.UnknownGroup:
