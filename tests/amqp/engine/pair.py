@@ -17,7 +17,17 @@ from holdfast.amqp.engine.events import (
 from holdfast.amqp.engine.incoming_link import IncomingLink
 from holdfast.amqp.engine.outgoing_link import OutgoingLink
 from holdfast.amqp.engine.session import Session
-from holdfast.amqp.wire.performatives import Attach, Source, Target
+from holdfast.amqp.wire.frames import cut
+from holdfast.amqp.wire.performatives import Attach, Source, Target, decode_composite
+
+
+def performatives(data: bytes) -> list[Any]:
+    """Decode the frames of some output."""
+    return [
+        decode_composite(data, each.start, each.end)[0]
+        for each in cut(data, 0, len(data), 1 << 30)
+        if each.start < each.end
+    ]
 
 
 class End:
@@ -28,6 +38,9 @@ class End:
         self.events: list[Event] = []
         self.on_event: Callable[[Event], bool] = lambda event: False
         """Returns whether it has handled an event itself."""
+        self.sent: list[Any] | None = None
+        """The performatives that `Pair.pump` has passed from this end, in the order on the wire.
+        None: they are not recorded."""
 
     def receive(self, data: bytes) -> None:
         for event in self.connection.receive_data(data):
@@ -48,6 +61,13 @@ class End:
                 connection.answer_begin(session)
             case Attached(link, False):
                 accept(link)
+
+    def take_output(self) -> bytes:
+        """Take the bytes to send, and record their performatives if that is wanted."""
+        data = self.connection.take_output()
+        if self.sent is not None:
+            self.sent += performatives(data)
+        return data
 
     def take(self, kind: type) -> list[Any]:
         """Return the events of a kind, and forget them."""
@@ -85,8 +105,8 @@ class Pair:
     def pump(self, *, step: int = 0) -> None:
         """Pass bytes until both ends are quiet; `step` bytes at a time if it is not 0."""
         while True:
-            there = self.client.connection.take_output()
-            back = self.server.connection.take_output()
+            there = self.client.take_output()
+            back = self.server.take_output()
             if not there and not back:
                 return
             for end, data in ((self.server, there), (self.client, back)):

@@ -22,7 +22,6 @@ from holdfast.amqp.wire.frames import (
     SASL_FRAME,
     SASL_HEADER,
     TLS_HEADER,
-    cut,
     frame,
 )
 from holdfast.amqp.wire.performatives import (
@@ -39,19 +38,9 @@ from holdfast.amqp.wire.performatives import (
     Source,
     Target,
     Transfer,
-    decode_composite,
     encode_composite,
 )
-from tests.amqp.engine.pair import Pair, accept
-
-
-def performatives(data: bytes) -> list[Any]:
-    """Decode the frames of some output."""
-    return [
-        decode_composite(data, each.start, each.end)[0]
-        for each in cut(data, 0, len(data), 1 << 30)
-        if each.start < each.end
-    ]
+from tests.amqp.engine.pair import Pair, accept, performatives
 
 
 def server(**settings: Any) -> Connection:

@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.amqp.config import AmqpConfig
 from holdfast.amqp.engine.connection import ConnectionSettings
 from holdfast.amqp.engine.events import (
     Attached,
@@ -17,7 +18,6 @@ from holdfast.amqp.engine.events import (
 from holdfast.amqp.engine.incoming_link import IncomingLink
 from holdfast.amqp.engine.link import LinkState
 from holdfast.amqp.engine.outgoing_link import OutgoingLink
-from holdfast.amqp.engine.session import Session
 from holdfast.amqp.wire.conditions import NOT_FOUND, AmqpError, LinkFailed
 from holdfast.amqp.wire.frames import cut, frame
 from holdfast.amqp.wire.performatives import (
@@ -34,7 +34,7 @@ from holdfast.amqp.wire.performatives import (
     Transfer,
     encode_composite,
 )
-from tests.amqp.engine.pair import Pair
+from tests.amqp.engine.pair import Pair, performatives
 
 
 class Ready:
@@ -312,6 +312,41 @@ def test_a_frame_beyond_the_window_ends_the_session(more: int) -> None:
     )
 
 
+def test_a_window_of_400_frames_allows_the_400th_frame_and_is_announced_after_each_200() -> None:
+    # A46
+    window = AmqpConfig().incoming_window
+    assert window == 400
+    ready = Ready(incoming_window=window)
+    ready.out_remote.grant(2_000)
+    ready.pump()
+    for _ in range(399):
+        ready.out.send(b"x")
+    assert ready.out.sendable == 1
+    ready.out.send(b"x")
+    assert (ready.out.sendable, ready.out.credit) == (0, 1_600)
+
+    ready = Ready(incoming_window=window)
+    ready.out_remote.grant(2_000)
+    ready.server_session.set_incoming_window(0)  # so the server does not announce it again
+    for index in range(400):
+        ready.send_raw(Transfer(0, index, b"t"))
+    assert ready.server_events(Ended) == []
+    ready.send_raw(Transfer(0, 400, b"t"))
+    (ended,) = ready.server_events(Ended)
+    assert ended.error.condition == "amqp:session:window-violation"
+    assert len(ready.pair.server.messages()) == 400
+
+    ready = Ready(incoming_window=window)
+    ready.out_remote.grant(2_000)
+    ready.pair.server.connection.take_output()
+    seen = []
+    for index in range(1_000):
+        ready.send_raw(Transfer(0, index, b"t"))
+        flows = performatives(ready.pair.server.connection.take_output())
+        seen += [(index + 1, each.next_incoming_id, each.incoming_window) for each in flows]
+    assert seen == [(count, count, 400) for count in (200, 400, 600, 800, 1_000)]
+
+
 def test_an_aborted_delivery_is_forgotten() -> None:
     ready = Ready()
     ready.out_remote.grant(2)
@@ -506,22 +541,139 @@ def test_the_answer_to_a_link_that_waits_is_found_by_its_name_and_role() -> None
     assert isinstance(links[1], IncomingLink)
 
 
-def test_delivery_ids_and_counts_wrap() -> None:
-    # A23, A24
+@pytest.mark.parametrize("start", [0, 10, 2**32 - 3, 2**32 - 1])
+def test_a_sender_may_begin_its_count_anywhere(start: int) -> None:
+    # A23, A24: from 2**32 - 3 on, the count of ten deliveries wraps
     ready = Ready()
-    start = 2**32 - 2
-    session: Session = ready.server_session
-    ready.send_raw(Attach("wrap", 7, False, source=Source(), target=Target(),
-                          initial_delivery_count=start))  # fmt: skip
+    end = (start + 10) % 2**32
+    ready.send_raw(
+        Attach("c", 7, False, source=Source(), target=Target(), initial_delivery_count=start)
+    )
     (attached,) = ready.server_events(Attached)
-    attached.link.grant(4)
+    link: IncomingLink = attached.link
+
+    def granted(credit: int) -> list[tuple[int, int]]:
+        ready.pair.server.connection.take_output()
+        link.grant(credit)
+        flows = performatives(ready.pair.server.connection.take_output())
+        return [(each.delivery_count, each.link_credit) for each in flows]
+
+    assert granted(10) == [(start, 10)]
+    ids = [(start + index) % 2**32 for index in range(10)]
+    for index, delivery_id in enumerate(ids):
+        assert link.credit == 10 - index
+        ready.send_raw(Transfer(7, delivery_id, b"t"), b"%d" % index)
+    arrived = [each for event in ready.server_events(Received) for each in event.deliveries]
+    assert [each.id for each in arrived] == ids
+    assert [each.message for each in arrived] == [b"%d" % index for index in range(10)]
+    assert link.credit == 0
+    ready.server_session.dispose(ids[0], ids[-1], Accepted(), settled=True)
+    assert len(ready.server_session.incoming_unsettled) == 0
+    # A drain of 5 advances the count by 5.
+    link.grant(5, drain=True)
+    ready.send_raw(Flow(0, 10, end, 10, 7, (end + 5) % 2**32, 0))
+    assert ready.server_events(Drained) == [Drained(link)]
+    assert granted(1) == [((end + 5) % 2**32, 1)]
+    ready.send_raw(Transfer(7, end, b"t"), b"last")
+    assert ready.pair.server.messages() == [b"last"]
+    ready.send_raw(Transfer(7, end + 1, b"t"))
+    (detached,) = ready.server_events(Detached)
+    assert detached.error.condition == "amqp:link:transfer-limit-exceeded"
+
+
+@pytest.mark.parametrize("start", [0, 10, 2**32 - 3, 2**32 - 1])
+def test_the_count_of_a_sending_link_wraps(start: int) -> None:
+    # A23
+    ready = Ready()
+    ready.into.grant(start, drain=True)
+    ready.pump()
+    ready.into_remote.drained()  # which advances the count to `start`
+    ready.pump()
+    ready.into.grant(10)
+    ready.pump()
+    for left in range(10, 0, -1):
+        assert ready.into_remote.credit == ready.into.credit == left
+        ready.into_remote.send(b"%d" % left)
+        ready.pump()
+    assert ready.into_remote.sendable == ready.into.credit == 0
+    assert ready.pair.client.messages() == [b"%d" % left for left in range(10, 0, -1)]
+    ready.pair.client.sent, ready.pair.server.sent = [], []
+    ready.into.grant(7, echo=True)
+    ready.pump()
+    for (flow,) in (ready.pair.client.sent, ready.pair.server.sent):
+        assert (flow.delivery_count, flow.link_credit) == ((start + 10) % 2**32, 7)
+
+
+@pytest.mark.parametrize("at_server", [True, False])
+def test_a_flow_that_crosses_a_transfer_leaves_both_ends_with_the_same_credit(
+    at_server: bool,
+) -> None:
+    # A21: at delivery-count 20 both ends have the credit 3. The flow with the credit 6 crosses one
+    # transfer. A sender that ignored the delivery-count would have 6.
+    ready = Ready()
+    sender, receiver = (
+        (ready.out, ready.out_remote) if at_server else (ready.into_remote, ready.into)
+    )
+    end = ready.pair.server if at_server else ready.pair.client
+    receiver.grant(23)
+    ready.pump()
+    for _ in range(20):
+        sender.send(b"before")
+    ready.pump()
+    assert (sender.credit, receiver.credit) == (3, 3)
+    end.take(Received)
+
+    receiver.grant(6)
+    sender.send(b"crossing")
+    assert (sender.credit, receiver.credit) == (2, 6)
+    end.sent = []
+    ready.pump()
+    (flow,) = end.sent
+    assert (flow.delivery_count, flow.link_credit) == (20, 6)
+    assert end.messages() == [b"crossing"]
+    assert (sender.credit, receiver.credit) == (5, 5)
+    for _ in range(5):
+        sender.send(b"after")
+    assert sender.sendable == 0
+    ready.pump()
+    assert end.messages() == [b"after"] * 5
+    assert (sender.credit, receiver.credit) == (0, 0)
+
+
+def test_each_end_changes_only_its_own_part_of_a_links_state() -> None:
+    # A42
+    ready = Ready()
+    ready.out_remote.grant(3)
+    ready.into.grant(5)
+    ready.into_remote.available = 17
+    ready.pump()
+    windows = 0, 400, 0, 400
+    # A sender may not give itself credit, nor begin a drain.
+    ready.send_raw(Flow(*windows, ready.out.handle, 0, 1_000, available=99, drain=True))
+    assert (ready.out_remote.credit, ready.out_remote.is_draining) == (3, False)
+    assert ready.out_remote.available == 99
+    assert ready.server_events(Drained) == []
+    # A receiver may not change the available messages, nor the count of what was sent.
+    ready.send_raw(Flow(*windows, ready.into.handle, 0, 5, available=99, echo=True))
+    (flow,) = performatives(ready.pair.server.connection.take_output())
+    assert (flow.delivery_count, flow.link_credit, flow.available) == (0, 5, 17)
+    ready.send_raw(Flow(*windows, ready.into.handle, 4, 5, echo=True))
+    (flow,) = performatives(ready.pair.server.connection.take_output())
+    assert (flow.delivery_count, flow.available, flow.drain) == (0, 17, False)
+    # A server that sends may not begin a drain either, nor change the credit.
+    octets = encode_composite(
+        Flow(*windows, ready.into_remote.handle, 0, 1_000, available=17, drain=True)
+    )
+    ready.pair.client.receive(frame(ready.server_session.channel, octets))
+    assert (ready.into.credit, ready.into.is_draining) == (5, False)
+    assert ready.client_events(Drained) == []
+    # The credit of the receiver is in force: the fourth message is too much.
     for index in range(4):
-        ready.send_raw(Transfer(7, (start + index) % 2**32, b"t"))
-    assert attached.link.credit == 0
-    ids = [each.id for event in ready.server_events(Received) for each in event.deliveries]
-    assert ids == [start, start + 1, 0, 1]
-    session.dispose(start, 1, Accepted(), settled=True)
-    assert len(session.incoming_unsettled) == 0
+        assert ready.server_events(Detached) == []
+        ready.send_raw(Transfer(ready.out.handle, index, b"t"), b"%d" % index)
+    (detached,) = ready.server_events(Detached)
+    assert detached.error.condition == "amqp:link:transfer-limit-exceeded"
+    assert ready.pair.server.messages() == [b"0", b"1", b"2"]
 
 
 def test_a_disposition_of_a_huge_range_costs_what_it_finds() -> None:

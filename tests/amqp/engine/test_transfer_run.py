@@ -11,7 +11,7 @@ from holdfast.amqp.engine.events import Received
 from holdfast.amqp.engine.link import LinkState
 from holdfast.amqp.wire.frames import frame
 from holdfast.amqp.wire.performatives import Accepted, Transfer, encode_composite
-from tests.amqp.engine.pair import Pair
+from tests.amqp.engine.pair import Pair, performatives
 
 
 class Receiving:
@@ -108,12 +108,14 @@ def test_changed_bytes_have_the_same_effect(edits: list[tuple[int, int]]) -> Non
     assert run.receive(bytes(octets)) == single.receive(octets)
 
 
-@pytest.mark.parametrize("window", [1, 2, 7, 400])
-def test_the_window_is_announced_again_at_half_of_it(window: int) -> None:  # A46
-    run, single = Receiving(window, 500, 0), Receiving(window, 500, 0)
-    transfers = [(Transfer(0, delivery_tag=b"t", message_format=0, settled=True), b"x")] * 450
+@pytest.mark.parametrize(("window", "each"), [(1, 1), (2, 1), (7, 4), (400, 200)])
+def test_the_window_is_announced_again_at_half_of_it(window: int, each: int) -> None:  # A46
+    run, single = Receiving(window, 1_500, 0), Receiving(window, 1_500, 0)
+    transfers = [(Transfer(0, delivery_tag=b"t", message_format=0, settled=True), b"x")] * 1_050
     octets = octets_of(run.session.channel, transfers, 0)
     found = run.receive(octets)
     assert found == single.receive(bytearray(octets))
-    assert len(found[0]) == 450
+    assert len(found[0]) == 1_050
     assert run.links[0].state is LinkState.ATTACHED
+    announced = [(flow.next_incoming_id, flow.incoming_window) for flow in performatives(found[2])]
+    assert announced == [(count, window) for count in range(each, 1_051, each)]

@@ -136,7 +136,7 @@ async def _play(acts: list[tuple[Any, ...]], address: str, **fields: Any) -> Non
 @given(acts=st.lists(ACT, max_size=40))
 @settings(max_examples=25, deadline=None)
 def test_any_history_of_a_group_accepts_each_message_once(acts: list[tuple[Any, ...]]) -> None:
-    # A21, A22, A25, A42, A51, A53, Q1, Q4
+    # A21, A22, A25, A51, A53, Q1, Q4
     asyncio.run(_play(acts, "/groups/g"))
 
 
@@ -145,6 +145,6 @@ def test_any_history_of_a_group_accepts_each_message_once(acts: list[tuple[Any, 
 def test_any_history_of_copies_accepts_each_message_once_per_link(
     acts: list[tuple[Any, ...]],
 ) -> None:
-    # A21, A22, A25, A42, A51, A53
+    # A21, A22, A25, A51, A53
     first = Described(Symbol("rabbitmq:stream-offset-spec"), "first")
     asyncio.run(_play(acts, "/topics/t", filter={"s": first}))
