@@ -261,6 +261,7 @@ class LeasedSource:
         is_changed = self._is_active is not self._reported_active
         if self._is_single_active and is_changed and self._link.is_attached:
             self._reported_active = self._is_active
+            self._count_available()
             self._link.send_flow({ACTIVE: self._is_active})
             self._peer.flush()
 

@@ -128,6 +128,19 @@ class Client:
         await until(lambda: link.remote is not None)
         return receiver
 
+    def record(self) -> list[Any]:
+        """Return a list to which each performative that the server sends from now on is added, in
+        the order on the wire."""
+        sent: list[Any] = []
+        self.pair.server.sent = sent
+        return sent
+
+    def lose(self) -> None:
+        """End the connection without any frame, as when the client crashes."""
+        for session in self.pair.server.connection.sessions:
+            for link in session.links:
+                link.context.stop(is_closed=False)
+
     # -- the server's end ------------------------------------------------------------------------
 
     def _on_event(self, event: Event) -> bool:

@@ -52,7 +52,7 @@ async def _in_flight(broker: GroupBroker) -> object:
 
 
 async def test_a_client_gets_as_many_messages_as_it_has_credit(tmp_path: Path) -> None:
-    # A2, A3, A6, A7, A8, A19, T20
+    # A2, A3, A8, T20
     async with linked(tmp_path) as (broker, connect):
         bodies = await _filled(broker, 100)
         receiver = await connect().attach("/groups/g")
@@ -91,7 +91,7 @@ async def test_an_ask_waits_for_messages_until_the_credit_is_gone(tmp_path: Path
 async def test_a_drain_sends_what_there_is_and_gives_the_credit_back(
     tmp_path: Path, queued: int
 ) -> None:
-    # A26, A27, A28
+    # A27, A28
     async with linked(tmp_path) as (broker, connect):
         bodies = await _filled(broker, queued)
         receiver = await connect().attach("/groups/g")
@@ -107,7 +107,7 @@ async def test_a_drain_sends_what_there_is_and_gives_the_credit_back(
 async def test_transfers_go_before_the_flow_of_a_drain_although_the_window_is_shut(
     tmp_path: Path,
 ) -> None:
-    # A29, A50
+    # A50
     async with linked(tmp_path) as (broker, connect):
         await _filled(broker, 3)
         client = connect()
@@ -145,7 +145,7 @@ async def test_messages_stay_in_the_group_while_the_window_or_the_socket_is_full
 
 
 async def test_a_message_needs_a_window_for_all_its_frames(tmp_path: Path) -> None:
-    # A45, T17
+    # T17
     async with linked(tmp_path) as (broker, connect):
         await _filled(broker, 0)
         await broker.publish(["x" * 200_000, "small"])
@@ -162,7 +162,7 @@ async def test_a_message_needs_a_window_for_all_its_frames(tmp_path: Path) -> No
 
 
 async def test_unsettled_messages_of_a_detached_link_return_in_place(tmp_path: Path) -> None:
-    # T24, A33, Q1, Q17
+    # T24, Q1, Q17
     async with linked(tmp_path) as (broker, connect):
         await _filled(broker, 6)
         client = connect()
@@ -236,7 +236,7 @@ async def test_progress_settles_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("outcome", [None, FAILED, Accepted()])
 async def test_the_default_outcome_applies_when_a_link_ends(tmp_path: Path, outcome: Any) -> None:
-    # A33: also at the end of a session
+    # also at the end of a session
     async with linked(tmp_path) as (broker, connect):
         await _filled(broker, 1)
         client = connect()
@@ -300,7 +300,7 @@ async def test_one_member_has_an_exclusive_group(tmp_path: Path) -> None:
 async def test_a_consumer_of_a_single_active_group_learns_whether_it_is_active(
     tmp_path: Path,
 ) -> None:
-    # A33, A34, A37, A41
+    # I12
     async with linked(tmp_path) as (broker, connect):
         await _filled(broker, 3, mode="single_active")
         first = await connect().attach("/groups/g")

@@ -318,6 +318,7 @@ def test_the_next_member_gets_a_notice_when_no_lease_is_left() -> None:  # I12, 
     stage = Stage(mode="single_active")
     stage.publish(4)
     messages = stage.take("a", 2)
+    assert stage.ask("a", 0).available == 2
     waiting = stage.ask("b")
     assert (waiting.is_active, waiting.available, waiting.messages) == (False, 0, [])
     park(stage, "b")
@@ -327,19 +328,38 @@ def test_the_next_member_gets_a_notice_when_no_lease_is_left() -> None:  # I12, 
     ((waiter, notice),) = serve(stage.group, stage.now)
     assert isinstance(notice, Reply)
     assert (waiter.ticket, notice.is_notice, notice.messages) == ("b", True, [])
+    assert (stage.ask("a", 0).available, stage.ask("b", 0).available) == (0, 2)
     assert stage.offsets("b") == [2, 3]
     assert not stage.ask("a").is_active
 
 
 def test_the_receipts_of_a_fenced_member_are_stale() -> None:  # A34, T29
     stage = Stage(mode="single_active")
-    stage.publish(3)
-    messages = stage.take("a")
-    stage.ask("b")
+    stage.publish(5)
+    left = list(range(5))
+    for member, following in ("ab", "bc", "cd"):  # each fails in its turn
+        messages = stage.take(member, 3)
+        assert [message.offset for message in messages] == left[:3]
+        settle(stage, Verb.ACK, messages[:1])
+        del left[0]
+        assert not stage.ask(following).is_active
+        stage.group.leave(member, stage.now)
+        assert stage.ask(following).is_notice
+        assert settle(stage, Verb.ACK, messages[1:]) == [STALE] * len(messages[1:])
+    assert stage.offsets("d") == left
+
+
+def test_a_member_that_retires_and_then_fails_keeps_the_order() -> None:  # A34
+    stage = Stage(mode="single_active")
+    stage.publish(4)
+    messages = stage.take("a", 3)
+    stage.group.retire("a")
+    assert not stage.ask("b").is_active
+    settle(stage, Verb.ACK, messages[1:2])
+    assert not stage.ask("b").is_active  # two messages of the first member are not settled
     stage.group.leave("a", stage.now)
     assert stage.ask("b").is_notice
-    assert settle(stage, Verb.ACK, messages) == [STALE] * 3
-    assert stage.offsets("b") == [0, 1, 2]
+    assert stage.offsets("b") == [0, 2, 3]
 
 
 def test_a_silent_active_member_is_fenced() -> None:
