@@ -22,7 +22,7 @@ from holdfast.amqp.engine.free_numbers import FreeNumbers
 from holdfast.amqp.engine.incoming_link import Delivery, IncomingLink
 from holdfast.amqp.engine.link import HeldBytes, Link, LinkState, Wiring, error_of
 from holdfast.amqp.engine.outgoing_link import DeliveryIds, OutgoingLink, Sent
-from holdfast.amqp.engine.transfer_run import first_handle, frame_start, read_run
+from holdfast.amqp.engine.transfer_run import read_run, run_start
 from holdfast.amqp.engine.unsettled import Unsettled
 from holdfast.amqp.engine.windows import Windows
 from holdfast.amqp.wire.conditions import (
@@ -237,14 +237,13 @@ class Session:
         """Process transfer frames from `at` on as long as they are whole deliveries of one link,
         at most `most`. Return the offset after them, and their number."""
         assert self.remote_channel is not None
-        start = frame_start(self.remote_channel)
-        handle = first_handle(buffer, at, end, start)
-        link = self._by_remote_handle.get(handle[1] if len(handle) > 1 else 0)
-        if not handle or not isinstance(link, IncomingLink) or not link.is_attached:
+        start = run_start(buffer, at, end, self.remote_channel)
+        link = None if start is None else self._by_remote_handle.get(start.handle_number)
+        if start is None or not isinstance(link, IncomingLink) or not link.is_attached:
             return at, 0
         most = min(most, self.windows.run_room, link.run_room)
         at, deliveries = read_run(
-            buffer, at, end, start, handle, link, self.incoming_unsettled, most, max_frame_bytes
+            buffer, at, end, start, link, self.incoming_unsettled, most, max_frame_bytes
         )
         if deliveries:
             link.run_arrived(len(deliveries))

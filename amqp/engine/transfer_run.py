@@ -5,19 +5,48 @@ To process such a frame alone takes about 5 us; in a run, it takes about 1 us. A
 the run, and `Session.transfer_arrived` processes that frame. Both ways give equal results.
 """
 
+from collections.abc import Callable
 from itertools import product
 from struct import Struct
+from typing import Any, NamedTuple
 
 from holdfast.amqp.engine.incoming_link import MAX_TAG_BYTES, Delivery, IncomingLink
 from holdfast.amqp.engine.unsettled import Unsettled
 
-#: The frame's size; data offset, type, channel, descriptor and constructor of the list; the size of
-#: the list; the number of fields.
-_START = Struct(">I8sBB")
-_HEAD = Struct(">BBH4s")
+_HEAD = Struct(">BBH3s")
 _U32 = Struct(">I").unpack_from
-#: Where the first field of the transfer begins.
-_FIELDS_AT = 14
+
+
+class _Layout(NamedTuple):
+    """How a transfer frame begins. `unpack` returns the frame's size; data offset, type, channel,
+    descriptor and constructor of the list; the size of the list; the number of fields."""
+
+    unpack: Callable[[bytes, int], tuple[Any, ...]]
+    sized_from: int
+    """The offset from which the size of the list counts."""
+    fields_at: int
+    """The offset of the first field."""
+
+
+#: Constructor of the list -> the layout: a list with sizes of one byte, or of four bytes.
+_LAYOUTS = {
+    0xC0: _Layout(Struct(">I8sBB").unpack_from, 13, 14),
+    0xD0: _Layout(Struct(">I8sII").unpack_from, 16, 20),
+}
+
+
+class RunStart(NamedTuple):
+    """What the frames of a run have in common, beside their link."""
+
+    head: bytes
+    """The bytes 4 to 11 of each frame."""
+    layout: _Layout
+    handle: bytes
+    """The encoded handle."""
+
+    @property
+    def handle_number(self) -> int:
+        return self.handle[1] if len(self.handle) > 1 else 0
 
 
 def _endings() -> dict[bytes, bool]:
@@ -26,7 +55,7 @@ def _endings() -> dict[bytes, bool]:
     `resume` nor `aborted`."""
     no, null = (b"\x40", b"\x42"), (b"\x40",)
     later = (no, null, null, no, no, (*no, b"\x41"))
-    found = {}
+    found = {b"\x43": False}
     for given in range(len(later) + 1):
         for settled, *rest in product((b"\x40", b"\x41", b"\x42"), *later[:given]):
             found[b"".join((b"\x43", settled, *rest))] = settled == b"\x41"
@@ -36,54 +65,53 @@ def _endings() -> dict[bytes, bool]:
 _ENDINGS = _endings()
 
 
-def frame_start(channel: int) -> bytes:
-    """Return the bytes 4 to 11 of a transfer frame on the peer's channel."""
-    return _HEAD.pack(2, 0, channel, b"\x00\x53\x14\xc0")
-
-
-def first_handle(buffer: bytes, at: int, end: int, start: bytes) -> bytes:
-    """Return the encoded handle of the transfer frame at `at`; b"" if the frame cannot begin a
-    run. The last byte is the handle, unless the only byte is the constructor of 0."""
-    if end - at < _FIELDS_AT + 2 or buffer[at + 4 : at + 12] != start:
-        return b""
-    code = buffer[at + _FIELDS_AT]
-    size = 1 if code == 0x43 else 2 if code == 0x52 else 0
-    return buffer[at + _FIELDS_AT : at + _FIELDS_AT + size]
+def run_start(buffer: bytes, at: int, end: int, channel: int) -> RunStart | None:
+    """Return what the transfer frame at `at` on the peer's channel would have in common with the
+    others of a run; None if it cannot begin a run."""
+    if end - at < 22 or buffer[at + 4 : at + 11] != _HEAD.pack(2, 0, channel, b"\x00\x53\x14"):
+        return None
+    layout = _LAYOUTS.get(buffer[at + 11])
+    if layout is None:
+        return None
+    handle_at = at + layout.fields_at
+    size = {0x43: 1, 0x52: 2}.get(buffer[handle_at])
+    if size is None:
+        return None
+    return RunStart(buffer[at + 4 : at + 12], layout, buffer[handle_at : handle_at + size])
 
 
 def read_run(
     buffer: bytes,
     at: int,
     end: int,
-    start: bytes,
-    handle: bytes,
+    start: RunStart,
     link: IncomingLink,
     unsettled: Unsettled[Delivery],
     most: int,
     max_frame_bytes: int,
 ) -> tuple[int, list[Delivery]]:
     """Read at most `most` frames of one link. Return the offset after the last of them, and their
-    deliveries; unsettled ones are added to `unsettled`. The caller counts the frames.
-
-    `start` and `handle` are the results of `frame_start` and `first_handle`.
+    deliveries; unsettled ones are added to `unsettled`. The caller counts the frames, and has found
+    the link of `start`.
     """
-    unpack, u32, endings, add = _START.unpack_from, _U32, _ENDINGS, unsettled.add
-    id_after = _FIELDS_AT + len(handle)
+    common, (unpack, sized_from, fields_at), handle = start
+    u32, endings, add = _U32, _ENDINGS, unsettled.add
+    id_after = fields_at + len(handle)
     limit = link.max_message_bytes or max_frame_bytes
     deliveries: list[Delivery] = []
     for _ in range(most):
         if end - at < 28:
             break
         size, head, list_bytes, count = unpack(buffer, at)
-        stop, after = at + 13 + list_bytes, at + size
+        stop, after = at + sized_from + list_bytes, at + size
         id_at = at + id_after
         if (
-            head != start
+            head != common
             or size > max_frame_bytes
             or after > end
             or not id_at < stop <= after
             or after - stop > limit
-            or buffer[at + _FIELDS_AT : id_at] != handle
+            or buffer[at + fields_at : id_at] != handle
         ):
             break
         code = buffer[id_at]

@@ -65,11 +65,25 @@ TRANSFERS = st.builds(
 FRAMES = st.lists(st.tuples(TRANSFERS, st.binary(max_size=40)), max_size=12)
 
 
-def octets_of(channel: int, transfers: list[tuple[Transfer, bytes]], first_id: int) -> bytes:
-    return b"".join(
-        frame(channel, encode_composite(each._replace(delivery_id=first_id + number)) + payload)
-        for number, (each, payload) in enumerate(transfers)
-    )
+def octets_of(
+    channel: int, transfers: list[tuple[Transfer, bytes]], first_id: int, *, is_wide: bool = False
+) -> bytes:
+    """Return the frames. With `is_wide`, each list has its size and its count in four bytes, as
+    some clients send it."""
+    found = []
+    for number, (each, payload) in enumerate(transfers):
+        performative = encode_composite(each._replace(delivery_id=first_id + number))
+        if is_wide:
+            assert performative[3] == 0xC0
+            size, count = performative[4] + 3, performative[5]
+            head = b"%b\xd0%b%b" % (
+                performative[:3],
+                size.to_bytes(4, "big"),
+                count.to_bytes(4, "big"),
+            )
+            performative = head + performative[6:]
+        found.append(frame(channel, performative + payload))
+    return b"".join(found)
 
 
 @settings(deadline=None)
@@ -77,16 +91,18 @@ def octets_of(channel: int, transfers: list[tuple[Transfer, bytes]], first_id: i
     FRAMES,
     st.sampled_from([0, 250, 70_000]),
     st.tuples(st.integers(1, 9), st.integers(0, 9), st.sampled_from([0, 20])),
+    st.booleans(),
     st.data(),
 )
 def test_a_run_has_the_effect_of_its_frames(
     transfers: list[tuple[Transfer, bytes]],
     first_id: int,
     limits: tuple[int, int, int],
+    is_wide: bool,
     data: st.DataObject,
 ) -> None:
     run, single = Receiving(*limits), Receiving(*limits)
-    octets = octets_of(run.session.channel, transfers, first_id)
+    octets = octets_of(run.session.channel, transfers, first_id, is_wide=is_wide)
     cut = data.draw(st.integers(0, len(octets)))
     # A buffer that is no `bytes` is read frame by frame.
     expected = single.receive(bytearray(octets))
@@ -98,14 +114,26 @@ def test_a_run_has_the_effect_of_its_frames(
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=4))
-def test_changed_bytes_have_the_same_effect(edits: list[tuple[int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=4), st.booleans())
+def test_changed_bytes_have_the_same_effect(edits: list[tuple[int, int]], is_wide: bool) -> None:
     run, single = Receiving(100, 100, 0), Receiving(100, 100, 0)
     transfers = [(Transfer(0, delivery_tag=b"t", message_format=0, settled=False), b"body")] * 5
-    octets = bytearray(octets_of(run.session.channel, transfers, 0))
+    octets = bytearray(octets_of(run.session.channel, transfers, 0, is_wide=is_wide))
     for at, octet in edits:
         octets[at % len(octets)] = octet
     assert run.receive(bytes(octets)) == single.receive(octets)
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+@pytest.mark.parametrize("settled", [None, False, True])
+def test_frames_of_one_form_are_read_in_one_run(settled: bool | None, is_wide: bool) -> None:
+    receiving = Receiving(100, 100, 0)
+    link, session = receiving.links[0], receiving.remote_session
+    transfers = [(Transfer(0, delivery_tag=b"t", message_format=0, settled=settled), bytes(9))] * 7
+    octets = octets_of(receiving.session.channel, transfers, 0, is_wide=is_wide)
+    events: list[Any] = []
+    assert session.run_arrived(octets, 0, len(octets), 9, 4_096, events) == (len(octets), 7)
+    assert [(each.link, len(each.deliveries)) for each in events] == [(link, 7)]
 
 
 @pytest.mark.parametrize(("window", "each"), [(1, 1), (2, 1), (7, 4), (400, 200)])
