@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from holdfast.broker import Broker, StorageUnusable
 from holdfast.cli.exits import ExitCode, Failure
 from holdfast.cli.output.logs import start_logging
 from holdfast.cli.process.garbage_freezer import GarbageFreezer
+from holdfast.cli.process.service_manager import ServiceManager
 from holdfast.commitlog.disk.owned_files import UnsafeFile
 from holdfast.config import Config, changed_keys, unused_variables
 
@@ -101,6 +103,12 @@ def storage_files(limit: int) -> int:
 
 
 async def _serve(config: Config) -> ExitCode:
+    with closing(ServiceManager(os.environ)) as service:
+        service.start_watchdog()
+        return await _serve_until_stopped(config, service)
+
+
+async def _serve_until_stopped(config: Config, service: ServiceManager) -> ExitCode:
     loop = asyncio.get_running_loop()
     stop_requested = asyncio.Event()
     # A separate thread enforces the deadline: a stop that hangs may also block the event loop.
@@ -110,6 +118,7 @@ async def _serve(config: Config) -> ExitCode:
     def stop(reason: str) -> None:
         if not stop_requested.is_set():
             _logger.info("stopping: %s", reason)
+            service.stopping(reason)
             stop_requested.set()
             deadline.start()
 
@@ -126,13 +135,14 @@ async def _serve(config: Config) -> ExitCode:
     stopping = asyncio.create_task(stop_requested.wait())
     code = ExitCode.OK
     started_s = time.monotonic()
-    if await _start_broker(broker, config, stopping):
+    if await _start_broker(broker, config, stopping, service):
         # Finished requests leave no reference cycles (tests/http_api/test_garbage.py), so the
         # garbage collector can run rarely.
         freezing = GarbageFreezer(broker.gone_count)
         freezing.start()
         click.echo(f"holdfast: serving on {broker.url}")
         _logger.info("serving", extra={"url": broker.url, "data_dir": str(config.data_dir)})
+        service.ready(f"serving on {broker.url}")
         assert broker.failed is not None
         await _first_of(stopping, broker.failed)
         if broker.failed.done():
@@ -176,10 +186,12 @@ class _Reloads:
             _logger.exception("the reload failed: nothing was changed")
 
 
-async def _start_broker(broker: Broker, config: Config, stopping: "asyncio.Task[bool]") -> bool:
+async def _start_broker(
+    broker: Broker, config: Config, stopping: "asyncio.Task[bool]", service: ServiceManager
+) -> bool:
     """Start the broker. Return False if a signal has stopped it during the start."""
     starting = asyncio.create_task(broker.start())
-    logging_progress = asyncio.create_task(_log_progress(broker))
+    logging_progress = asyncio.create_task(_report_progress(broker, service))
     await _first_of(starting, stopping)
     logging_progress.cancel()
     if not starting.done():
@@ -199,12 +211,14 @@ async def _start_broker(broker: Broker, config: Config, stopping: "asyncio.Task[
     return True
 
 
-async def _log_progress(broker: Broker) -> None:
-    """Log the progress of a start every PROGRESS_S if it has changed, until cancelled."""
+async def _report_progress(broker: Broker, service: ServiceManager) -> None:
+    """Report every PROGRESS_S that the start goes on, until cancelled: to the service manager, and
+    in the log if the progress has changed."""
     logged: object = None
     while True:
         await asyncio.sleep(PROGRESS_S)
         progress = dict(broker.status.progress)
+        service.extend_start(str(progress.get("step", "starting")))
         if progress != logged:
             _logger.info("starting", extra=progress)
             logged = progress

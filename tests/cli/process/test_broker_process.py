@@ -210,6 +210,41 @@ def test_a_long_start_is_logged(
     assert vars(first)["total_bytes"] == 2
 
 
+def test_the_service_manager_follows_the_broker(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind(str(tmp_path / "notify"))
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setenv("WATCHDOG_USEC", "60000000")
+    monkeypatch.setattr(broker_process, "PROGRESS_S", 0)
+    got: list[str] = []
+
+    class Recovering(FakeBroker):
+        status = BrokerStatus("recovering", progress={"step": "recovering the log"})
+
+        async def start(self) -> None:
+            while len(got) < 2:
+                await asyncio.sleep(0)
+                got.append(manager.recv(4096).decode())
+
+        async def stop(self) -> None:
+            while not got[-1].startswith("STOPPING"):
+                got.append(manager.recv(4096).decode())
+
+    freezer = f"{MODULE}.GarbageFreezer"
+    monkeypatch.setattr(f"{freezer}.start", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(f"{freezer}.stop", lambda _: None)
+    assert run(Recovering) is ExitCode.OK
+    assert list(dict.fromkeys(got)) == [
+        "WATCHDOG=1",
+        "EXTEND_TIMEOUT_USEC=60000000\nSTATUS=recovering the log",
+        "READY=1\nSTATUS=serving on http://127.0.0.1:1",
+        "STOPPING=1\nSTATUS=stopping: SIGTERM",
+    ]
+    manager.close()
+
+
 def test_a_signal_while_it_recovers_stops_it(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     class Recovering(FakeBroker):
         async def start(self) -> None:
