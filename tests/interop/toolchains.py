@@ -24,6 +24,8 @@ TOOLCHAINS: Mapping[str, str] = {
     "javac": "qpid-jms and protonj2 (package openjdk-17-jdk-headless)",
     "mvn": "qpid-jms and protonj2 (package maven)",
     "cargo": "fe2o3-amqp (package cargo)",
+    "prometheus": "the queries of the dashboard and the alerts (package prometheus)",
+    "promtool": "the alerts' own cases (package prometheus)",
 }
 
 OAPI_CODEGEN = "github.com/oapi-codegen/oapi-codegen/v2/cmd/oapi-codegen@v2.8.2"
