@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from holdfast.amqp.engine.disposition_run import read_run
 from holdfast.amqp.engine.events import (
     Closed,
     Disposed,
@@ -364,15 +365,23 @@ class Connection:
     def _run_arrived(
         self, buffer: Buffer, at: int, end: int, left: int, events: list[Event]
     ) -> tuple[int, int]:
-        """Process transfer frames that are whole deliveries of one link, at most `left` if it is
-        not negative. Return the offset after them, and their number."""
-        if self._phase is not Phase.FRAMES or end - at < HEADER_BYTES or type(buffer) is not bytes:
+        """Process frames that differ little: transfers that are whole deliveries of one link, or
+        dispositions of successive deliveries; at most `left` if it is not negative. Return the
+        offset after them, and their number."""
+        if self._phase is not Phase.FRAMES or end - at < 12 or type(buffer) is not bytes:
             return at, 0
         channel = buffer[at + 6] << 8 | buffer[at + 7]
         session = self._by_remote_channel.get(channel)
         if session is None or session.state is not SessionState.MAPPED:
             return at, 0
         most = end - at if left < 0 else left
+        if buffer[at + 8 : at + 11] == _DISPOSITION:
+            run = read_run(buffer, at, end, most, self.settings.max_frame_bytes)
+            if run is None:
+                return at, 0
+            disposition, at, count = run
+            session.disposition_arrived(disposition, events)
+            return at, count
         return session.run_arrived(buffer, at, end, most, self.settings.max_frame_bytes, events)
 
     def _frame_arrived(self, buffer: Buffer, found: Frame, events: list[Event]) -> None:
