@@ -78,6 +78,8 @@ class Storage:
         self.read_only: str | None = None
         """The reason why publishing is impossible, None if it is possible."""
         self._opened: OpenDataDir | None = None
+        self._has_parts = False
+        """Whether `open` has created all parts that `close` stops."""
         self.damage_keeper: DamageKeeper | None = None
         self._data_dir: DataDir | None = None
 
@@ -108,6 +110,7 @@ class Storage:
         self._create_log_threads(opened, self._data_dir)
         self._create_store(opened)
         self._create_maintenance(opened)
+        self._has_parts = True
         self.ageing.start(opened.last_timestamp_us)
         opened.state.start()
         opened.groups.store.start()
@@ -217,22 +220,29 @@ class Storage:
         )
 
     async def close(self) -> None:
-        """Finish accepted publishes and close everything; may be called twice."""
+        """Finish accepted publishes and close everything, also after `open` has raised; may be
+        called twice."""
         opened = self._opened
         if opened is not None:
-            await self.alarms.stop()
-            await self.readers.stop()
-            await self.retention.stop()
-            if self.damage_keeper is not None:  # None if the start was cancelled
-                await self.damage_keeper.stop()
-            await self.store.state.wait()
-            await asyncio.get_running_loop().run_in_executor(None, self._stop_threads, opened)
+            if self._has_parts:
+                await self._stop_tasks()
+                await asyncio.to_thread(self._stop_threads, opened)
+                self._has_parts = False
+            await asyncio.to_thread(opened.closing.close)
             self._opened = None
         self.progress.is_cancelled = True
         await asyncio.to_thread(self._executor.shutdown)
         if self._data_dir is not None:
             self._data_dir.close()
             self._data_dir = None
+
+    async def _stop_tasks(self) -> None:
+        await self.alarms.stop()
+        await self.readers.stop()
+        await self.retention.stop()
+        if self.damage_keeper is not None:  # None if the start did not end
+            await self.damage_keeper.stop()
+        await self.store.state.wait()
 
     def _stop_threads(self, opened: OpenDataDir) -> None:
         self.scrub.stop()
@@ -241,7 +251,6 @@ class Storage:
         opened.reput.stop()
         self.keeper.stop()
         self._executor.shutdown()
-        opened.closing.close()
 
     @property
     def opened(self) -> OpenDataDir:

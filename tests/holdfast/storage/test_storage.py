@@ -15,15 +15,21 @@ from typing import Any
 import pytest
 
 from holdfast.check import check_data_dir
+from holdfast.commitlog.append.appender import Appender
+from holdfast.commitlog.append.syncer import Syncer
 from holdfast.commitlog.disk.disk import LinuxFile
 from holdfast.commitlog.errors import DiskFull, LogOverloaded, LogPoisoned
 from holdfast.commitlog.format.batch_encoding import Rows
 from holdfast.commitlog.segments import commit_log
 from holdfast.consumequeue.errors import StateUnavailable
+from holdfast.consumequeue.lmdb_env.live_env import ReaderWatch
+from holdfast.consumequeue.maintenance.retention_service import RetentionService
+from holdfast.consumequeue.maintenance.scrub import Scrub
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.state.journal import state_in_log
 from holdfast.consumequeue.state.records import StoredOffsets
 from holdfast.consumequeue.topics import QueueKey, Topic
+from holdfast.storage import storage as storage_module
 from holdfast.storage.alarms import Alarms
 from holdfast.storage.storage import Storage, StorageEvents
 from tests.support.stored import (
@@ -210,6 +216,56 @@ async def test_a_cancelled_start_closes_in_order(
     async with open_storage(small_config(tmp_path)) as again:  # the lock was released
         assert not again.degraded
     assert_sound(tmp_path)
+
+
+class StartFailed(Exception):
+    """A part of the storage cannot be created or started."""
+
+
+def fail_start(*_: Any, **__: Any) -> None:
+    raise StartFailed
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Syncer",
+        "Alarms",
+        "Appender",
+        "MessageStore",
+        "RetentionService",
+        "Scrub",
+        "ReaderWatch",
+        "DamageKeeper",
+    ],
+)
+async def test_a_start_without_a_part_closes_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(storage_module, name, fail_start)
+    await check_a_failed_start_closes(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("part", [Syncer, Alarms, Appender, RetentionService, Scrub, ReaderWatch])
+async def test_a_start_with_a_part_that_cannot_start_closes_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: type
+) -> None:
+    monkeypatch.setattr(part, "start", fail_start)
+    await check_a_failed_start_closes(tmp_path, monkeypatch)
+
+
+async def check_a_failed_start_closes(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a start fails, and that the next start, without the fault, does not."""
+    storage = Storage(small_config(data_dir), StorageEvents(on_failure=lambda _: None))
+    storage.lock()
+    with pytest.raises(StartFailed):
+        await storage.open()
+    await storage.close()
+    await storage.close()
+    monkeypatch.undo()
+    async with open_storage(small_config(data_dir)) as again:  # the lock was released
+        assert not again.degraded
+    assert_sound(data_dir)
 
 
 # -- notifications to higher layers --------------------------------------------------------
