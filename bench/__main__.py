@@ -67,6 +67,7 @@ PARTS = (
     Part("group_receive", (), _own_rows),
     Part("stuck_handlers", (), _own_rows),
     Part("channels", (), _own_rows),
+    Part("startup", (), _own_rows),
 )
 
 
