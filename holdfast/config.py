@@ -18,12 +18,13 @@ from typing import Any, get_type_hints
 
 from holdfast.amqp.config import AmqpConfig
 from holdfast.commitlog.config import CommitLogConfig
-from holdfast.commitlog.setting import KIB, MIB, setting
+from holdfast.commitlog.setting import setting
 from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
 from holdfast.groups.config import GroupsConfig
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.http_api.access.config import AccessConfig
 from holdfast.http_api.config import ConsoleConfig, HttpConfig
+from holdfast.units import format_size, parse_size, parse_span_ms, parse_whole_number
 
 ENVIRONMENT_PREFIX = "HOLDFAST_"
 
@@ -47,13 +48,6 @@ _MISTYPED = 0.8
 #: Variables, as name=value, that Kubernetes sets in every pod if a service is named "holdfast".
 _SERVICE_LINK = re.compile(r"HOLDFAST_(SERVICE_(HOST|PORT.*)=.*|PORT_.*|PORT=\w+://.*)")
 
-_SIZE = re.compile(r"(\d{1,9}) ?(B|KiB|MiB|GiB|TiB)", re.IGNORECASE | re.ASCII)
-_SPAN = re.compile(r"(\d{1,9}) ?(ms|s|m|h|d|w)", re.ASCII)
-#: Milliseconds per unit of time.
-SPAN_UNITS = {
-    "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000
-}  # fmt: skip
-_UNITS = {"b": 1, "kib": KIB, "mib": MIB, "gib": 1024 * MIB, "tib": 1024 * 1024 * MIB}
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True} | {
     "false": False, "no": False, "off": False, "0": False
 }  # fmt: skip
@@ -250,7 +244,7 @@ class Key:
         if self.type is int:
             if self.is_span:
                 return parse_span_ms(found)
-            return parse_size(found) if self.is_size else _whole_number(found)
+            return parse_size(found) if self.is_size else parse_whole_number(found)
         if not isinstance(found, str) or not (found or self.default == ""):
             return None
         return self.type(found)
@@ -354,31 +348,6 @@ def changed_keys(config: Config) -> dict[str, object]:
     return {key.name: values[key.name] for key in keys() if values[key.name] != key.default}
 
 
-def parse_size(found: object) -> int | None:
-    """Return a number of bytes from a number or a text like 16MiB; None for other values."""
-    matched = _SIZE.fullmatch(found) if isinstance(found, str) else None
-    if matched is None:
-        return _whole_number(found)
-    return int(matched[1]) * _UNITS[matched[2].lower()]
-
-
-def parse_span_ms(found: object) -> int | None:
-    """Return milliseconds from a number or a text like 500ms, 90s or 7d; None for other values."""
-    matched = _SPAN.fullmatch(found) if isinstance(found, str) else None
-    if matched is None:
-        return _whole_number(found)
-    return int(matched[1]) * SPAN_UNITS[matched[2]]
-
-
-def format_size(size: int) -> str:
-    """Return a number of bytes in the largest unit that divides it: 16 MiB, 1000 B."""
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        factor = _UNITS[unit.lower()]
-        if size >= factor and size % factor == 0:
-            return f"{size // factor} {unit}"
-    return f"{size} B"
-
-
 def _compose(resolved: list[Resolved]) -> Config:
     sections: dict[str, dict[str, Any]] = {}
     for each in resolved:
@@ -454,12 +423,6 @@ def _is_meant_as_key(variable: str) -> bool:
 def _from_flags(flags: Mapping[str, object]) -> _Given:
     names = {key.name: key.flag for key in keys()}
     return [(name, found, f"flag {names.get(name, name)}") for name, found in flags.items()]
-
-
-def _whole_number(found: object) -> int | None:
-    if isinstance(found, str):
-        return int(found) if re.fullmatch(r"\d{1,18}", found, re.ASCII) else None
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
 def _nearest(name: str, known: Mapping[str, object]) -> str | None:

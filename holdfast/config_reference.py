@@ -2,7 +2,8 @@
 
 from itertools import groupby
 
-from holdfast.config import Key, format_size, keys
+from holdfast.config import Key, keys
+from holdfast.units import format_size
 
 _HEAD = """\
 # Configuration

@@ -8,23 +8,9 @@ from typing import Any
 import click
 
 from holdfast import __version__
-from holdfast.cli.commands.backup import backup, restore
-from holdfast.cli.commands.bench import bench
-from holdfast.cli.commands.check import check, dump
-from holdfast.cli.commands.config import config
-from holdfast.cli.commands.consume import consume
-from holdfast.cli.commands.demo import demo
-from holdfast.cli.commands.group import group
-from holdfast.cli.commands.message import message
-from holdfast.cli.commands.publish import publish
-from holdfast.cli.commands.pull import pull
-from holdfast.cli.commands.repair import repair
-from holdfast.cli.commands.serve import serve
-from holdfast.cli.commands.status import status, top
-from holdfast.cli.commands.token import token
-from holdfast.cli.commands.topic import topic
+from holdfast.cli.command_table import ENTRIES, CommandTable
 from holdfast.cli.exits import ExitCode, Failure, failure_of
-from holdfast.cli.input.connection import check_takes_broker, options_before_commands
+from holdfast.cli.input.broker_option import check_takes_broker, options_before_commands
 from holdfast.cli.output.terminal import safe_text
 
 
@@ -32,8 +18,18 @@ class Root(click.Group):
     """The root command. It reports a failure as one line, and exits with a code of exits.py."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands in the order in which they were added: the most important first."""
+        """Return the names of the commands, the most important first."""
         return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands for the help, without importing a command."""
+        limit = formatter.width - 6 - max(map(len, ENTRIES))
+        rows = [
+            (name, click.Command(name, help=entry.summary).get_short_help_str(limit))
+            for name, entry in ENTRIES.items()
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command, print a failure, and exit. Never returns."""
@@ -100,7 +96,9 @@ def _usage_line(error: click.UsageError) -> str:
     return f"{error.format_message()} See '{error.ctx.command_path} --help'."
 
 
-@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Root, commands=CommandTable(), context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, prog_name="holdfast", message="%(prog)s %(version)s")
 @options_before_commands
 @click.pass_context
@@ -113,12 +111,3 @@ def main(context: click.Context, /, **_broker_options: str | None) -> None:
     command = main.get_command(context, context.invoked_subcommand or "")
     if command is not None:
         check_takes_broker(context, command)
-
-
-#: In the order in which the help lists them.
-COMMANDS = (
-    serve, status, top, topic, publish, pull, consume, group, message,
-    check, repair, dump, backup, restore, config, token, bench, demo,
-)  # fmt: skip
-for command in COMMANDS:
-    main.add_command(command)

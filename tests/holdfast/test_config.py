@@ -11,11 +11,8 @@ from holdfast.config import (
     InvalidValue,
     UnknownKey,
     UnreadableFile,
-    format_size,
     keys,
     load_config,
-    parse_size,
-    parse_span_ms,
     resolve,
     unused_variables,
 )
@@ -205,12 +202,6 @@ def test_every_default_is_allowed() -> None:
         assert key.parse(default, "default") == key.default
 
 
-def test_sizes_are_shown_in_the_largest_unit_that_fits() -> None:
-    assert [format_size(n) for n in (0, 1000, 1024, 1536 * 1024, MIB, 3 << 30, 1 << 40)] == [
-        "0 B", "1000 B", "1 KiB", "1536 KiB", "1 MiB", "3 GiB", "1 TiB",
-    ]  # fmt: skip
-
-
 def test_the_reference_page_is_current() -> None:
     page = Path(__file__).parents[2] / "docs" / "configuration.md"
     assert page.read_text("utf-8") == reference(), "run 'make docs'"
@@ -250,16 +241,6 @@ def test_a_mistyped_variable_is_refused(variable: str) -> None:
 def test_durations_take_units(text: str, span_ms: int) -> None:
     flags = {"http_api.max_wait_ms": text}
     assert load_config(file=None, environ={}, flags=flags).http_api.max_wait_ms == span_ms
-    assert parse_span_ms(text) == span_ms
-
-
-@pytest.mark.parametrize("text", ["", "7 days", "-1s", "1.5h", "d", "1H"])
-def test_other_texts_are_no_durations(text: str) -> None:
-    assert parse_span_ms(text) is None
-
-
-def test_sizes_take_bytes() -> None:
-    assert parse_size("512B") == parse_size("512 B") == parse_size("512") == 512
 
 
 # -- memory ----------------------------------------------------------------------------------

@@ -1,80 +1,30 @@
 """The options of every command that talks to a broker, and the client built from them.
 
-The options may be given before or after the sub-command. Every user of the machine can see a
-command line (`ps`). So the token can also come from a file, or from environment variables. Options
-take precedence over the environment.
+Every user of the machine can see a command line (`ps`). So the token can also come from a file, or
+from environment variables. Options take precedence over the environment.
 """
 
-import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from holdfast.cli.exits import ExitCode, Failure
+from holdfast.cli.input.broker_option import TLS_FILES, BrokerOption
 from holdfast.cli.input.values import as_url
-from holdfast.cli.output.logs import show_client_log
 
 if TYPE_CHECKING:
     from holdfast.client import Client
 
 DEFAULT_URL = "http://127.0.0.1:8711"
 
-_TLS_FILES = (
-    # The option, its former name, the command's parameter, and the help text.
-    (
-        "--tls-ca-file",
-        "--ca-file",
-        "ca_file",
-        "Authorities that the broker's certificate must come from (PEM).",
-    ),
-    ("--tls-cert", "--cert", "cert_file", "Client certificate (PEM)."),
-    (
-        "--tls-key",
-        "--key",
-        "key_file",
-        "Key of the client certificate (PEM). Default: the file of --tls-cert has it, too.",
-    ),
-)
 #: The key of the token from --token-file in the context's `meta`.
 _FROM_FILE = "holdfast.token"
 _MAX_TOKEN_FILE_BYTES = 65536
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-class BrokerOption(click.Option):
-    """An option of a command that talks to a broker. If it is given both before and after the
-    sub-command, the value after the sub-command counts. `former` is an earlier name of the option.
-    It is still accepted, but the help does not show it."""
-
-    def __init__(self, *arguments: Any, former: str | None = None, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        if former is not None:
-            self.opts.append(former)
-        self._former = former
-
-    def consume_value(
-        self, ctx: click.Context, opts: Mapping[str, Any]
-    ) -> tuple[Any, ParameterSource]:
-        """Return the value and its source. A value after the sub-command comes first, then a value
-        before the sub-command, then the environment, then the default."""
-        value, source = super().consume_value(ctx, opts)
-        root = ctx.find_root()
-        if source is ParameterSource.COMMANDLINE or root is ctx or self.name is None:
-            return value, source
-        if root.get_parameter_source(self.name) is ParameterSource.COMMANDLINE:
-            return root.params[self.name], ParameterSource.COMMANDLINE
-        return value, source
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        shown = copy.copy(self)
-        shown.opts = [name for name in self.opts if name != self._former]
-        return click.Option.get_help_record(shown, ctx)
 
 
 def with_client(command: Callable[..., None]) -> Callable[..., None]:
@@ -92,6 +42,7 @@ def with_client(command: Callable[..., None]) -> Callable[..., None]:
 
 def open_client(url: str, **options: str | None) -> "Client":
     """Return a client. `options` are those about the broker. Raises Failure if they are invalid."""
+    from holdfast.cli.output.client_log import show_client_log
     from holdfast.client import Client
 
     show_client_log()
@@ -121,7 +72,7 @@ def broker_options(command: Callable[..., None]) -> Callable[..., None]:
 def _tls_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options --tls-ca-file, --tls-cert and --tls-key. The command receives them
     as `ca_file`, `cert_file` and `key_file`."""
-    for flag, former, name, what in reversed(_TLS_FILES):
+    for flag, former, name, what in reversed(TLS_FILES):
         command = click.option(
             flag,
             name,
@@ -204,44 +155,3 @@ def _choose_token(
     if is_option == file_is_option:
         raise click.UsageError("Both a token and a token file are given: give one of them.")
     return token if is_option else from_file
-
-
-def options_before_commands(command: _Command) -> _Command:
-    """Give the root command the options about the broker. They are hidden in its help, except
-    --url. The sub-commands read them from the root command and check them."""
-    names: list[tuple[str, str | None, str]] = [
-        ("--url", None, "url"),
-        ("--token", None, "token"),
-        ("--token-file", None, "token_file"),
-        *((flag, former, name) for flag, former, name, _ in _TLS_FILES),
-    ]
-    for flag, former, name in reversed(names):
-        command = click.option(
-            flag,
-            name,
-            cls=BrokerOption,
-            former=former,
-            hidden=flag != "--url",
-            help="Address of the broker. This and the other options about the broker may be given "
-            "before or after the command.",
-        )(command)
-    return command
-
-
-def check_takes_broker(context: click.Context, command: click.Command) -> None:
-    """Raise UsageError if a broker option was given before a command that talks to no broker."""
-    if _talks_to_broker(command):
-        return
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if isinstance(parameter, BrokerOption) and source is ParameterSource.COMMANDLINE:
-            raise click.UsageError(
-                f"'{context.command_path} {command.name}' talks to no broker: omit "
-                f"{parameter.opts[0]}."
-            )
-
-
-def _talks_to_broker(command: click.Command) -> bool:
-    if isinstance(command, click.Group):
-        return any(map(_talks_to_broker, command.commands.values()))
-    return any(isinstance(parameter, BrokerOption) for parameter in command.params)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from holdfast.config import SPAN_UNITS, parse_span_ms
+from holdfast.units import SPAN_UNITS, parse_span_ms
 
 _AGO = re.compile(r"-(\d{1,12})(ms|s|m|h|d|w)", re.ASCII)
 _FIRST_EPOCH_MS = 10**12

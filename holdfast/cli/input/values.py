@@ -17,7 +17,7 @@ from holdfast.cli.input.start_position import Start, parse_duration, parse_start
 from holdfast.cli.output.figures import format_span
 from holdfast.cli.output.message_format import Formatter, make_formatter
 from holdfast.cli.output.terminal import is_terminal
-from holdfast.config import SPAN_UNITS, parse_size, parse_span_ms
+from holdfast.units import SPAN_UNITS, parse_size, parse_span_ms
 
 Callback = Callable[[click.Context, click.Parameter, Any], Any]
 

@@ -103,22 +103,6 @@ class DroppingQueueHandler(logging.handlers.QueueHandler):
             _logger.warning("%d lines of the access log were dropped: too many waited", dropped)
 
 
-class _Notices(logging.Handler):
-    """Writes messages for the user to standard error, each as a line `holdfast: MESSAGE`."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        sys.stderr.write(f"holdfast: {record.getMessage()}\n")
-        sys.stderr.flush()
-
-
-def show_client_log() -> None:
-    """Show the client's warnings on standard error, for example that the broker does not answer.
-    May be called again."""
-    logger = logging.getLogger("holdfast.client")
-    if not any(isinstance(each, _Notices) for each in logger.handlers):
-        logger.addHandler(_Notices(logging.WARNING))
-
-
 def _time(record: logging.LogRecord) -> str:
     at = datetime.fromtimestamp(record.created, UTC)
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

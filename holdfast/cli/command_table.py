@@ -1,0 +1,67 @@
+"""The sub-commands of `holdfast`: each is imported when it is first used.
+
+The table repeats the first sentence of each command's help, so that the help of `holdfast` imports
+no command.
+"""
+
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
+from typing import NamedTuple
+
+import click
+
+
+class Entry(NamedTuple):
+    """The module in `commands/` that defines a command, and the first sentence of its help."""
+
+    module: str
+    summary: str
+
+
+#: In the order in which the help lists them: the most important first.
+ENTRIES = {
+    "serve": Entry("serve", "Run a broker until a signal stops it."),
+    "status": Entry("status", "Show the health of a broker on one screen."),
+    "top": Entry("status", "Show topic rates and group lag until Ctrl-C."),
+    "topic": Entry("topic", "Create, list, describe, change and delete topics."),
+    "publish": Entry("publish", "Publish lines of FILE or of standard input, or --body."),
+    "pull": Entry("pull", "Print the messages of TOPIC, from all queues or one."),
+    "consume": Entry("consume", "Print a group's messages, and acknowledge them."),
+    "group": Entry("group", "Create groups, show their progress, and change their positions."),
+    "message": Entry("message", "Find single messages."),
+    "check": Entry("check", "Verify a data directory or a backup."),
+    "repair": Entry("repair", "Repair a damaged data directory that no broker uses."),
+    "dump": Entry("check", "Print the blocks of a segment file as JSON lines."),
+    "backup": Entry("backup", "Copy a data directory to DEST, even while its broker runs."),
+    "restore": Entry("backup", "Build a data directory from the backup SRC."),
+    "config": Entry("config", "Show a broker's settings."),
+    "token": Entry("token", "Create, list and revoke access tokens."),
+    "bench": Entry("bench", "Measure a broker's latency and throughput."),
+    "demo": Entry("demo", "Show the main features in a minute or two."),
+}
+
+
+class CommandTable(MutableMapping[str, click.Command]):
+    """The commands by name, in the order of ENTRIES. A look-up imports the command's module."""
+
+    def __init__(self) -> None:
+        self._commands: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        command = self._commands.get(name)
+        if command is None:
+            module = import_module(f"holdfast.cli.commands.{ENTRIES[name].module}")
+            command = self._commands[name] = getattr(module, name)
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(ENTRIES)
+
+    def __len__(self) -> int:
+        return len(ENTRIES)
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        raise TypeError(f"{name}: commands are added to ENTRIES")
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError(f"{name}: commands are removed from ENTRIES")

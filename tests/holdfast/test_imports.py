@@ -1,0 +1,64 @@
+"""What a start imports. Each import costs every program that starts, so nothing is imported before
+it is used."""
+
+import subprocess
+import sys
+
+import pytest
+
+#: Modules of the standard library whose import takes about a millisecond or more.
+HEAVY = {
+    "ast", "asyncio", "base64", "concurrent", "csv", "ctypes", "dataclasses", "datetime",
+    "decimal", "difflib", "dis", "email", "getpass", "gettext", "hashlib", "hmac", "html", "http",
+    "importlib.metadata", "importlib.resources", "inspect", "ipaddress", "json", "locale",
+    "logging", "multiprocessing", "pathlib", "pickle", "platform", "queue", "random", "re",
+    "secrets", "shutil", "signal", "socket", "ssl", "statistics", "string", "subprocess",
+    "tempfile", "threading", "tokenize", "tomllib", "traceback", "typing", "unittest",
+    "urllib.parse", "urllib.request", "uuid", "xml", "zipfile", "zoneinfo",
+}  # fmt: skip
+
+#: What click itself imports.
+CLICK = {
+    "click", "ast", "datetime", "dis", "gettext", "inspect", "locale", "platform", "re", "shutil",
+    "threading", "tokenize", "typing", "uuid",
+}  # fmt: skip
+
+
+def modules_after(script: str) -> set[str]:
+    """Return the modules that a new Python process has loaded after a script."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{script}\nimport sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def imported(script: str) -> set[str]:
+    """Return what a script imports: the third-party packages, and the modules of HEAVY."""
+    names = modules_after(script) - modules_after("")
+    packages = {name.partition(".")[0] for name in names}
+    packages = {each for each in packages if not each.startswith("_")}
+    return packages - sys.stdlib_module_names - {"holdfast"} | names & HEAVY
+
+
+def run_command(*arguments: str) -> str:
+    return (
+        "from holdfast.cli.main import main\n"
+        f"try: main({list(arguments)!r}, prog_name='holdfast')\n"
+        "except SystemExit: pass"
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "allowed"),
+    [
+        ("import holdfast", {"re", "typing"}),
+        (run_command("--help"), CLICK),
+        (run_command("--version"), CLICK),
+    ],
+    ids=["import holdfast", "holdfast --help", "holdfast --version"],
+)
+def test_a_start_imports_only(script: str, allowed: set[str]) -> None:
+    assert imported(script) - allowed == set()
