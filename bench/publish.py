@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import uvloop
 
 from bench.harness import Figure, arguments, broker, measure, report
-from holdfast.client.descriptions import Durability
 from holdfast.client.produce.accumulator import MESSAGE_OVERHEAD_BYTES, ProducerOptions
+from holdfast.client.values import Durability
 from holdfast.running_broker import RunningBroker
 
 DURABILITY: Durability = "written"

@@ -18,7 +18,7 @@ from bench.consume import pull_async, pull_sync
 from bench.harness import broker, measure
 from bench.publish import publish_async
 from bench.rows import RATE, TIMES, Row, report
-from holdfast.client.descriptions import Durability
+from holdfast.client.values import Durability
 from holdfast.running_broker import RunningBroker
 
 DURABILITY: Durability = "written"

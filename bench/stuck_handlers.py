@@ -18,7 +18,7 @@ import uvloop
 from bench.harness import arguments, broker
 from bench.rows import TIMES, Row, report
 from holdfast.client import AsyncClient, Delivery
-from holdfast.client.descriptions import Durability, Mode
+from holdfast.client.values import Durability, Mode
 from holdfast.running_broker import RunningBroker
 
 _BODY_BYTES = 100

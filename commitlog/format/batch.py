@@ -4,7 +4,7 @@ Do not trust a batch before its payload CRC was verified; a batch from a client 
 `commitlog.format.batch_check`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
@@ -23,34 +23,15 @@ from holdfast.commitlog.format.batch_header import (
     layout_of,
 )
 from holdfast.commitlog.format.checksum import COPY_BELOW, crc32c, crc32c_of_buffer
+from holdfast.commitlog.format.hashes import key_hash as key_hash
+from holdfast.commitlog.format.hashes import queue_for_key as queue_for_key
+from holdfast.commitlog.format.hashes import tag_summary as tag_summary
+from holdfast.commitlog.format.hashes import tags_code as tags_code
 
 Int32s = npt.NDArray[np.int32]
 UInt32s = npt.NDArray[np.uint32]
 UInt64s = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]
-
-
-def key_hash(key: str) -> int:
-    """Return the crc32c of the key's UTF-8 bytes. This hash also selects the queue of the key."""
-    return crc32c(key.encode())
-
-
-def tags_code(tag: str) -> int:
-    """Return the crc32c of the tag's UTF-8 bytes. Equal codes do not prove equal tags."""
-    return crc32c(tag.encode())
-
-
-def queue_for_key(key: str, queue_count: int) -> int:
-    """Return the queue of messages with this key. The broker and all clients use this rule."""
-    return key_hash(key) % queue_count
-
-
-def tag_summary(codes: Iterable[int]) -> int:
-    """Return the 64-bit summary of tag codes: for each code, bit (code mod 64) is set."""
-    summary = 0
-    for code in codes:
-        summary |= 1 << (code & 63)
-    return summary
 
 
 class RequestColumns(NamedTuple):

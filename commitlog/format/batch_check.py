@@ -13,23 +13,12 @@ import numpy.typing as npt
 from holdfast.commitlog.errors import CorruptBatch, LogError
 from holdfast.commitlog.format.batch import Batch, Int32s
 from holdfast.commitlog.format.batch_header import HEADER_SIZE, SECTION_NAMES
+from holdfast.commitlog.format.limits import MAX_TTL_MS as MAX_TTL_MS
+from holdfast.commitlog.format.limits import MessageLimits as MessageLimits
 
 #: This many bytes of an envelope are the broker's own; a message whose size is at the limit needs
 #: them as well.
 ENVELOPE_HEAD_BYTES = 14
-#: The longest time to live. With it, an expiry time in microseconds is below 2^63.
-MAX_TTL_MS = 10**15
-
-
-@dataclass(frozen=True, slots=True)
-class MessageLimits:
-    """Upper limits for one message, in bytes: body with envelope, key, tag, and the names and
-    values of all its properties together."""
-
-    max_message_bytes: int = 4 * 1024 * 1024
-    max_key_bytes: int = 4096
-    max_tag_bytes: int = 1024
-    max_properties_bytes: int = 32 * 1024
 
 
 @dataclass(eq=False, repr=False)

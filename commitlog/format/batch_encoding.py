@@ -10,11 +10,8 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, groupby
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-import numpy as np
-
-from holdfast.commitlog.format.batch import Batch, tag_summary
 from holdfast.commitlog.format.batch_header import (
     ALIGNMENT,
     ANY_QUEUE,
@@ -32,10 +29,23 @@ from holdfast.commitlog.format.batch_header import (
     align,
 )
 from holdfast.commitlog.format.checksum import crc32c, crc32c_each
+from holdfast.commitlog.format.hashes import tag_summary
+from holdfast.commitlog.lazy_import import import_at_first_use
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from holdfast.commitlog.format import batch as batch_module
+    from holdfast.commitlog.format.batch import Batch
+else:
+    # A client that publishes a few messages at a time needs neither.
+    import_at_first_use(globals(), np="numpy", batch_module="holdfast.commitlog.format.batch")
 
 _PADDING = [bytes(n) for n in range(ALIGNMENT)]
 #: For at most this many values, plain Python is faster than numpy.
 _FEW = 64
+#: The dtypes of the struct codes of columns.
+_NUMPY_CODES = {"I": "<u4", "q": "<i8", "Q": "<u8"}
 _MAX_SECTION_BYTES = 2**31 - 1  # because offsets are int32
 
 #: A message needs at most this many additional bytes in a shared batch, because other publishes may
@@ -192,10 +202,10 @@ def encode_columns(
         columns.add_properties(header, properties)
     if born_timestamps_us is not None:
         header.flags |= BORN
-        columns.add_numbers("<i8", born_timestamps_us)
+        columns.add_numbers("q", born_timestamps_us)
     if expires_timestamps_us is not None and any(expires_timestamps_us):
         header.flags |= EXPIRES
-        columns.add_numbers("<i8", expires_timestamps_us)
+        columns.add_numbers("q", expires_timestamps_us)
     if requests is not None:
         columns.add_requests(header, requests)
     if envelopes is not None and any(envelopes):
@@ -248,13 +258,13 @@ def most_shared_bytes(rows: Rows) -> int:
     return _MOST_SHARED_BYTES * len(rows) + _MOST_PADDING
 
 
-def as_batch(rows: Rows) -> Batch:
+def as_batch(rows: Rows) -> "Batch":
     """Return a batch that contains only these messages."""
     header, payload = encode_rows([rows])
-    return Batch.decode(header.encode() + payload, verify_payload=False)
+    return batch_module.Batch.decode(header.encode() + payload, verify_payload=False)
 
 
-def with_requests(batch: Batch) -> BatchHeader:
+def with_requests(batch: "Batch") -> BatchHeader:
     """Return a batch's header. If several publishes share the batch, `requests` of the header
     lists those of idempotent producers."""
     columns = batch.requests
@@ -342,19 +352,27 @@ def _check_lengths(bodies: Sequence[bytes], *columns: Sequence[object] | None) -
 
 def _offsets(values: Sequence[bytes]) -> bytes:
     """Return the start of each value and the end of the last value, as int32[n+1]."""
-    n = len(values)
-    if n <= _FEW:
-        return struct.pack(f"<{n + 1}i", 0, *accumulate(map(len, values)))
-    offsets = np.zeros(n + 1, "<i4")
-    np.cumsum(np.fromiter(map(len, values), "<i4", n), out=offsets[1:])
-    return offsets.tobytes()
+    return _running_sums(map(len, values), len(values))
+
+
+def _running_sums(sizes: Iterable[int], count: int) -> bytes:
+    """Return 0 and the sum of the first 1, 2, ... sizes, as int32[count+1]."""
+    if count <= _FEW:
+        return struct.pack(f"<{count + 1}i", 0, *accumulate(sizes))
+    sums = np.zeros(count + 1, "<i4")
+    np.cumsum(np.fromiter(sizes, "<i4", count), out=sums[1:])
+    return sums.tobytes()
 
 
 class _Columns(Sections):
     """Sections written from lists of values."""
 
-    def add_numbers(self, dtype: str, values: Sequence[int]) -> None:
-        self.add(np.asarray(values, dtype).tobytes())
+    def add_numbers(self, code: str, values: Sequence[int]) -> None:
+        """Add a section of numbers, each in the form of a struct code."""
+        if len(values) <= _FEW:
+            self.add(struct.pack(f"<{len(values)}{code}", *values))
+        else:
+            self.add(np.asarray(values, _NUMPY_CODES[code]).tobytes())
 
     def add_texts(self, values: Sequence[bytes]) -> int:
         """Add an offsets section and a data section; return the size of the data in bytes."""
@@ -371,7 +389,7 @@ class _Columns(Sections):
             raise ValueError(f"an empty {what}: leave it out instead")
         texts = [value.encode() if value is not None else b"" for value in values]
         hashes = crc32c_each(texts)  # 0 for an empty text
-        self.add_numbers("<u4", hashes)
+        self.add_numbers("I", hashes)
         return self.add_texts(texts), hashes
 
     def add_tags(self, header: BatchHeader, tags: Sequence[str | None]) -> None:
@@ -381,18 +399,17 @@ class _Columns(Sections):
 
     def add_requests(self, header: BatchHeader, requests: Requests) -> None:
         header.flags |= PRODUCERS
-        self.add_numbers("<u8", requests.producer_ids)
-        self.add_numbers("<i8", requests.sequences)
-        self.add_numbers("<u4", requests.epochs)
+        self.add_numbers("Q", requests.producer_ids)
+        self.add_numbers("q", requests.sequences)
+        self.add_numbers("I", requests.epochs)
 
     def add_properties(
         self, header: BatchHeader, values: Sequence[Mapping[str, str] | None]
     ) -> None:
         """Add the columns of properties, and set the fields of `header` that count them."""
         header.flags |= PROPERTIES
-        listed = np.zeros(len(values) + 1, "<i4")
-        np.cumsum([len(value) if value else 0 for value in values], out=listed[1:])
-        self.add(listed.tobytes())
+        counts = (len(value) if value else 0 for value in values)
+        self.add(_running_sums(counts, len(values)))
         names = list(chain.from_iterable(value for value in values if value))
         if "" in names:
             raise ValueError("an empty property name")

@@ -27,13 +27,14 @@ import struct
 from dataclasses import dataclass, field
 from enum import IntFlag
 from operator import attrgetter
-from typing import NamedTuple, Self, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
 from holdfast.commitlog.format.checksum import crc32c
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 MAGIC = b"HFBT"
 FORMAT_VERSION = 1
@@ -42,7 +43,7 @@ ANY_QUEUE = 0xFFFF_FFFF
 ALIGNMENT = 8
 
 Buffer = bytes | bytearray | memoryview
-Size = TypeVar("Size", int, npt.NDArray[np.int64])
+Size = TypeVar("Size", int, "npt.NDArray[np.int64]")
 
 #: The header's fields in the order of their bytes, each with its struct code. The comments have the
 #: position of the field, and * for a field that the producer leaves zero and the broker fills in.

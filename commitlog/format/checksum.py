@@ -1,11 +1,18 @@
 """CRC32C (Castagnoli), with hardware support if the CPU has it. Pure."""
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 from google_crc32c import extend as _extend
 from google_crc32c import value as _value
+
+from holdfast.commitlog.lazy_import import import_at_first_use
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    import_at_first_use(globals(), np="numpy")
 
 #: Copying a buffer that is smaller than this costs less than a view of it (0.3 us against 0.9 us).
 COPY_BELOW = 4096
@@ -46,6 +53,6 @@ def crc32c_of_ranges(
     return [crc32c_of_buffer(view[a:b]) for a, b in zip(starts, ends, strict=True)]
 
 
-def _view(data: bytes | bytearray | memoryview) -> npt.NDArray[np.uint8]:
+def _view(data: bytes | bytearray | memoryview) -> "npt.NDArray[np.uint8]":
     # The library accepts only read-only buffers without a release hook, such as a numpy view.
     return np.frombuffer(memoryview(data).toreadonly(), np.uint8)

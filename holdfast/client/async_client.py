@@ -11,89 +11,74 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
-import msgspec
-
-from holdfast.client.consume.consumer import AsyncConsumer
-from holdfast.client.consume.delivery import ReceiveResult, Status
-from holdfast.client.consume.group_requests import (
-    GroupRequests,
-    Redriven,
-    ResetTo,
-    SeekTo,
-    Topics,
-    encode_topics,
-)
-from holdfast.client.consume.join import ConsumeOptions, SerialBy, make_member_name
-from holdfast.client.descriptions import (
-    BrokerInfo,
-    Cost,
-    D,
-    Durability,
-    End,
-    Engine,
-    GroupDescription,
-    GroupSummary,
-    Mode,
-    OffsetsReset,
-    Split,
-    TopicDescription,
-    TopicSummary,
-    parse_description,
-)
 from holdfast.client.errors import (
     ApiError,
     CertificateNotTrusted,
     ConnectionFailed,
     UnknownTopic,
 )
-from holdfast.client.produce.accumulator import ProducerOptions
-from holdfast.client.produce.coalescing import PublishCoalescer
-from holdfast.client.produce.new_message import Body, NewMessage, encode_body
-from holdfast.client.produce.producers import AsyncProducer, ProducerTarget
+from holdfast.client.produce.identities import IdentityPool
+from holdfast.client.produce.options import Body, ProducerOptions
 from holdfast.client.produce.publish_queue import PublishOptions
-from holdfast.client.produce.sender import IdentityPool, publish_single
-from holdfast.client.read.group_offsets import (
-    OffsetConsumeOptions,
-    read_offsets,
-    write_offsets,
-)
-from holdfast.client.read.message import (
-    LoneMessage,
-    Message,
-    MessageBatch,
-    MessageRun,
-    PublishResult,
-    PullResult,
-    StoredOffsets,
-)
-from holdfast.client.read.pull import (
-    PullOptions,
-    Start,
-    TopicFacts,
-    TopicRequests,
-)
-from holdfast.client.read.readers import AsyncOffsetConsumer, AsyncReader
-from holdfast.client.read.sources import QueueSource, Range, Source, TopicSource
+from holdfast.client.read.options import PullOptions, Start
+from holdfast.client.read.results import PublishResult, PullResult, StoredOffsets
 from holdfast.client.timestamps import Time, as_timestamp_ms
-from holdfast.client.transport.async_transport import AsyncTransport
 from holdfast.client.transport.requests import JSON, MSGPACK, Transport, check_name, drop_none
 from holdfast.client.transport.retry import ONCE, RetryPolicy
 from holdfast.client.transport.target import File, Target, TlsFiles
+from holdfast.client.values import (
+    Cost,
+    Durability,
+    End,
+    Engine,
+    Mode,
+    Offsets,
+    ResetTo,
+    SeekTo,
+    SerialBy,
+    Status,
+    Topics,
+)
+from holdfast.commitlog.lazy_import import import_at_first_use
 
 if TYPE_CHECKING:
-    from holdfast.client.session.session import AsyncSession
+    import msgspec
+
+    from holdfast.client import descriptions
+    from holdfast.client.consume import consumer as consumers
+    from holdfast.client.consume import delivery as deliveries
+    from holdfast.client.consume import group_requests, join
+    from holdfast.client.produce import coalescing, producers, publish_request
+    from holdfast.client.produce import new_message as new_messages
+    from holdfast.client.read import group_offsets, readers, sources
+    from holdfast.client.read import message as messages_read
+    from holdfast.client.read import pull as pulls
+    from holdfast.client.session import session as sessions
+    from holdfast.client.transport import async_transport
+else:
+    # Most programs need only some of these.
+    import_at_first_use(
+        globals(),
+        msgspec="msgspec",
+        descriptions="holdfast.client.descriptions",
+        consumers="holdfast.client.consume.consumer",
+        deliveries="holdfast.client.consume.delivery",
+        group_requests="holdfast.client.consume.group_requests",
+        join="holdfast.client.consume.join",
+        coalescing="holdfast.client.produce.coalescing",
+        new_messages="holdfast.client.produce.new_message",
+        producers="holdfast.client.produce.producers",
+        publish_request="holdfast.client.produce.publish_request",
+        group_offsets="holdfast.client.read.group_offsets",
+        messages_read="holdfast.client.read.message",
+        pulls="holdfast.client.read.pull",
+        readers="holdfast.client.read.readers",
+        sources="holdfast.client.read.sources",
+        sessions="holdfast.client.session.session",
+        async_transport="holdfast.client.transport.async_transport",
+    )
 
 DEFAULT_URL = "http://127.0.0.1:8711"
-
-Offsets = Mapping[int, int] | End
-
-
-class _Messages(msgspec.Struct):
-    messages: list[LoneMessage]
-
-
-class _SeekReply(msgspec.Struct):
-    offsets: dict[str, dict[int, int]]
 
 
 class AsyncClient:
@@ -120,9 +105,10 @@ class AsyncClient:
         cert_file: File | None = None,
         key_file: File | None = None,
     ) -> None:
+
         target = Target.parse(url, token, TlsFiles(ca_file, cert_file, key_file))
         retry = RetryPolicy(give_up_after_s=timeout_ms / 1000)
-        self._set_transport(AsyncTransport(target, retry), retry)
+        self._set_transport(async_transport.AsyncTransport(target, retry), retry)
         self.url = url
 
     def _set_transport(self, transport: Transport, sharing: RetryPolicy | None = None) -> None:
@@ -130,12 +116,12 @@ class AsyncClient:
         self.url = transport.url
         self._transport = transport
         self._identities = IdentityPool()
-        self._coalescer: PublishCoalescer | None = None
+        self._coalescer: coalescing.PublishCoalescer | None = None
         if sharing is not None:
-            self._coalescer = PublishCoalescer(transport, self._identities, sharing)
-        self._producers: weakref.WeakSet[AsyncProducer] = weakref.WeakSet()
-        self._consumers: set[AsyncConsumer] = set()
-        self._sessions: weakref.WeakSet[AsyncSession] = weakref.WeakSet()
+            self._coalescer = coalescing.PublishCoalescer(transport, self._identities, sharing)
+        self._producers: weakref.WeakSet[producers.AsyncProducer] = weakref.WeakSet()
+        self._consumers: set[consumers.AsyncConsumer] = set()
+        self._sessions: weakref.WeakSet[sessions.AsyncSession] = weakref.WeakSet()
 
     @classmethod
     def over(cls, transport: Transport) -> Self:
@@ -166,9 +152,11 @@ class AsyncClient:
                 stack.push_async_callback(session.close)
 
     async def __aenter__(self) -> Self:
+
         return self
 
     async def __aexit__(self, *_: object) -> None:
+
         await self.close()
 
     # -- topics ------------------------------------------------------------------------------
@@ -184,7 +172,7 @@ class AsyncClient:
         retention_bytes: int | None = None,
         max_message_bytes: int | None = None,
         max_bytes: int | None = None,
-    ) -> TopicDescription:
+    ) -> "descriptions.TopicDescription":
         """Create a topic, or ensure that it exists, and return its description.
 
         In a new topic, settings that are not given get the broker's defaults. An existing topic
@@ -202,9 +190,13 @@ class AsyncClient:
             max_message_bytes=max_message_bytes,
             max_bytes=max_bytes,
         )
-        return await self._fetch_description(TopicDescription, "PUT", _topic_path(topic), body=body)
+        return await self._fetch_description(
+            descriptions.TopicDescription, "PUT", _topic_path(topic), body=body
+        )
 
-    async def change_topic(self, topic: str, /, **fields: int | str | None) -> TopicDescription:
+    async def change_topic(
+        self, topic: str, /, **fields: int | str | None
+    ) -> "descriptions.TopicDescription":
         """Change settings of a topic; return its description.
 
         The settings are `queues` (the number per priority level; it can only grow), `durability`,
@@ -212,15 +204,19 @@ class AsyncClient:
         `retention_ms`, `retention_bytes` and `max_bytes`, None removes the limit.
         """
         path = _topic_path(topic)
-        return await self._fetch_description(TopicDescription, "PATCH", path, body=fields)
+        return await self._fetch_description(
+            descriptions.TopicDescription, "PATCH", path, body=fields
+        )
 
-    async def topics(self) -> list[TopicSummary]:
+    async def topics(self) -> "list[descriptions.TopicSummary]":
         """Return all topics, sorted by name."""
-        return await self._fetch_listing(TopicSummary, "/v1/topics", "topics")
+        return await self._fetch_listing(descriptions.TopicSummary, "/v1/topics", "topics")
 
-    async def describe_topic(self, topic: str) -> TopicDescription:
+    async def describe_topic(self, topic: str) -> "descriptions.TopicDescription":
         """Return a topic's id, configuration and queues with their offsets."""
-        return await self._fetch_description(TopicDescription, "GET", _topic_path(topic))
+        return await self._fetch_description(
+            descriptions.TopicDescription, "GET", _topic_path(topic)
+        )
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic with all its messages."""
@@ -259,11 +255,13 @@ class AsyncClient:
         synchronous client each call sends its own request.
         """
         own_properties = dict(properties) if properties else None
-        message = NewMessage(encode_body(body), key, tag, own_properties, queue, ttl_ms, priority)
+        message = new_messages.NewMessage(
+            new_messages.encode_body(body), key, tag, own_properties, queue, ttl_ms, priority
+        )
         options = PublishOptions(durability, mandatory)
         if self._coalescer is not None:
             return await self._coalescer.publish(topic, options, message)
-        return await publish_single(
+        return await publish_request.publish_single(
             self._transport, self._identities, topic, options, message.encode()
         )
 
@@ -280,7 +278,7 @@ class AsyncClient:
         max_in_flight: int = ProducerOptions.max_in_flight,
         delivery_timeout_ms: float = ProducerOptions.delivery_timeout_ms,
         mandatory: bool = False,
-    ) -> AsyncProducer:
+    ) -> "producers.AsyncProducer":
         """Return a producer that batches messages to `topic`; use it in `async with`.
 
         A batch is sent when it reaches `batch_bytes`, after `linger_ms`, or when the caller waits
@@ -297,7 +295,7 @@ class AsyncClient:
         with the broker's defaults, if the broker allows automatic creation. When queues are added
         to the topic, only producers that are started later use them.
         """
-        producer = AsyncProducer(
+        producer = producers.AsyncProducer(
             self._producer_target(topic),
             ProducerOptions(
                 queue=queue,
@@ -314,10 +312,10 @@ class AsyncClient:
         self._producers.add(producer)
         return producer
 
-    def _producer_target(self, topic: str) -> ProducerTarget:
-        requests = TopicRequests(self._transport, topic)
+    def _producer_target(self, topic: str) -> "producers.ProducerTarget":
+        requests = pulls.TopicRequests(self._transport, topic)
 
-        async def describe() -> TopicFacts:
+        async def describe() -> "pulls.TopicFacts":
             try:
                 return await requests.fetch_facts()
             except UnknownTopic:
@@ -327,20 +325,18 @@ class AsyncClient:
                 await self._request_json("PUT", _topic_path(topic), body={})
                 return await requests.fetch_facts()
 
-        return ProducerTarget(self._transport, topic, describe)
+        return producers.ProducerTarget(self._transport, topic, describe)
 
     # -- links -------------------------------------------------------------------------------
 
-    def session(self, url: str | None = None) -> "AsyncSession":
+    def session(self, url: str | None = None) -> "sessions.AsyncSession":
         """Return a session of AMQP 1.0, with senders and receivers; use it in `async with`.
 
         Without `url` the session is a WebSocket on the port of HTTP. With `url`, such as
         `amqp://127.0.0.1:5672` or `amqps://broker:5671`, it is a connection to a port of AMQP. Each
         session has its own connection. It ends if the connection is lost.
         """
-        from holdfast.client.session.session import AsyncSession
-
-        session = AsyncSession(self._transport.target, url)
+        session = sessions.AsyncSession(self._transport.target, url)
         self._sessions.add(session)
         return session
 
@@ -360,7 +356,7 @@ class AsyncClient:
         skip_corrupt: bool = False,
         max_bytes: int = PullOptions.max_bytes,
         wait_ms: int = PullOptions.wait_ms,
-    ) -> AsyncReader[Message]:
+    ) -> "readers.AsyncReader[messages_read.Message]":
         """Read the messages of one queue in order; without `queue`, of all queues of the topic.
 
         Reading starts at `offset`, at `start` ("earliest", the default, or "latest"), or at the
@@ -387,7 +383,7 @@ class AsyncClient:
         )
         start_ = _make_start(offset, start, timestamp_ms)
         source = self._source(topic, queue, start_, options, follow=follow)
-        return AsyncReader(source, _iter_messages)
+        return readers.AsyncReader(source, _iter_messages)
 
     def pull_batches(
         self,
@@ -401,7 +397,7 @@ class AsyncClient:
         skip_corrupt: bool = False,
         max_bytes: int = PullOptions.max_bytes,
         wait_ms: int = PullOptions.wait_ms,
-    ) -> AsyncReader[MessageBatch]:
+    ) -> "readers.AsyncReader[messages_read.MessageBatch]":
         """Read a queue's messages in the batches in which they are stored, for array processing.
 
         Everything else is as in `pull`. The first and the last batch may also contain messages
@@ -411,7 +407,7 @@ class AsyncClient:
         options = PullOptions(max_bytes=max_bytes, wait_ms=wait_ms, skip_corrupt=skip_corrupt)
         start_ = _make_start(offset, start, timestamp_ms)
         source = self._source(topic, queue, start_, options, follow=follow)
-        return AsyncReader(source, _iter_batches)
+        return readers.AsyncReader(source, _iter_batches)
 
     def _source(
         self,
@@ -421,10 +417,10 @@ class AsyncClient:
         options: PullOptions,
         *,
         follow: bool,
-    ) -> Source:
+    ) -> "sources.Source":
         if queue is None:
-            return TopicSource(self._transport, topic, start, options, follow)
-        return QueueSource(self._transport, topic, start, options, follow, queue=queue)
+            return sources.TopicSource(self._transport, topic, start, options, follow)
+        return sources.QueueSource(self._transport, topic, start, options, follow, queue=queue)
 
     async def pull_once(
         self,
@@ -451,7 +447,7 @@ class AsyncClient:
             filter=filter,
             skip_corrupt=skip_corrupt,
         )
-        requests = TopicRequests(self._transport, topic)
+        requests = pulls.TopicRequests(self._transport, topic)
         pulled = await requests.pull(queue, Start(offset=offset), options, wait_ms)
         messages = [message for part in pulled.parts for message in part]
         next_offset, max_offset = pulled.next_offsets[queue], pulled.max_offsets[queue]
@@ -480,7 +476,7 @@ class AsyncClient:
         wait_ms: int = 20_000,
         ack_batch: int = 64,
         ack_interval_ms: float = 5,
-    ) -> AsyncConsumer:
+    ) -> "consumers.AsyncConsumer":
         """Return a consumer that is a member of a group: iterate over it, or `run` a handler.
 
         The group distributes the messages of its topics among its members, each under a lease.
@@ -509,12 +505,12 @@ class AsyncClient:
         consumer raises UnknownTopic, ExclusiveHeld, Forbidden.
         """
         topics = (topic,) if isinstance(topic, str) else tuple(topic)
-        return AsyncConsumer(
+        return consumers.AsyncConsumer(
             self._transport,
-            ConsumeOptions(
+            join.ConsumeOptions(
                 group=check_name("group", group),
                 topics=tuple(check_name("topic", each) for each in topics),
-                member=member or make_member_name(),
+                member=member or join.make_member_name(),
                 max_in_flight=max_in_flight,
                 concurrency=concurrency,
                 serial_by=serial_by,
@@ -545,7 +541,7 @@ class AsyncClient:
         skip_corrupt: bool = False,
         max_bytes: int = PullOptions.max_bytes,
         wait_ms: int = PullOptions.wait_ms,
-    ) -> AsyncOffsetConsumer:
+    ) -> "readers.AsyncOffsetConsumer":
         """Read all queues from the group's stored offsets on; iterate over the result.
 
         Queues without a stored offset begin at `start`. A message counts as processed when the
@@ -556,7 +552,7 @@ class AsyncClient:
         offsets; for groups with leases use `consume`. `tag`, `filter` and `skip_corrupt` work as
         in `pull`.
         """
-        options = OffsetConsumeOptions(
+        options = group_offsets.OffsetConsumeOptions(
             group=check_name("group", group),
             topic=check_name("topic", topic),
             start=start,
@@ -570,24 +566,24 @@ class AsyncClient:
                 skip_corrupt=skip_corrupt,
             ),
         )
-        return AsyncOffsetConsumer(self._transport, options)
+        return readers.AsyncOffsetConsumer(self._transport, options)
 
     async def offset_at(self, topic: str, queue: int, timestamp_ms: Time) -> tuple[int, int | None]:
         """Return the offset and the store time (ms) of the first message stored at or after a time.
 
         Return (max_offset, None) when there is no such message.
         """
-        requests = TopicRequests(self._transport, topic)
+        requests = pulls.TopicRequests(self._transport, topic)
         return await requests.find_offset(queue, as_timestamp_ms(timestamp_ms))
 
-    async def message(self, message_id: str) -> Message:
+    async def message(self, message_id: str) -> "messages_read.Message":
         """Return one message. Raises UnknownMessage, also for text that is not a message id."""
         reply = await self._transport.request(
             "GET", f"/v1/messages/{quote(message_id, safe='')}", headers={"Accept": MSGPACK}
         )
-        return reply.msgpack(LoneMessage).as_message()
+        return reply.msgpack(messages_read.LoneMessage).as_message()
 
-    async def search(self, topic: str, key: str, limit: int = 64) -> list[Message]:
+    async def search(self, topic: str, key: str, limit: int = 64) -> "list[messages_read.Message]":
         """Return the newest messages with a key, newest first, at most `limit` of them."""
         reply = await self._transport.request(
             "GET",
@@ -595,7 +591,7 @@ class AsyncClient:
             params={"key": key, "limit": limit},
             headers={"Accept": MSGPACK},
         )
-        return [message.as_message() for message in reply.msgpack(_Messages).messages]
+        return [message.as_message() for message in reply.msgpack(messages_read.Messages).messages]
 
     async def splits(
         self,
@@ -607,7 +603,7 @@ class AsyncClient:
         *,
         start_timestamp_ms: Time | None = None,
         end_timestamp_ms: Time | None = None,
-    ) -> list[Split]:
+    ) -> "list[descriptions.Split]":
         """Return a plan for parallel readers: ranges of offsets in queues, about `max_bytes` each.
 
         `start` and `end` are offsets by queue, or "earliest" or "latest" for all queues. A queue
@@ -623,7 +619,10 @@ class AsyncClient:
             min_splits=min_splits,
         )
         reply = await self._request_json("GET", f"{_topic_path(topic)}/splits", params=params)
-        return [parse_description(Split, each, self.url) for each in reply["splits"]]
+        return [
+            descriptions.parse_description(descriptions.Split, each, self.url)
+            for each in reply["splits"]
+        ]
 
     # -- groups ------------------------------------------------------------------------------
 
@@ -646,7 +645,7 @@ class AsyncClient:
         strict_leases: bool | None = None,
         member_ttl_ms: int | None = None,
         auto_delete_after_ms: int | None = None,
-    ) -> GroupDescription:
+    ) -> "descriptions.GroupDescription":
         """Create a group with leases, or change it; return its description.
 
         `topics` is one name, several names, or names with weights (`{"orders": 3}`) or with
@@ -673,9 +672,11 @@ class AsyncClient:
         if dead_letter_topic is not None:
             fields["dead_letter_topic"] = dead_letter_topic or None
         if topics is not None:
-            fields["topics"] = encode_topics(topics)
+            fields["topics"] = group_requests.encode_topics(topics)
         path = self._group(group).path
-        return await self._fetch_description(GroupDescription, "PUT", path, body=fields)
+        return await self._fetch_description(
+            descriptions.GroupDescription, "PUT", path, body=fields
+        )
 
     async def delete_group(self, group: str) -> None:
         """Delete a group and its state. Its messages stay in their topics."""
@@ -698,7 +699,7 @@ class AsyncClient:
         else:
             target = to if isinstance(to, str) else as_timestamp_ms(to)
         reply = await self._group(group).post("seek", {"to": target})
-        return reply.json(_SeekReply).offsets
+        return reply.json(group_requests.SeekReply).offsets
 
     async def receive(
         self,
@@ -714,7 +715,7 @@ class AsyncClient:
         settled: bool = False,
         browse: bool = False,
         attempt_id: str | None = None,
-    ) -> ReceiveResult:
+    ) -> "deliveries.ReceiveResult":
         """Receive messages for this member once; wait up to `wait_ms` for the first message.
 
         Each message is leased for `lease_ms`. Within that time, settle its receipt, or extend the
@@ -735,7 +736,7 @@ class AsyncClient:
         )
         reply = await self._group(group).receive(fields, wait_ms)
         messages = [message.as_received() for message in reply.messages]
-        return ReceiveResult(messages, reply.available, reply.active)
+        return deliveries.ReceiveResult(messages, reply.available, reply.active)
 
     async def ack(
         self,
@@ -784,20 +785,22 @@ class AsyncClient:
         """Remove a member from a group; its messages are released immediately."""
         await self._group(group).leave(member)
 
-    async def describe_group(self, group: str) -> GroupDescription:
+    async def describe_group(self, group: str) -> "descriptions.GroupDescription":
         """Return a group's progress in each topic: its lag in messages, bytes and seconds.
 
         For a group with leases, the description also has the settings, the members, and for each
         queue the numbers of available, in-flight, delayed, dead and delivered messages.
         """
-        return await self._fetch_description(GroupDescription, "GET", self._group(group).path)
+        return await self._fetch_description(
+            descriptions.GroupDescription, "GET", self._group(group).path
+        )
 
     async def stored_offsets(self, group: str, topic: str) -> StoredOffsets:
         """Return a group's stored offsets on a topic. Raises UnknownGroup.
 
         In a group with leases, all messages below these offsets are settled.
         """
-        return await read_offsets(self._transport, group, topic)
+        return await group_offsets.read_offsets(self._transport, group, topic)
 
     async def store_offsets(
         self,
@@ -812,7 +815,9 @@ class AsyncClient:
         the etag of an earlier result, and the offsets have changed since then, OffsetsChanged is
         raised. A group with leases restarts at the new offsets.
         """
-        return await write_offsets(self._transport, group, topic, offsets, if_match=if_match)
+        return await group_offsets.write_offsets(
+            self._transport, group, topic, offsets, if_match=if_match
+        )
 
     async def reset_offsets(
         self,
@@ -822,7 +827,7 @@ class AsyncClient:
         dry_run: bool = False,
         *,
         queues: list[int] | None = None,
-    ) -> OffsetsReset:
+    ) -> "descriptions.OffsetsReset":
         """Set a group's offsets to "earliest" or "latest", or to a time (milliseconds since 1970,
         or a datetime with a time zone).
 
@@ -834,9 +839,11 @@ class AsyncClient:
             queues=queues,
         )
         path = f"{self._group(group).path}/topics/{check_name('topic', topic)}/offsets/reset"
-        return await self._fetch_description(OffsetsReset, "POST", path, body=body)
+        return await self._fetch_description(descriptions.OffsetsReset, "POST", path, body=body)
 
-    async def redrive(self, group: str, max_messages: int | None = None) -> Redriven:
+    async def redrive(
+        self, group: str, max_messages: int | None = None
+    ) -> "group_requests.Redriven":
         """Republish a group's dead letters to their original topics, in order; return the counts.
 
         Messages are published as they were originally, without the dead-letter properties. After a
@@ -846,18 +853,18 @@ class AsyncClient:
         """
         return await self._group(group).redrive(max_messages)
 
-    def _group(self, group: str) -> GroupRequests:
-        return GroupRequests(self._transport, group)
+    def _group(self, group: str) -> "group_requests.GroupRequests":
+        return group_requests.GroupRequests(self._transport, group)
 
-    async def groups(self) -> list[GroupSummary]:
+    async def groups(self) -> "list[descriptions.GroupSummary]":
         """Return all groups, sorted by name. A group without a `mode` only stores offsets."""
-        return await self._fetch_listing(GroupSummary, "/v1/groups", "groups")
+        return await self._fetch_listing(descriptions.GroupSummary, "/v1/groups", "groups")
 
     # -- the broker --------------------------------------------------------------------------
 
-    async def info(self) -> BrokerInfo:
+    async def info(self) -> "descriptions.BrokerInfo":
         """Return the broker's version and main settings."""
-        return await self._fetch_description(BrokerInfo, "GET", "/v1/info")
+        return await self._fetch_description(descriptions.BrokerInfo, "GET", "/v1/info")
 
     async def status(self) -> dict[str, Any]:
         """Return the `phase`, `degraded`, `read_only` and `alarms` that /readyz reports, also when
@@ -903,6 +910,7 @@ class AsyncClient:
         params: Mapping[str, str | int] | None = None,
         body: object = None,
     ) -> dict[str, Any]:
+
         reply = await self._transport.request(
             method,
             path,
@@ -913,49 +921,57 @@ class AsyncClient:
         return reply.json(dict[str, Any])
 
     async def _fetch_description(
-        self, kind: type[D], method: str, path: str, *, body: object = None
-    ) -> D:
-        return parse_description(kind, await self._request_json(method, path, body=body), self.url)
+        self, kind: "type[descriptions.D]", method: str, path: str, *, body: object = None
+    ) -> "descriptions.D":
+        return descriptions.parse_description(
+            kind, await self._request_json(method, path, body=body), self.url
+        )
 
-    async def _fetch_listing(self, kind: type[D], path: str, name: str) -> list[D]:
+    async def _fetch_listing(
+        self, kind: "type[descriptions.D]", path: str, name: str
+    ) -> "list[descriptions.D]":
         """Return the items of all pages of a listing."""
-        items: list[D] = []
+        items: list[descriptions.D] = []
         params: dict[str, str | int] = {}
         while True:
             page = await self._request_json("GET", path, params=params)
-            items += [parse_description(kind, each, self.url) for each in page[name]]
+            items += [descriptions.parse_description(kind, each, self.url) for each in page[name]]
             if page["next"] is None:
                 return items
             params["after"] = page["next"]
 
 
-def _iter_messages(fetched: Range) -> Iterable[Message]:
+def _iter_messages(fetched: "sources.Range") -> "Iterable[messages_read.Message]":
     return chain.from_iterable(fetched.parts)
 
 
-def _iter_batches(fetched: Range) -> Iterable[MessageBatch]:
+def _iter_batches(fetched: "sources.Range") -> "Iterable[messages_read.MessageBatch]":
     for part in fetched.parts:
-        if isinstance(part, MessageRun):
+        if isinstance(part, messages_read.MessageRun):
             yield from part.batches()
-        elif isinstance(part, MessageBatch) and len(part):
+        elif isinstance(part, messages_read.MessageBatch) and len(part):
             yield part
 
 
 def _timestamp_ms(time: Time | None) -> int | None:
+
     return None if time is None else as_timestamp_ms(time)
 
 
 def _make_start(offset: int | None, start: End | None, timestamp_ms: Time | None) -> Start:
+
     if offset is None and start is None and timestamp_ms is None:
         start = "earliest"
     return Start(offset, start, _timestamp_ms(timestamp_ms))
 
 
 def _topic_path(topic: str) -> str:
+
     return f"/v1/topics/{check_name('topic', topic)}"
 
 
 def _encode_offsets(offsets: Offsets | None) -> str | None:
+
     if offsets is None or isinstance(offsets, str):
         return offsets
     return ",".join(f"{queue}:{offset}" for queue, offset in offsets.items())

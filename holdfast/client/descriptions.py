@@ -7,17 +7,12 @@ fields that a newer broker adds.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal, TypeVar, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform
 
 from holdfast.client.errors import BadReply
+from holdfast.client.values import Cost, Durability, End, Engine, Mode
 
 D = TypeVar("D", bound="Description")
-
-Durability = Literal["fsync", "written"]
-Mode = Literal["competing", "keyed", "single_active", "exclusive"]
-Engine = Literal["sfq", "dwrr"]
-Cost = Literal["count", "bytes", "time", "given"]
-End = Literal["earliest", "latest"]
 
 
 @dataclass_transform(frozen_default=True, eq_default=False, kw_only_default=True)

@@ -6,6 +6,7 @@ first of them starts. Each offset consumer has its own thread, which stores its 
 """
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
@@ -13,18 +14,29 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from holdfast.client.async_client import DEFAULT_URL, AsyncClient
-from holdfast.client.consume.consumer import AsyncConsumer, Consumer
-from holdfast.client.produce.producers import AsyncProducer, Producer
-from holdfast.client.read.readers import AsyncOffsetConsumer, AsyncReader, OffsetConsumer, Reader
-from holdfast.client.transport.async_transport import AsyncTransport
 from holdfast.client.transport.blocking_transport import BlockingTransport, run_blocking
 from holdfast.client.transport.loop_thread import LoopThread
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.client.transport.target import File, Target, TlsFiles
+from holdfast.commitlog.lazy_import import import_at_first_use
 
 if TYPE_CHECKING:
-    from holdfast.client.session.blocking import Session
+    from holdfast.client.consume import consumer as consumers
+    from holdfast.client.produce import producers
+    from holdfast.client.read import readers
+    from holdfast.client.session import blocking as blocking_sessions
     from holdfast.client.session.session import AsyncSession
+    from holdfast.client.transport import async_transport
+else:
+    # Most programs need only some of these.
+    import_at_first_use(
+        globals(),
+        consumers="holdfast.client.consume.consumer",
+        producers="holdfast.client.produce.producers",
+        readers="holdfast.client.read.readers",
+        blocking_sessions="holdfast.client.session.blocking",
+        async_transport="holdfast.client.transport.async_transport",
+    )
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -63,35 +75,41 @@ def _run(client: "Client", call: Callable[[AsyncClient], Coroutine[Any, Any, R]]
     return run_blocking(call(client._requests))
 
 
-def _read(client: "Client", call: Callable[[AsyncClient], AsyncReader[R]]) -> Reader[R]:
+def _read(
+    client: "Client", call: "Callable[[AsyncClient], readers.AsyncReader[R]]"
+) -> "readers.Reader[R]":
     transport = client._transport.child()
     model = call(AsyncClient.over(transport))
-    return Reader(model.source, model.items, transport)
+    return readers.Reader(model.source, model.items, transport)
 
 
 def _consume_by_offsets(
-    client: "Client", call: Callable[[AsyncClient], AsyncOffsetConsumer]
-) -> OffsetConsumer:
-    consumer = OffsetConsumer(client._transport, call(client._requests).options)
+    client: "Client", call: "Callable[[AsyncClient], readers.AsyncOffsetConsumer]"
+) -> "readers.OffsetConsumer":
+    consumer = readers.OffsetConsumer(client._transport, call(client._requests).options)
     client._offset_consumers.add(consumer)
     return consumer
 
 
-def _consume(client: "Client", call: Callable[[AsyncClient], AsyncConsumer]) -> Consumer:
-    return Consumer(call(client._loop_client), client._loop_thread)
+def _consume(
+    client: "Client", call: "Callable[[AsyncClient], consumers.AsyncConsumer]"
+) -> "consumers.Consumer":
+    return consumers.Consumer(call(client._loop_client), client._loop_thread)
 
 
-def _produce(client: "Client", call: Callable[[AsyncClient], AsyncProducer]) -> Producer:
+def _produce(
+    client: "Client", call: "Callable[[AsyncClient], producers.AsyncProducer]"
+) -> "producers.Producer":
     model = call(client._loop_client)
-    producer = Producer(model.target, model.options, client._loop_thread)
+    producer = producers.Producer(model.target, model.options, client._loop_thread)
     client._producers.add(producer)
     return producer
 
 
-def _open_session(client: "Client", call: Callable[[AsyncClient], "AsyncSession"]) -> "Session":
-    from holdfast.client.session.blocking import Session
-
-    return Session(call(client._loop_client), client._loop_thread)
+def _open_session(
+    client: "Client", call: "Callable[[AsyncClient], AsyncSession]"
+) -> "blocking_sessions.Session":
+    return blocking_sessions.Session(call(client._loop_client), client._loop_thread)
 
 
 class Client:
@@ -117,12 +135,24 @@ class Client:
         self._transport = BlockingTransport(target, retry)
         self._requests = AsyncClient.over(self._transport)
         self._loop_thread = LoopThread()
-        #: For producers and consumers, whose requests run on the loop thread.
-        self._loop_client = AsyncClient.over(
-            AsyncTransport(target, retry, self._transport.retry_log)
-        )
-        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
-        self._offset_consumers: weakref.WeakSet[OffsetConsumer] = weakref.WeakSet()
+        #: Reentrant, because a signal handler may acquire it again.
+        self._lock = threading.RLock()
+        self._made_loop_client: AsyncClient | None = None
+        self._producers: weakref.WeakSet[producers.Producer] = weakref.WeakSet()
+        self._offset_consumers: weakref.WeakSet[readers.OffsetConsumer] = weakref.WeakSet()
+
+    @property
+    def _loop_client(self) -> AsyncClient:
+        """The client of producers, consumers and sessions, whose requests run on the loop thread.
+        It is made when it is first used."""
+        with self._lock:
+            if self._made_loop_client is None:
+                blocking = self._transport
+                transport = async_transport.AsyncTransport(
+                    blocking.target, blocking.retry, blocking.retry_log
+                )
+                self._made_loop_client = AsyncClient.over(transport)
+            return self._made_loop_client
 
     create_topic = _derive(AsyncClient.create_topic, _run)
     change_topic = _derive(AsyncClient.change_topic, _run)
@@ -169,9 +199,12 @@ class Client:
             for consumer in list(self._offset_consumers):  # runs after the transport was closed
                 stack.callback(consumer._join_thread)
             stack.callback(run_blocking, self._transport.close())
-            stack.callback(self._loop_thread.stop, self._loop_client.close)
+            stack.callback(self._loop_thread.stop, self._close_loop_client)
             for producer in list(self._producers):
                 stack.callback(producer.close)
+
+    async def _close_loop_client(self) -> None:
+        await self._loop_client.close()
 
     def __enter__(self) -> Self:
         return self

@@ -14,8 +14,8 @@ from time import monotonic, sleep
 import pytest
 
 from holdfast.client import Client, Delivery
-from holdfast.client.descriptions import Mode
 from holdfast.client.read.message import Message
+from holdfast.client.values import Mode
 from holdfast.testing import RunningBroker
 from tests.cli.conftest import commands_against
 from tests.support.access_log import key_and_tag, read_lines

@@ -23,6 +23,12 @@ CLICK = {
     "threading", "tokenize", "typing", "uuid",
 }  # fmt: skip
 
+#: What the synchronous client itself imports. A program that publishes or pulls imports more.
+CLIENT = {
+    "ast", "dataclasses", "datetime", "dis", "inspect", "ipaddress", "logging", "pathlib", "re",
+    "socket", "string", "threading", "tokenize", "traceback", "typing", "urllib.parse",
+}  # fmt: skip
+
 
 def modules_after(script: str) -> set[str]:
     """Return the modules that a new Python process has loaded after a script."""
@@ -55,10 +61,17 @@ def run_command(*arguments: str) -> str:
     ("script", "allowed"),
     [
         ("import holdfast", {"re", "typing"}),
+        ("import holdfast; holdfast.Client", CLIENT),
+        ("import holdfast; holdfast.Client()", CLIENT),
+        ("import holdfast; holdfast.Client(); holdfast.errors", CLIENT),
+        ("import holdfast; holdfast.AsyncClient", CLIENT),
         (run_command("--help"), CLICK),
         (run_command("--version"), CLICK),
     ],
-    ids=["import holdfast", "holdfast --help", "holdfast --version"],
+    ids=[
+        *("import holdfast", "holdfast.Client", "holdfast.Client()", "holdfast.errors"),
+        *("holdfast.AsyncClient", "holdfast --help", "holdfast --version"),
+    ],
 )
 def test_a_start_imports_only(script: str, allowed: set[str]) -> None:
     assert imported(script) - allowed == set()

@@ -26,7 +26,7 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
         "nodes": ("engine", "messages", "termini", "wire", "conditions_of", "config"),
     },
     "commitlog": {
-        "format": ("errors",),
+        "format": ("errors", "lazy_import"),
         "disk": ("errors", "log_limit"),
         "segments": ("disk", "format", "config", "errors"),
         "append": ("segments", "format", "errors"),
@@ -81,7 +81,7 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
         "transport": ("errors",),
         "read": ("transport", "errors"),
         "produce": ("read", "transport", "errors"),
-        "consume": ("read", "transport", "descriptions", "errors", "timestamps"),
+        "consume": ("read", "transport", "errors", "values"),
         "session": ("produce", "transport", "errors"),
         "channels": ("session", "produce", "transport", "errors"),
     },
@@ -132,6 +132,10 @@ class Module:
                 assert node.level == 0, f"{self.path}:{node.lineno}: a relative import"
                 assert node.module is not None
                 yield node.lineno, node.module, [alias.name for alias in node.names]
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "import_at_first_use":
+                for each in node.keywords:
+                    assert isinstance(each.value, ast.Constant), f"{self.path}:{node.lineno}"
+                    yield node.lineno, str(each.value.value), []
 
 
 def _nodes(tree: ast.AST, *, with_types: bool) -> Iterator[ast.AST]:

@@ -8,8 +8,8 @@ import uvloop
 
 from bench.peers.loads.common import main
 from holdfast.client import AsyncClient, Client
-from holdfast.client.descriptions import Durability
 from holdfast.client.produce.accumulator import MESSAGE_OVERHEAD_BYTES
+from holdfast.client.values import Durability
 
 _SENDS_BETWEEN_DRAINS = 1000
 

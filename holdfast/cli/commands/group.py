@@ -27,7 +27,7 @@ from holdfast.cli.output.terminal import is_terminal, write_json_line, write_row
 
 if TYPE_CHECKING:
     from holdfast.client import Client, Message
-    from holdfast.client.consume.group_requests import ResetTo, SeekTo
+    from holdfast.client.values import ResetTo, SeekTo
 
 _TIME_OR_END = "earliest, latest, or a time: 2026-11-21T10:00:00Z, epoch ms, -1h."
 #: Settings that the broker reports under `fairness`.

@@ -27,7 +27,7 @@ from holdfast.cli.output.terminal import write_json_line
 
 if TYPE_CHECKING:
     from holdfast.client import BlockingSendHandle, Client, Producer
-    from holdfast.client.descriptions import Durability
+    from holdfast.client.values import Durability
 
 _STDIN = "-"
 

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from holdfast.client.consume.delivery import Settling, Status, Verb
+from holdfast.client.consume.delivery import Settling
+from holdfast.client.values import Status, Verb
 
 _log = logging.getLogger("holdfast.client")
 

@@ -5,12 +5,10 @@ import asyncio
 from collections.abc import Generator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from holdfast.client.read.message import LoneMessage, Message
-
-Verb = Literal["ack", "nack", "release", "extend", "reject"]
-Status = Literal["done", "stale", "invalid"]
+from holdfast.client.values import Status, Verb
 
 
 class ReceivedMessage(Message, frozen=True, gc=False, eq=False):

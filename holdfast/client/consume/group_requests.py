@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.client.consume.delivery import DeliveredMessage, Status, Verb
-from holdfast.client.descriptions import End
+from holdfast.client.consume.delivery import DeliveredMessage
 from holdfast.client.errors import ApiError, HoldfastError
-from holdfast.client.timestamps import Time
 from holdfast.client.transport.requests import (
     JSON,
     MSGPACK,
@@ -20,11 +18,7 @@ from holdfast.client.transport.requests import (
     drop_none,
 )
 from holdfast.client.transport.retry import RetryPolicy
-
-#: One topic, several topics, or a mapping of topics to weights or {"weight": ..., "filter": ...}.
-Topics = str | Sequence[str] | Mapping[str, int | Mapping[str, Any]]
-ResetTo = End | Time
-SeekTo = ResetTo | Mapping[str, Mapping[int, int]]
+from holdfast.client.values import Status, Topics, Verb
 
 #: How long the broker may take for one redrive, in addition to the normal request timeout.
 _REDRIVE_WAIT_S = 20.0
@@ -74,6 +68,12 @@ class _Result(msgspec.Struct):
 
 class _SettleReply(msgspec.Struct):
     results: list[_Result]
+
+
+class SeekReply(msgspec.Struct):
+    """The reply to a seek: the new offsets of each topic, by queue."""
+
+    offsets: dict[str, dict[int, int]]
 
 
 class _RedriveReply(msgspec.Struct):

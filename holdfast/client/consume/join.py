@@ -5,15 +5,13 @@ import secrets
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 
 from holdfast.client.consume.group_requests import GroupRequests, encode_topics
 from holdfast.client.errors import UnknownGroup
 from holdfast.client.transport.requests import drop_none
-
-SerialBy = Literal["key", "queue", "nothing"]
+from holdfast.client.values import SerialBy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

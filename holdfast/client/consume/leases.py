@@ -11,8 +11,8 @@ from holdfast.client.consume.delivery import (
     Delivery,
     ReceivedMessage,
     Settling,
-    Status,
 )
+from holdfast.client.values import Status
 
 QueueKey = tuple[str, int, str | None]
 """A topic, a queue, and a key in that queue."""

@@ -20,8 +20,6 @@ from holdfast.client.consume.delivery import (
     Lease,
     OrderingKey,
     Settling,
-    Status,
-    Verb,
 )
 from holdfast.client.consume.dispatcher import Dispatcher
 from holdfast.client.consume.group_requests import GroupRequests, ReceiveReply
@@ -32,6 +30,7 @@ from holdfast.client.errors import ClientClosed, HoldfastError
 from holdfast.client.read.sources import EMPTY_PULL_S
 from holdfast.client.transport.requests import Transport, drop_none
 from holdfast.client.transport.retry import RetryPolicy
+from holdfast.client.values import Status, Verb
 
 _log = logging.getLogger("holdfast.client")
 

@@ -24,9 +24,10 @@ from holdfast.client.produce.new_message import (
     measure_properties,
     message_too_large,
 )
-from holdfast.commitlog.format.batch import queue_for_key
-from holdfast.commitlog.format.batch_check import MessageLimits
+from holdfast.client.produce.options import ProducerOptions as ProducerOptions
 from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.hashes import queue_for_key
+from holdfast.commitlog.format.limits import MessageLimits
 from holdfast.commitlog.format.priority import DEFAULT_PRIORITY, level_of, level_of_queue
 
 #: The size that is counted for each message in addition to its body and texts. It is roughly the
@@ -44,30 +45,6 @@ MAX_REQUEST_BATCHES = 1_000
 
 _MAX_CACHED_TEXTS = 100_000
 _MAX_FAILURES_KEPT = 1000
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProducerOptions:
-    """The options of a producer; `Client.producer` documents each."""
-
-    queue: int | None = None
-    priority: int | None = None
-    durability: str | None = None
-    linger_ms: float = 5.0
-    batch_bytes: int = 512 * 1024
-    buffer_bytes: int = 32 * 1024 * 1024
-    max_in_flight: int = 2
-    delivery_timeout_ms: float = 120_000.0
-    mandatory: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("batch_bytes", "buffer_bytes", "max_in_flight", "delivery_timeout_ms"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is more than 0, not {getattr(self, name)}")
-        if self.linger_ms < 0:
-            raise ValueError(f"linger_ms is at least 0, not {self.linger_ms}")
-        if self.priority is not None:
-            check_priority(self.priority)
 
 
 @dataclass(frozen=True, slots=True)

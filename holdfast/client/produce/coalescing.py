@@ -12,15 +12,11 @@ import copy
 from collections.abc import Iterable, Sequence
 
 from holdfast.client.errors import ApiError, ClientClosed, HoldfastError, UnknownQueue, Unroutable
+from holdfast.client.produce.identities import IdentityPool, ProducerIdentity
 from holdfast.client.produce.new_message import NewMessage, can_share_request
 from holdfast.client.produce.publish_queue import PendingPublish, PublishOptions, PublishQueue
-from holdfast.client.produce.sender import (
-    IdentityPool,
-    ProducerIdentity,
-    PublishRequest,
-    publish_single,
-)
-from holdfast.client.read.message import PublishResult
+from holdfast.client.produce.publish_request import PublishRequest, publish_single
+from holdfast.client.read.results import PublishResult
 from holdfast.client.transport.requests import Transport
 from holdfast.client.transport.retry import ONCE, RetryPolicy
 

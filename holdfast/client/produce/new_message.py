@@ -9,15 +9,14 @@ from collections.abc import Mapping
 import msgspec
 
 from holdfast.client.errors import MessageTooLarge
-from holdfast.commitlog.format.batch_check import MAX_TTL_MS, MessageLimits
-from holdfast.commitlog.format.priority import HIGHEST_PRIORITY
+from holdfast.client.produce.options import Body as Body
+from holdfast.client.produce.options import check_priority as check_priority
+from holdfast.commitlog.format.limits import MAX_TTL_MS, MessageLimits
 
 #: A larger message gets its own request, because sharing saves only the fixed cost of a request.
 MAX_SHARED_BYTES = 32 * 1024
 
 _LIMITS = MessageLimits()
-
-Body = bytes | bytearray | memoryview | str
 
 
 class NewMessage(msgspec.Struct, omit_defaults=True):
@@ -90,13 +89,6 @@ def measure_properties(properties: Mapping[str, str]) -> int:
             raise ValueError("an empty property name")
         size += len(name.encode()) + len(value.encode())
     return size
-
-
-def check_priority(priority: int) -> None:
-    if type(priority) is not int:
-        raise TypeError(f"a priority is a whole number, not {type(priority).__name__}")
-    if not 0 <= priority <= HIGHEST_PRIORITY:
-        raise ValueError(f"a priority is 0 to {HIGHEST_PRIORITY}, not {priority}")
 
 
 def check_ttl(ttl_ms: int) -> None:

@@ -1,14 +1,10 @@
-"""Requests that publish: the batches of a producer, or messages without a producer."""
+"""Sends the batches of a producer."""
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from functools import partial
-
-import msgspec
 
 from holdfast.client.errors import BadReply, ClientClosed
 from holdfast.client.produce.accumulator import (
@@ -17,125 +13,15 @@ from holdfast.client.produce.accumulator import (
     ProducerOptions,
     Stored,
 )
+from holdfast.client.produce.identities import ProducerIdentity
 from holdfast.client.produce.publish_queue import PublishOptions
-from holdfast.client.read.message import PublishResult
-from holdfast.client.transport.requests import BATCH, MSGPACK, Transport, check_name
+from holdfast.client.produce.publish_request import PublishReply
+from holdfast.client.transport.requests import BATCH, Transport
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.commitlog.format.message_id import parse_message_id
 
 _BATCHES = {"Content-Type": BATCH}
-#: The beginning of {"messages": [...]} in msgpack. The length of the array follows, in two bytes.
-_BODY_HEAD = b"\x81\xa8messages\xdc"
-
 _log = logging.getLogger("holdfast.client")
-
-
-class _Entry(msgspec.Struct):
-    queue: int
-    offset: int
-    message_id: str
-
-
-class PublishReply(msgspec.Struct):
-    """The reply to a publish: one entry per batch or message."""
-
-    results: list[_Entry]
-    durable: bool
-
-
-@dataclass(slots=True, eq=False)
-class ProducerIdentity:
-    """A random producer id and the next sequence number, by which the broker recognizes retries."""
-
-    producer_id: int = field(default_factory=lambda: secrets.randbelow(2**63 - 1) + 1)
-    next_sequence: int = 0
-
-
-class IdentityPool:
-    """Producer identities for single publish requests. Thread-safe.
-
-    An identity numbers the requests to one topic, so only one request at a time can use it. After a
-    failed request its identity is not used again, because the sequence number that the broker
-    expects is unknown.
-    """
-
-    def __init__(self) -> None:
-        self._idle: dict[str, list[ProducerIdentity]] = {}
-
-    def acquire(self, topic: str) -> ProducerIdentity:
-        """Return an identity for this topic that no other request is using."""
-        try:
-            return self._idle[topic].pop()
-        except (KeyError, IndexError):  # none is idle, or another thread took the last
-            return ProducerIdentity()
-
-    def release(self, topic: str, identity: ProducerIdentity) -> None:
-        """Return an identity to the pool after its request succeeded."""
-        identity.next_sequence += 1
-        self._idle.setdefault(topic, []).append(identity)
-
-
-class PublishRequest:
-    """Up to 65,535 encoded messages to one topic, published without a producer.
-
-    The request has a producer id and a
-    sequence number, and every attempt sends the same bytes, so the messages are stored at most
-    once. The broker checks all messages before it stores any of them. It stores the messages that
-    have no queue and no key in one queue, and uses the next queue for the next request.
-    """
-
-    def __init__(self, topic: str, options: PublishOptions, encoded: Sequence[bytes]) -> None:
-        self.topic = check_name("topic", topic)
-        self._count = len(encoded)
-        self._params = options.params
-        self._body = b"".join((_BODY_HEAD, self._count.to_bytes(2, "big"), *encoded))
-
-    async def send(
-        self, transport: Transport, identity: ProducerIdentity, retry: RetryPolicy | None = None
-    ) -> list[PublishResult]:
-        """Send the request and return the messages' results, in order.
-
-        Raises the errors of Transport.request. If the broker refused the request, no message is
-        stored. After any other error, all, some or none of the messages may be stored.
-        """
-        reply = await transport.request(
-            "POST",
-            f"/v1/topics/{self.topic}/messages",
-            params=self._params,
-            headers={
-                "Content-Type": MSGPACK,
-                "Holdfast-Producer-Id": str(identity.producer_id),
-                "Holdfast-Producer-Epoch": "0",
-                "Holdfast-Producer-Sequence": str(identity.next_sequence),
-            },
-            body=self._body,
-            retry=retry,
-        )
-        published = reply.json(PublishReply)
-        if len(published.results) != self._count:
-            raise BadReply(
-                reply.url, f"{len(published.results)} results for {self._count} messages"
-            )
-        durable = published.durable
-        return [
-            PublishResult(entry.queue, entry.offset, entry.message_id, durable)
-            for entry in published.results
-        ]
-
-
-async def publish_single(
-    transport: Transport,
-    identities: IdentityPool,
-    topic: str,
-    options: PublishOptions,
-    encoded: bytes,
-) -> PublishResult:
-    """Publish one message in its own request. Raises the errors of PublishRequest.send."""
-    request = PublishRequest(topic, options, (encoded,))
-    identity = identities.acquire(topic)
-    (result,) = await request.send(transport, identity)
-    identities.release(topic, identity)
-    return result
 
 
 class Sender:

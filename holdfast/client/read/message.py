@@ -11,56 +11,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, repeat
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.client.read.results import PublishResult as PublishResult
+from holdfast.client.read.results import PullResult as PullResult
+from holdfast.client.read.results import Skipped as Skipped
+from holdfast.client.read.results import StoredOffsets as StoredOffsets
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_header import Buffer
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.format.header_table import Int64s
 from holdfast.commitlog.format.message_id import format_message_id, parse_message_id
-
-
-class PublishResult(NamedTuple):
-    """Where a message was stored. `durable` is True if the message was synced to disk before the
-    broker replied."""
-
-    queue: int
-    offset: int
-    message_id: str
-    durable: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StoredOffsets:
-    """A group's offsets on a topic: the next offset to read of each queue. `etag` is None if no
-    offset is stored."""
-
-    offsets: dict[int, int]
-    etag: str | None
-
-
-class Skipped(NamedTuple):
-    """A range of offsets, from `start_offset` (inclusive) to `end_offset` (exclusive), that was
-    skipped because its messages are damaged or no longer exist."""
-
-    queue: int
-    start_offset: int
-    end_offset: int
-
-
-class PullResult(NamedTuple):
-    """The reply to one pull. `next_offset` is the offset for the next pull; `min_offset` is the
-    queue's first offset, and `max_offset` is the offset that the next stored message will get."""
-
-    messages: "list[Message]"
-    next_offset: int
-    min_offset: int
-    max_offset: int
-    skipped: tuple[Skipped, ...] = ()
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
@@ -221,6 +186,12 @@ class MessageList:
         """Return a copy that ends before `end_offset`."""
         kept = [message for message in self.messages if message.offset < end_offset]
         return type(self)(self.queue, kept)
+
+
+class Messages(msgspec.Struct):
+    """A reply that lists single messages."""
+
+    messages: list[LoneMessage]
 
 
 class MessageBatch:

@@ -22,13 +22,15 @@ from holdfast.client.read.message import (
     RunColumns,
     Skipped,
 )
+from holdfast.client.read.options import MAX_MESSAGES as MAX_MESSAGES
+from holdfast.client.read.options import PullOptions as PullOptions
+from holdfast.client.read.options import Start as Start
 from holdfast.client.transport.requests import (
     BATCH,
     MSGPACK,
     Reply,
     Transport,
     check_name,
-    drop_none,
 )
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.commitlog.format.batch import iter_batches
@@ -36,10 +38,6 @@ from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader
 from holdfast.commitlog.format.batch_run import BatchRun
 
 _log = logging.getLogger("holdfast.client")
-
-#: One request asks for at most this many messages; this is the broker's limit. A reply may have
-#: more, because the broker sends whole batches.
-MAX_MESSAGES = 10_000
 
 #: A poll of more queues than this requests msgpack instead of binary batches. A binary reply has
 #: the offsets of the queues in its headers, and the broker allows at most this many queues there.
@@ -50,60 +48,6 @@ MAX_QUEUES_IN_HEADERS = 128
 MAX_BYTES_IN_RUNS = 16 * 1024
 
 Part = MessageBatch | MessageRun | MessageList
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where reading starts: an offset, `start` ("earliest" or "latest"), or a time. Exactly one of
-    the three is set."""
-
-    offset: int | None = None
-    start: str | None = None
-    timestamp_ms: int | None = None
-
-    def __post_init__(self) -> None:
-        given = [self.offset, self.start, self.timestamp_ms]
-        if sum(value is not None for value in given) != 1:
-            raise ValueError("give exactly one of offset=, start= and timestamp_ms=")
-        if self.start not in (None, "earliest", "latest"):
-            raise ValueError(f'start is "earliest" or "latest", not {self.start!r}')
-
-    def params(self) -> dict[str, str | int]:
-        """Return the start as a pull's query parameter."""
-        if self.offset is not None:
-            return {"offset": self.offset}
-        if self.start is not None:
-            return {"from": self.start}
-        assert self.timestamp_ms is not None
-        return {"timestamp_ms": self.timestamp_ms}
-
-
-@dataclass(frozen=True, kw_only=True)
-class PullOptions:
-    """The limits, filters and waiting time of a pull; `Client.pull` documents each."""
-
-    max_messages: int = MAX_MESSAGES
-    max_bytes: int = 4 * 1024 * 1024
-    wait_ms: int = 20_000
-    tag: str | None = None
-    filter: str | None = None
-    skip_corrupt: bool = False
-
-    @property
-    def is_filtered(self) -> bool:
-        """Whether the broker filters the messages."""
-        return self.tag is not None or self.filter is not None
-
-    def params(self, wait_ms: int) -> dict[str, str | int]:
-        """Return the options as a pull's query parameters."""
-        return drop_none(
-            max_messages=self.max_messages,
-            max_bytes=self.max_bytes,
-            wait_ms=wait_ms,
-            tag=self.tag,
-            filter=self.filter,
-            skip_corrupt="true" if self.skip_corrupt else None,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,21 @@
 """One connection of a blocking client: one request and its reply at a time."""
 
 import socket
-import ssl
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from holdfast.client.errors import CertificateNotTrusted, ConnectionFailed
 from holdfast.client.transport.http1 import ConnectionLost, ReplyParser
 from holdfast.client.transport.requests import CONNECT_TIMEOUT_S
 from holdfast.client.transport.target import Target
+from holdfast.commitlog.lazy_import import import_at_first_use
+
+if TYPE_CHECKING:
+    import ssl
+else:
+    import_at_first_use(globals(), ssl="ssl")
 
 _RECEIVED_BYTES = 64 * 1024
 #: A buffer that is shorter than this is filled from a larger read, to save system calls.
@@ -43,7 +49,7 @@ class BlockingConnection:
         except OSError as error:
             if sock is not None:
                 sock.close()
-            if isinstance(error, ssl.SSLCertVerificationError):
+            if target.tls is not None and isinstance(error, ssl.SSLCertVerificationError):
                 raise CertificateNotTrusted(target.url, error.verify_message) from error
             raise ConnectionFailed(target.url, str(error), maybe_executed=False) from error
         self._sock = sock
@@ -89,7 +95,7 @@ class BlockingConnection:
                     is_whole = count > 0 and reply.advance(count)
                 if is_whole or (not count and reply.feed_eof()):
                     if receive_body is not None and reply.unread_bytes is not None:
-                        body = _BodySource(sock, reply.body, reply.unread_bytes)
+                        body = _BodySource(sock, reply.body, reply.unread_bytes, is_tls=self._tls)
                         receive_body(body.fill, len(reply.body) + reply.unread_bytes)
                     return reply
                 if not count:
@@ -131,11 +137,11 @@ class _BodySource:
     number of bytes that follow."""
 
     def __init__(
-        self, sock: socket.socket, received: bytes | memoryview, unread_bytes: int
+        self, sock: socket.socket, received: bytes | memoryview, unread_bytes: int, *, is_tls: bool
     ) -> None:
         self._sock = sock
         # Without TLS, one call can fill a whole buffer. It returns early after the timeout.
-        self._flags = 0 if isinstance(sock, ssl.SSLSocket) else socket.MSG_WAITALL
+        self._flags = 0 if is_tls else socket.MSG_WAITALL
         self._received = memoryview(received)
         self._unread_bytes = unread_bytes
 

@@ -7,9 +7,15 @@ check other header fields.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from urllib.parse import quote_plus
 
-import numpy as np
+from holdfast.commitlog.lazy_import import import_at_first_use
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    import_at_first_use(globals(), np="numpy")
 
 #: A broker never sends a head as large as this.
 MAX_HEAD_BYTES = 64 * 1024

@@ -3,16 +3,21 @@
 The thread starts at first use. It does not survive a fork: create a client in each process.
 """
 
-import asyncio
-import concurrent.futures
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
-
-import uvloop
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.client.errors import ClientClosed
+from holdfast.commitlog.lazy_import import import_at_first_use
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent import futures
+
+    import uvloop
+else:
+    import_at_first_use(globals(), asyncio="asyncio", futures="concurrent.futures", uvloop="uvloop")
 
 T = TypeVar("T")
 
@@ -43,7 +48,7 @@ class LoopThread:
             raise
         try:
             return future.result()
-        except concurrent.futures.CancelledError:
+        except futures.CancelledError:
             raise ClientClosed from None
         except BaseException:
             future.cancel()
@@ -72,7 +77,7 @@ class LoopThread:
             if finalizer is not None:
                 finalizer()
 
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
+    def _running_loop(self) -> "asyncio.AbstractEventLoop":
         """Return the loop; start it if necessary. The caller must hold the lock."""
         if self._is_stopped:
             raise ClientClosed
@@ -87,7 +92,7 @@ class LoopThread:
         return self._loop
 
 
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: "asyncio.AbstractEventLoop") -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
@@ -100,7 +105,7 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-def _stop_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+def _stop_loop(loop: "asyncio.AbstractEventLoop", thread: threading.Thread) -> None:
     loop.call_soon_threadsafe(loop.stop)
     # The garbage collector may call this in any thread, also in the thread of the loop.
     if thread is not threading.current_thread():

@@ -1,11 +1,10 @@
 """Requests and replies: the common part of the asyncio and the blocking transport."""
 
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.client.errors import BadReply, ConnectionFailed, api_error
 from holdfast.client.transport.http1 import (
@@ -17,7 +16,14 @@ from holdfast.client.transport.http1 import (
 )
 from holdfast.client.transport.retry import RetryLog, RetryPolicy, run_with_retries
 from holdfast.client.transport.target import Target
-from holdfast.commitlog.format.batch_header import Buffer
+from holdfast.commitlog.lazy_import import import_at_first_use
+
+if TYPE_CHECKING:
+    import json
+
+    from holdfast.commitlog.format.batch_header import Buffer
+else:
+    import_at_first_use(globals(), json="json")
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
@@ -193,7 +199,7 @@ def _raise_for_status(reply: Reply) -> Reply:
     raise api_error(reply.status, problem, parse_retry_after(reply.header("Retry-After")))
 
 
-def parse_problem(body: Buffer) -> dict[str, Any] | None:
+def parse_problem(body: "Buffer") -> dict[str, Any] | None:
     """Return the JSON object in an error reply's body. Return None if the body is not one."""
     try:
         problem = json.loads(bytes(body))

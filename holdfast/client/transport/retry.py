@@ -7,12 +7,11 @@ immediately.
 """
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from holdfast.client.errors import (
     ApiError,
@@ -21,6 +20,12 @@ from holdfast.client.errors import (
     HoldfastError,
     SyncTimeout,
 )
+from holdfast.commitlog.lazy_import import import_at_first_use
+
+if TYPE_CHECKING:
+    import random
+else:
+    import_at_first_use(globals(), random="random")
 
 T = TypeVar("T")
 

@@ -1,11 +1,17 @@
 """A broker's address, with the headers and the TLS context that every request needs."""
 
-import ssl
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from urllib.parse import quote, urlsplit
+
+from holdfast.commitlog.lazy_import import import_at_first_use
+
+if TYPE_CHECKING:
+    import ipaddress
+    import ssl
+else:
+    import_at_first_use(globals(), ipaddress="ipaddress", ssl="ssl")
 
 File = str | Path
 
@@ -34,7 +40,7 @@ class TlsFiles:
     cert_file: File | None = None
     key_file: File | None = None
 
-    def context(self) -> ssl.SSLContext | None:
+    def context(self) -> "ssl.SSLContext | None":
         """Return a TLS context for the files. Return None if no file is given; in this case the
         caller must use Python's default context.
 
@@ -72,7 +78,7 @@ class Target:
     port: int
     prefix: str
     headers: str = field(repr=False)
-    tls: ssl.SSLContext | None
+    tls: "ssl.SSLContext | None"
     token: str | None = field(default=None, repr=False)
 
     @classmethod
@@ -113,17 +119,27 @@ class Target:
 def _encode_host(host: str, wrong: str) -> str:
     if ":" in host:
         try:
-            IPv6Address(host.partition("%")[0])
+            ipaddress.IPv6Address(host.partition("%")[0])
         except ValueError:
             raise ValueError(wrong) from None
         return host
-    try:
-        encoded = host.encode("idna").decode("ascii")
-    except UnicodeError:
-        raise ValueError(wrong) from None
+    if host.isascii():  # IDNA checks only the labels, and its import takes milliseconds
+        *labels, last = host.split(".")
+        if not all(0 < len(label) < 64 for label in labels) or len(last) >= 64:
+            raise ValueError(wrong)
+        encoded = host
+    else:
+        encoded = _encode_international(host, wrong)
     if not encoded.isprintable() or " " in encoded:
         raise ValueError(wrong)
     return encoded
+
+
+def _encode_international(host: str, wrong: str) -> str:
+    try:
+        return host.encode("idna").decode("ascii")
+    except UnicodeError:
+        raise ValueError(wrong) from None
 
 
 def check_token(token: str) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from holdfast.client.consume.ack_batcher import AckBatcher, AckKind, PendingAck
-from holdfast.client.consume.delivery import Settling, Status, Verb
+from holdfast.client.consume.delivery import Settling
+from holdfast.client.values import Status, Verb
 
 
 async def settle(verb: Verb, *statuses: Status) -> list[Status]:

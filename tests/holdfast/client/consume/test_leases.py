@@ -10,10 +10,10 @@ from holdfast.client.consume.delivery import (
     DeliveryOwner,
     Lease,
     Settling,
-    Status,
 )
 from holdfast.client.consume.leases import LeaseRenewer, RedeliveredKeys
 from holdfast.client.errors import ClientClosed
+from holdfast.client.values import Status
 from tests.support.fake_group import delivered_message as message
 from tests.support.loop_clock import LoopClock
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from holdfast.client.async_client import AsyncClient
-from holdfast.client.descriptions import Durability
 from holdfast.client.errors import (
     ApiError,
     ClientClosed,
@@ -17,14 +16,15 @@ from holdfast.client.errors import (
     UnknownQueue,
 )
 from holdfast.client.produce.coalescing import PublishCoalescer
+from holdfast.client.produce.identities import IdentityPool
 from holdfast.client.produce.new_message import NewMessage
 from holdfast.client.produce.publish_queue import PublishOptions, PublishQueue
-from holdfast.client.produce.sender import IdentityPool
 from holdfast.client.read.message import PublishResult
 from holdfast.client.transport.http1 import ReplyParser
 from holdfast.client.transport.requests import Transport
 from holdfast.client.transport.retry import ONCE, RetryPolicy
 from holdfast.client.transport.target import Target
+from holdfast.client.values import Durability
 from holdfast.commitlog.format.message_id import format_message_id
 from holdfast.testing import RunningBroker
 from tests.support.freed import freed
