@@ -1,4 +1,4 @@
-"""The Python example in docs/amqp.md runs. The examples for other clients run in tests/interop."""
+"""The Python example in docs/amqp.md runs."""
 
 import re
 from pathlib import Path
