@@ -16,10 +16,13 @@ from holdfast.http_api.config import HttpConfig
 
 
 def amqp_config(folder: Path, **settings: Any) -> Config:
-    """Return a configuration with these settings of AMQP; `http` and `access` are sections."""
+    """Return a configuration with these settings of AMQP; `http`, `access` and `commitlog` are
+    sections."""
     return Config(
         data_dir=folder / "data",
-        commitlog=CommitLogConfig(segment_bytes=1 << 20, reserve_bytes=0),
+        commitlog=CommitLogConfig(
+            segment_bytes=1 << 20, reserve_bytes=0, **settings.pop("commitlog", {})
+        ),
         http_api=HttpConfig(port=0, **settings.pop("http", {})),
         access=AccessConfig(**settings.pop("access", {})),
         amqp=AmqpConfig(**settings),

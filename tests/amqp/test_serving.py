@@ -1,4 +1,4 @@
-"""What links do on a real broker: attach, refusals, alarms, defects, clients that do not read."""
+"""What links do on a real broker: attach, refusals, defects, clients that do not read."""
 
 import asyncio
 import gc
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.amqp.engine.connection import ConnectionSettings
-from holdfast.amqp.engine.events import Ended, Received
+from holdfast.amqp.engine.events import Ended
 from holdfast.amqp.nodes.publish_target import PublishTarget
 from holdfast.amqp.protocol import AmqpConnection
 from holdfast.amqp.wire.frames import frame
@@ -25,9 +25,7 @@ from holdfast.amqp.wire.performatives import (
     TransactionalState,
     encode_composite,
 )
-from holdfast.commitlog.errors import DiskLow
 from holdfast.http_api.access.token_file import TokenFile, revoke_tokens
-from holdfast.storage import alarms
 from tests.amqp.broker import amqp_broker, figure
 from tests.amqp.client import TIMEOUT_S, AmqpClient, amqp_client, data_message
 from tests.amqp.test_listener import AUTHENTICATION, port_of, raw_frames, token_of
@@ -206,43 +204,6 @@ async def test_a_transaction_ends_the_session(tmp_path: Path) -> None:
         assert ended.error.condition == "amqp:not-implemented"
 
 
-# -- alarms --------------------------------------------------------------------------------------
-
-
-async def test_alarms_stop_publishers_only_until_all_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    # A48
-    async with amqp_broker(tmp_path) as broker, amqp_client(port_of(broker)) as client:
-        session, other = await client.session(), await client.session()
-        sender = await client.sender(session, "orders")
-        await client.outcomes(await client.send(sender, data_message(b"before")))
-        monkeypatch.setattr(alarms, "memory_use", lambda limit: (2, 1))
-        monkeypatch.setattr(alarms, "disk_low", lambda free, least: DiskLow("data", 1, 2))
-        await client.until(lambda: not session.windows.outgoing_room, "closed window")
-        assert other.windows.outgoing_room == 400
-        await client.receiver(session, "orders", credit=1)
-        (delivery,) = await client.receive(1)
-        session.dispose(delivery.id, delivery.id, Accepted(), settled=True)
-        async with amqp_client(port_of(broker), ConnectionSettings("second")) as second:
-            begun = await second.session()
-            await second.sender(begun, "orders")
-            await second.until(lambda: not begun.windows.outgoing_room, "closed window")
-        monkeypatch.setattr(alarms, "memory_use", lambda limit: (0, 1))
-        await logged(caplog, "the memory alarm has ended")
-        assert not session.windows.outgoing_room
-        monkeypatch.setattr(alarms, "disk_low", lambda free, least: None)
-        await client.until(lambda: session.windows.outgoing_room == 400, "open window")
-        await client.outcomes(await client.send(sender, data_message(b"after")))
-        assert await figure(broker, "window_closures_total") == 2
-
-
-async def logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while text not in caplog.text:
-            await asyncio.sleep(0.05)
-
-
 # -- defects, and clients that do not read ---------------------------------------------------------
 
 
@@ -404,101 +365,3 @@ async def test_a_session_that_fails_leaves_the_other_sessions_of_its_connection(
         assert {each.link.name: each.message[-2:] for each in received} == {
             f"from-orders-{number}": b"%02d" % number for number in range(99)
         }
-
-
-# -- credit, end to end ----------------------------------------------------------------------------
-
-
-async def test_after_a_stop_nothing_arrives_until_the_client_resumes(tmp_path: Path) -> None:
-    # A30, A31
-    async with amqp_broker(tmp_path) as broker, amqp_client(port_of(broker)) as client:
-        session = await client.session()
-        sender = await client.sender(session, "orders")
-        bodies = [b"%03d" % index for index in range(300)]
-        await client.outcomes(await client.send(sender, *map(data_message, bodies)))
-        receiver = await client.receiver(session, "orders", credit=20)
-        received = await client.receive(20)
-        receiver.grant(300)
-        setattr(receiver, "available", None)  # noqa: B010 - mypy would think that it stays None
-        receiver.grant(0, echo=True)
-        await client.until(lambda: receiver.available is not None, "answer to the echo")
-        taken = [each for each in client.events if isinstance(each, Received)]
-        received += [each for event in taken for each in event.deliveries]
-        assert receiver.available == 300 - len(received)
-        client.events.clear()
-        await client.session()  # a round trip
-        assert not [each for each in client.events if isinstance(each, Received)]
-        receiver.grant(300)
-        received += await client.receive(300 - len(received))
-        assert [each.message[-3:] for each in received] == bodies
-
-
-async def test_what_a_publisher_says_of_its_backlog_changes_nothing(tmp_path: Path) -> None:
-    # A40
-    async with amqp_broker(tmp_path) as broker, amqp_client(port_of(broker)) as client:
-        session = await client.session()
-        sender = await client.sender(session, "orders")
-        await client.until(lambda: sender.credit, "credit")
-        before = sender.credit
-        sender.available = 99
-        sender.send_flow()
-        await client.session()  # a round trip
-        assert sender.credit == before
-        await client.outcomes(await client.send(sender, data_message(b"")))
-
-
-async def test_links_of_a_session_take_turns_with_a_small_window(tmp_path: Path) -> None:
-    # A10, A43
-    settings = ConnectionSettings("client", incoming_window=4)
-    async with (
-        amqp_broker(tmp_path) as broker,
-        amqp_client(port_of(broker), settings) as client,
-    ):
-        session = await client.session()
-        for name in ("first", "second", "third"):
-            sender = await client.sender(session, name)
-            await client.outcomes(await client.send(sender, *[data_message(b"x")] * 60))
-        links = [await client.receiver(session, name) for name in ("first", "second", "third")]
-        for link in links:  # the first message of a group waits for a commit
-            link.grant(1)
-        client.write()
-        await client.receive(3)
-        for link in links:
-            link.grant(59)
-        client.write()
-        deliveries = await client.receive(90)
-        counts = [sum(each.link is link for each in deliveries) for link in links]
-        assert min(counts) > 15, counts
-
-
-async def test_available_lies_between_the_true_counts_during_the_exchange(tmp_path: Path) -> None:
-    # A38
-    async with (
-        amqp_broker(tmp_path) as broker,
-        amqp_client(port_of(broker)) as reader,
-        amqp_client(port_of(broker)) as writer,
-    ):
-        session = await reader.session()
-        receiver = await reader.receiver(session, "orders")
-        sender = await writer.sender(await writer.session(), "orders")
-        stored = sent = 0
-
-        async def publish() -> None:
-            nonlocal sent, stored
-            for number in range(300):
-                sent += 1
-                await writer.outcomes(await writer.send(sender, data_message(b"%d" % number)))
-                stored += 1
-
-        publishing = asyncio.create_task(publish())
-        seen: set[int] = set()
-        while not publishing.done():
-            at_least = stored
-            setattr(receiver, "available", None)  # noqa: B010 - as above
-            receiver.grant(0, echo=True)
-            await reader.until(lambda: receiver.available is not None, "answer to the echo")
-            available = receiver.available or 0
-            assert at_least <= available <= sent
-            seen.add(available)
-        await publishing
-        assert len(seen) > 1, "messages were published during the exchanges"

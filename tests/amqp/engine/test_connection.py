@@ -273,7 +273,6 @@ def test_a_session_ends_alone() -> None:
 
 
 def test_at_most_the_given_number_of_frames_is_processed_together() -> None:
-    # A44
     connection = opened()
     data = b"".join(frame(at, encode_composite(Begin(None, 0, 9, 9))) for at in range(5))
     events = list(connection.receive_data(data + data[:4], 2))

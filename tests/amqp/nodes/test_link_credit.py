@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from holdfast.amqp.engine.connection import ConnectionSettings
+from holdfast.amqp.engine.events import Received
 from holdfast.amqp.wire.performatives import Accepted, Detach, Flow, Released, Transfer
 from tests.amqp.engine.pair import Pair
-from tests.amqp.nodes.linked import Receiver, body_of, linked
+from tests.amqp.nodes.linked import Client, Receiver, body_of, linked
 from tests.support.group_broker import GroupBroker, turns
 from tests.support.stored import until
 
@@ -361,3 +362,74 @@ async def test_a_link_is_told_only_changes_of_its_activity(tmp_path: Path) -> No
         assert [each.states for each in (first, second, third)] == [
             [active], [waiting, active], [waiting]
         ]  # fmt: skip
+
+
+# -- several sessions ------------------------------------------------------------------------------
+
+LARGE = "x" * 500_000
+
+
+async def _two_sessions(
+    broker: GroupBroker, client: Client, large: int, window: int = 1_000
+) -> tuple[Receiver, Receiver]:
+    """Attach a link to large messages, and a link of another session to a topic without any."""
+    for name in ("large", "urgent"):
+        await broker.topic(name)
+        await broker.group(name, name)
+    for _ in range(large):
+        await broker.publish(LARGE, "large")
+    first = await client.attach("/groups/large", client.session(window), "large")
+    return first, await client.attach("/groups/urgent", client.session(), "urgent")
+
+
+def _arrived(client: Client) -> list[str]:
+    """Pass bytes; return the links of the messages that have arrived since the last call."""
+    client.pump()
+    deliveries = [each for event in client.pair.client.take(Received) for each in event.deliveries]
+    return [each.link.name for each in deliveries]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_an_urgent_message_of_another_session_is_sent_among_large_messages(
+    tmp_path: Path, is_late: bool
+) -> None:
+    # A44: 20 MB of large messages are ready, but only a few of them are sent before the urgent one
+    async with linked(tmp_path) as (broker, connect):
+        client = connect()
+        large, urgent = await _two_sessions(broker, client, 40)
+        order: list[str] = []
+
+        def has(count: int) -> bool:
+            order.extend(_arrived(client))
+            return len(order) >= count
+
+        await broker.publish("u", "urgent")
+        large.link.grant(40)
+        before = 0
+        if is_late:
+            await until(lambda: has(2))
+            before = len(order)
+        urgent.grant(1)
+        await until(lambda: has(41))
+        assert order.index("urgent") - before <= 8
+        assert sorted(order) == ["large"] * 40 + ["urgent"]
+
+
+async def test_an_urgent_message_overtakes_a_message_that_waits_for_its_window(
+    tmp_path: Path,
+) -> None:
+    # A44
+    async with linked(tmp_path) as (broker, connect):
+        client = connect()
+        large, urgent = await _two_sessions(broker, client, 1, window=0)
+        sent = client.record()
+        large.grant(1)
+        large.session.set_incoming_window(2)
+        large.session.windows.incoming_size = 0  # so the client does not announce it again
+        await client.until(lambda: len(sent) == 2)
+        urgent.grant(1)
+        await broker.publish("u", "urgent")
+        assert await urgent.bodies(1) == ["u"]
+        assert [each.more for each in sent] == [True, True, False]
+        large.session.set_incoming_window(100)
+        assert await large.bodies(1) == [LARGE]

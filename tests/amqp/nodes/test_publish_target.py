@@ -263,7 +263,7 @@ async def test_a_slow_topic_never_has_more_than_255_unconfirmed_messages(  # A12
     assert bool(node.pair.client.take(Disposed)) != is_settled
 
 
-async def test_a_slow_target_does_not_slow_the_other_links(  # A15, A16, A17, A18
+async def test_a_slow_target_does_not_slow_the_other_links(  # A15, A17, A18
     node: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     syncs = StandingSyncs(monkeypatch)
