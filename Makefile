@@ -92,9 +92,14 @@ bench-peers: $(READY)  ## W1 to W5 beside Redis, NATS, RabbitMQ, Kafka, RocketMQ
 	bench/peers/install
 	$(BIN)/python -m bench.peers $(BENCH)
 
-docs: $(READY)  ## write docs/configuration.md and the picture in ARCHITECTURE.md from the code
+docs: $(READY)  ## write from the code: docs/configuration.md, the picture in ARCHITECTURE.md, man page, completion
 	$(BIN)/holdfast config reference > docs/configuration.md
 	$(BIN)/python -m tests.support.picture
+	$(BIN)/python -m tests.packaging.man_page > packaging/man/holdfast.1
+	cd packaging/completion && export PATH="$(CURDIR)/$(BIN):$$PATH" && \
+	  _HOLDFAST_COMPLETE=bash_source holdfast > bash/holdfast && \
+	  _HOLDFAST_COMPLETE=zsh_source holdfast > zsh/_holdfast && \
+	  _HOLDFAST_COMPLETE=fish_source holdfast > fish/holdfast.fish
 
 # One lock for Python 3.11 and newer, all extras; no hashes and no addresses, so that it can be
 # installed from any mirror.

@@ -53,8 +53,18 @@ def test_it_installs_holdfast_and_nothing_beside_it(site: Path) -> None:
     names = {path.name for path in site.iterdir() if path.name != "bin"}
     metadata = {name for name in names if name.endswith(".dist-info")}
     assert len(metadata) == 1
-    assert names - metadata == {"holdfast"}
+    assert names - metadata == {"holdfast", "share"}
     assert [path.name for path in (site / "bin").iterdir()] == ["holdfast"]
+
+
+def test_it_installs_the_man_page_and_completion_where_shells_look(site: Path) -> None:
+    share = site / "share"
+    assert {str(path.relative_to(share)) for path in share.rglob("*") if path.is_file()} == {
+        "man/man1/holdfast.1",
+        "bash-completion/completions/holdfast",
+        "zsh/site-functions/_holdfast",
+        "fish/vendor_completions.d/holdfast.fish",
+    }
 
 
 def test_it_holds_every_file_of_the_source(wheel: Path) -> None:
@@ -71,7 +81,7 @@ def test_it_holds_every_file_of_the_source(wheel: Path) -> None:
             if path.relative_to(ROOT / "holdfast").parts[0] not in PARTS
         }
     with zipfile.ZipFile(wheel) as archive:
-        found = {name for name in archive.namelist() if ".dist-info/" not in name}
+        found = {name for name in archive.namelist() if name.startswith("holdfast/")}
     assert found == expected
 
 
