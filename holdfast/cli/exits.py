@@ -4,6 +4,7 @@ docs/cli.md promises the codes. An exception that is not converted here is a bug
 its traceback.
 """
 
+import sys
 from enum import IntEnum
 
 from holdfast.cli.output.figures import format_count
@@ -55,38 +56,43 @@ class Failure(Exception):
         return self.sentence
 
 
+#: Errors by which a broker or a data directory refuses a command, by their modules.
+REFUSALS = {
+    "holdfast.acting_user": ("BelongsToAnother", "CannotActAsOwner"),
+    "holdfast.amqp.listener": ("CannotListen",),
+    "holdfast.backup.create": ("BackupRefused",),
+    "holdfast.backup.restore": ("RestoreRefused",),
+    "holdfast.commitlog.disk.data_dir": ("DataDirInUse", "NotADataDir"),
+    "holdfast.commitlog.disk.owned_files": ("UnsafeFile",),
+    "holdfast.commitlog.errors": ("UnknownFormatVersion",),
+    "holdfast.http_api.access.service": ("RemoteWithoutAccess", "RemoteWithoutTls"),
+    "holdfast.http_api.access.token_file": ("TokensLocked", "TokensUnreadable"),
+    "holdfast.http_api.wire.aiohttp_parser": ("ParserMissing",),
+    "holdfast.http_api.wire.tls": ("TlsUnusable",),
+}
+
+
 def failure_of(error: Exception) -> Failure | None:
     """Return the Failure for `error`. Return None for an exception that is not expected (a bug)."""
-    from holdfast.acting_user import BelongsToAnother, CannotActAsOwner
-    from holdfast.amqp.listener import CannotListen
-    from holdfast.backup.create import BackupRefused
-    from holdfast.backup.restore import RestoreRefused
-    from holdfast.commitlog.disk.data_dir import DataDirInUse, NotADataDir
-    from holdfast.commitlog.disk.owned_files import UnsafeFile
-    from holdfast.commitlog.errors import LogError, UnknownFormatVersion
-    from holdfast.config import ConfigError
-    from holdfast.http_api.access.service import RemoteWithoutAccess, RemoteWithoutTls
-    from holdfast.http_api.access.token_file import TokensLocked, TokensUnreadable
-    from holdfast.http_api.wire.aiohttp_parser import ParserMissing
-    from holdfast.http_api.wire.tls import TlsUnusable
-
     if isinstance(error, Failure):
         return error
-    if isinstance(error, ConfigError):
+    if isinstance(error, _loaded("holdfast.config", "ConfigError")):
         return Failure(str(error), ExitCode.USAGE)
-    refused = (
-        *(BackupRefused, BelongsToAnother, CannotActAsOwner, CannotListen, DataDirInUse),
-        *(ParserMissing, RemoteWithoutAccess, RemoteWithoutTls, RestoreRefused, TlsUnusable),
-        *(NotADataDir, TokensLocked, TokensUnreadable, UnknownFormatVersion, UnsafeFile),
-    )
-    if isinstance(error, refused):
+    if any(isinstance(error, _loaded(module, *names)) for module, names in REFUSALS.items()):
         return Failure(str(error), ExitCode.REFUSED)
-    if isinstance(error, LogError):
+    if isinstance(error, _loaded("holdfast.commitlog.errors", "LogError")):
         return Failure(str(error))
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
         return Failure(f"{error.filename}: {reason}" if error.filename else reason)
     return _failure_of_client(error)
+
+
+def _loaded(module: str, *names: str) -> tuple[type[Exception], ...]:
+    """Return classes of a module. If the module was never imported, no error can be an instance of
+    its classes: then return none of them, and import nothing."""
+    found = sys.modules.get(module)
+    return () if found is None else tuple(getattr(found, name) for name in names)
 
 
 def _failure_of_client(error: Exception) -> Failure | None:

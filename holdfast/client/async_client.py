@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from holdfast.client.consume import group_requests, join
     from holdfast.client.produce import coalescing, producers, publish_request
     from holdfast.client.produce import new_message as new_messages
-    from holdfast.client.read import group_offsets, readers, sources
+    from holdfast.client.read import facts, group_offsets, readers, sources
     from holdfast.client.read import message as messages_read
     from holdfast.client.read import pull as pulls
     from holdfast.client.session import session as sessions
@@ -69,6 +69,7 @@ else:
         new_messages="holdfast.client.produce.new_message",
         producers="holdfast.client.produce.producers",
         publish_request="holdfast.client.produce.publish_request",
+        facts="holdfast.client.read.facts",
         group_offsets="holdfast.client.read.group_offsets",
         messages_read="holdfast.client.read.message",
         pulls="holdfast.client.read.pull",
@@ -313,17 +314,17 @@ class AsyncClient:
         return producer
 
     def _producer_target(self, topic: str) -> "producers.ProducerTarget":
-        requests = pulls.TopicRequests(self._transport, topic)
+        check_name("topic", topic)
 
-        async def describe() -> "pulls.TopicFacts":
+        async def describe() -> "facts.TopicFacts":
             try:
-                return await requests.fetch_facts()
+                return await facts.fetch_facts(self._transport, topic)
             except UnknownTopic:
                 info = await self._request_json("GET", "/v1/info")
                 if not info.get("auto_create_topics", True):
                     raise
                 await self._request_json("PUT", _topic_path(topic), body={})
-                return await requests.fetch_facts()
+                return await facts.fetch_facts(self._transport, topic)
 
         return producers.ProducerTarget(self._transport, topic, describe)
 

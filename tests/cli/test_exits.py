@@ -2,11 +2,12 @@
 
 import errno
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from holdfast.cli.exits import MEANINGS, ExitCode, failure_of
+from holdfast.cli.exits import MEANINGS, REFUSALS, ExitCode, failure_of
 from holdfast.client.errors import (
     BadReply,
     ConnectionFailed,
@@ -14,6 +15,7 @@ from holdfast.client.errors import (
     PublishFailed,
     api_error,
 )
+from holdfast.commitlog.disk.data_dir import NotADataDir
 from holdfast.commitlog.errors import CorruptBatch, DiskFull
 from holdfast.config import InvalidValue
 
@@ -49,6 +51,18 @@ def test_each_failure_has_its_code(error: Exception, code: ExitCode) -> None:
     failure = failure_of(error)
     assert failure is not None
     assert failure.code == code
+
+
+@pytest.mark.parametrize("module", REFUSALS)
+def test_each_refusal_is_a_class_of_its_module(module: str) -> None:
+    for name in REFUSALS[module]:
+        assert issubclass(getattr(import_module(module), name), Exception)
+
+
+def test_a_refused_data_directory_has_its_code() -> None:
+    failure = failure_of(NotADataDir(Path("/d"), "it is a file"))
+    assert failure is not None
+    assert failure.code == ExitCode.REFUSED
 
 
 def test_the_sentence_names_the_fix() -> None:

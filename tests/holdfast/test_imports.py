@@ -3,8 +3,11 @@ it is used."""
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from holdfast.running_broker import RunningBroker
 
 #: Modules of the standard library whose import takes about a millisecond or more.
 HEAVY = {
@@ -27,6 +30,13 @@ CLICK = {
 CLIENT = {
     "ast", "dataclasses", "datetime", "dis", "inspect", "ipaddress", "logging", "pathlib", "re",
     "socket", "string", "threading", "tokenize", "traceback", "typing", "urllib.parse",
+}  # fmt: skip
+
+#: What a command imports that publishes to a broker.
+PUBLISH = CLICK | CLIENT | {
+    "asyncio", "base64", "concurrent", "cython_runtime", "decimal", "google_crc32c", "hashlib",
+    "hmac", "importlib.metadata", "json", "msgspec", "queue", "random", "secrets", "signal", "ssl",
+    "subprocess", "typing_extensions", "uvloop",
 }  # fmt: skip
 
 
@@ -75,3 +85,13 @@ def run_command(*arguments: str) -> str:
 )
 def test_a_start_imports_only(script: str, allowed: set[str]) -> None:
     assert imported(script) - allowed == set()
+
+
+def test_a_publish_imports_only(tmp_path: Path) -> None:
+    with RunningBroker(tmp_path / "data") as broker:
+        publish = run_command("publish", "t", "--body", "x", "--url", broker.url)
+        assert imported(publish) - PUBLISH == set()
+        with broker.client() as client:
+            assert [message.body for message in client.pull("t", follow=False)] == [b"x"]
+        broker.stop()
+        assert imported(publish) - PUBLISH == set(), "the failure, too, imports no more"

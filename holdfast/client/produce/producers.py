@@ -23,7 +23,7 @@ from holdfast.client.errors import ProducerBufferFull, ProducerClosed, PublishFa
 from holdfast.client.produce.accumulator import Accumulator, PendingBatch, ProducerOptions
 from holdfast.client.produce.new_message import Body
 from holdfast.client.produce.sender import Sender
-from holdfast.client.read.pull import TopicFacts
+from holdfast.client.read.facts import TopicFacts
 from holdfast.client.read.results import PublishResult
 from holdfast.client.transport.loop_thread import LoopThread
 from holdfast.client.transport.requests import Transport

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from holdfast.client.errors import BadReply, api_error
+from holdfast.client.read.facts import TopicFacts, fetch_facts
 from holdfast.client.read.message import (
     LoneMessage,
     Message,
@@ -80,31 +81,6 @@ class _QueueState(msgspec.Struct):
 class _PollReply(msgspec.Struct):
     messages: list[LoneMessage]
     queues: list[_QueueState]
-
-
-class QueueBounds(msgspec.Struct):
-    """A queue in a topic's description."""
-
-    queue: int
-    min_offset: int
-    max_offset: int
-
-
-class TopicLimits(msgspec.Struct):
-    """The part of a topic's configuration that a client needs. Messages with the same key are
-    stored in `priority_levels` queues, one per level."""
-
-    max_message_bytes: int
-    priority_levels: int = 1
-
-
-class TopicFacts(msgspec.Struct):
-    """The part of a topic's description that a client needs."""
-
-    topic_id: int
-    queue_count: int
-    queues: list[QueueBounds]
-    config: TopicLimits
 
 
 class _OffsetAtTime(msgspec.Struct):
@@ -181,8 +157,7 @@ class TopicRequests:
 
     async def fetch_facts(self) -> TopicFacts:
         """Return the queues and limits of the topic."""
-        reply = await self._transport.request("GET", self._path, retry=self._retry)
-        return reply.json(TopicFacts)
+        return await fetch_facts(self._transport, self._topic, self._retry)
 
     async def find_offset(self, queue: int, timestamp_ms: int) -> tuple[int, int | None]:
         """Return the offset and the store time (ms) of the first message that was stored at or

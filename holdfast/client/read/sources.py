@@ -12,13 +12,13 @@ from itertools import islice
 from typing import Protocol
 
 from holdfast.client.errors import TopicRecreated
+from holdfast.client.read.facts import QueueBounds
 from holdfast.client.read.message import MessageList
 from holdfast.client.read.pull import (
     MAX_QUEUES_IN_HEADERS,
     Fetched,
     Part,
     PullOptions,
-    QueueBounds,
     Start,
     TopicRequests,
 )

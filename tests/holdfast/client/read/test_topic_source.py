@@ -6,13 +6,11 @@ from typing import cast
 import pytest
 
 from holdfast.client.read import sources
+from holdfast.client.read.facts import QueueBounds, TopicFacts, TopicLimits
 from holdfast.client.read.pull import (
     Fetched,
     PullOptions,
-    QueueBounds,
     Start,
-    TopicFacts,
-    TopicLimits,
 )
 from holdfast.client.read.sources import (
     AT_END_PER_POLL,
