@@ -12,6 +12,7 @@ import java.util.concurrent.Future;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.PullResult;
 import org.apache.rocketmq.client.consumer.PullStatus;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.common.message.Message;
@@ -20,6 +21,7 @@ import org.apache.rocketmq.common.message.MessageQueue;
 
 public final class RocketMQLoad {
   private static final long WARM_UP_NS = 4_000_000_000L;
+  private static final long REGISTRATION_NS = 30_000_000_000L;
   private static String address;
 
   public static void main(String[] args) throws Exception {
@@ -34,9 +36,9 @@ public final class RocketMQLoad {
     switch (text(asked, "verb")) {
       case "publish":
         DefaultMQProducer producer = producer();
-        producer.createTopic("TBW102", topic, 1, null);
+        createTopic(producer, topic);
         int batch = number(asked, "batch");
-        producer.createTopic("TBW102", topic + "warm", 1, null);
+        createTopic(producer, topic + "warm");
         send(producer, topic, body, 1);
         warmUp(() -> send(producer, topic + "warm", body, batch));
         work = () -> {
@@ -52,8 +54,8 @@ public final class RocketMQLoad {
       case "singles":
         int producers = number(asked, "producers");
         DefaultMQProducer shared = producer();
-        shared.createTopic("TBW102", topic, 1, null);
-        shared.createTopic("TBW102", topic + "warm", 1, null);
+        createTopic(shared, topic);
+        createTopic(shared, topic + "warm");
         send(shared, topic, body, 1);
         inThreads(producers, () -> warmUp(() -> send(shared, topic + "warm", body, 1)));
         work = () -> inThreads(producers, () -> {
@@ -112,6 +114,23 @@ public final class RocketMQLoad {
     producer.setSendMsgTimeout(30_000);
     producer.start();
     return producer;
+  }
+
+  // The broker's port is open before the broker has registered with the name server. Until then the
+  // name server knows no broker for the topic.
+  private static void createTopic(DefaultMQProducer producer, String topic) throws Exception {
+    long until = System.nanoTime() + REGISTRATION_NS;
+    while (true) {
+      try {
+        producer.createTopic("TBW102", topic, 1, null);
+        return;
+      } catch (MQClientException error) {
+        if (System.nanoTime() > until) {
+          throw error;
+        }
+        Thread.sleep(200);
+      }
+    }
   }
 
   private static void send(DefaultMQProducer producer, String topic, byte[] body, int count)
