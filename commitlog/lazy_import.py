@@ -16,6 +16,11 @@ def import_at_first_use(namespace: dict[str, Any], **modules: str) -> None:
         namespace[name] = _Unimported(namespace, name, module)
 
 
+def is_imported(module: object) -> bool:
+    """Return whether the module that a name of `import_at_first_use` stands for is imported."""
+    return not isinstance(module, _Unimported)
+
+
 class _Unimported:
     """Stands for a module until an attribute of it is read."""
 

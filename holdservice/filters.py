@@ -9,35 +9,44 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from holdfast.commitlog.format.batch import Batch, UInt32s, tag_summary, tags_code
+from holdfast.commitlog.lazy_import import import_at_first_use, is_imported
 from holdfast.holdservice.envelope_columns import ENVELOPE_COLUMNS, ENVELOPE_US, reader
 from holdfast.holdservice.errors import InvalidFilter
-from holdfast.holdservice.sql92 import (
+from holdfast.holdservice.filter_limits import (
     MAX_FILTER_BYTES,
     MAX_FILTER_DEPTH,
+    MAX_FILTER_TAGS,
     MAX_FILTER_TERMS,
-    Condition,
-    parse_condition,
 )
 from holdfast.holdservice.three_valued import Column, Name
+
+if TYPE_CHECKING:
+    from holdfast.holdservice import sql92
+else:
+    import_at_first_use(globals(), sql92="holdfast.holdservice.sql92")
 
 __all__ = [
     "MAX_FILTER_BYTES",
     "MAX_FILTER_DEPTH",
     "MAX_FILTER_TAGS",
     "MAX_FILTER_TERMS",
+    "SHORT_FILTER_CHARACTERS",
     "AllOf",
     "InvalidFilter",
     "Sql92Filter",
     "TagFilter",
+    "is_parsed_quickly",
     "parse_filter",
 ]
 
-#: The most tags in one filter.
-MAX_FILTER_TAGS = 64
+#: The parameters of a filter that have at most this many characters together are parsed in less
+#: than a millisecond.
+SHORT_FILTER_CHARACTERS = 128
 
 _TAG_SEPARATOR = re.compile(r",|\|\|")
 
@@ -56,6 +65,15 @@ def parse_filter(tag: str | None, filter: str | None) -> "TagFilter | Sql92Filte
     if tags is not None and condition is not None:
         return AllOf(tags, condition)
     return tags or condition
+
+
+def is_parsed_quickly(tag: str | None, filter: str | None) -> bool:
+    """Return whether `parse_filter` takes less than a millisecond, so that the event loop may call
+    it: the texts are short, and if there is a condition, the parser of conditions exists. The first
+    condition makes this parser, in tens of milliseconds."""
+    if len(tag or "") + len(filter or "") > SHORT_FILTER_CHARACTERS:
+        return False
+    return filter is None or is_imported(sql92)
 
 
 def _parse_tags(text: str) -> "TagFilter | None":
@@ -138,10 +156,10 @@ class Sql92Filter:
     """
 
     expression: str
-    _condition: Condition = field(init=False, repr=False, compare=False)
+    _condition: "sql92.Condition" = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_condition", parse_condition(self.expression))
+        object.__setattr__(self, "_condition", sql92.parse_condition(self.expression))
 
     def may_match(self, summary: int) -> bool:
         """Return True: the summary contains nothing about properties."""

@@ -3,6 +3,8 @@
 The grammar is sql92.lark, the functions are in three_valued.py, and docs/filters.md describes the
 meaning.
 
+The import of this module makes the parser, which takes tens of milliseconds.
+
 The parser has its own stack and builds the function bottom-up while it reads. So a deeply nested
 text cannot overflow Python's stack while it is parsed. A text that is nested more than
 MAX_FILTER_DEPTH levels deep is refused, so its evaluation cannot overflow the stack either.
@@ -17,6 +19,11 @@ from typing import Final
 from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken, v_args
 
 from holdfast.holdservice.errors import InvalidFilter
+from holdfast.holdservice.filter_limits import (
+    MAX_FILTER_BYTES,
+    MAX_FILTER_DEPTH,
+    MAX_FILTER_TERMS,
+)
 from holdfast.holdservice.like import InvalidPattern, byte_us, compile_like
 from holdfast.holdservice.three_valued import (
     Column,
@@ -34,13 +41,6 @@ from holdfast.holdservice.three_valued import (
     to_number,
     to_truth,
 )
-
-#: Longest filter, in bytes of UTF-8.
-MAX_FILTER_BYTES = 4096
-#: Largest nesting depth of parentheses, NOT and signs.
-MAX_FILTER_DEPTH = 64
-#: The most names and values in one filter.
-MAX_FILTER_TERMS = 256
 
 
 @dataclass(frozen=True, slots=True)

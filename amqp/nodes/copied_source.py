@@ -31,7 +31,7 @@ from holdfast.consumequeue.reading.fetched import BatchSlice, MessageFilter
 from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.consumequeue.topics import Topic, check_queue
 from holdfast.groups.errors import GroupsStopping
-from holdfast.holdservice.filters import parse_filter
+from holdfast.holdservice.filters import is_parsed_quickly, parse_filter
 from holdfast.holdservice.no_local import not_published_by
 from holdfast.holdservice.pull_request_hold_service import Outcome as HoldOutcome
 
@@ -39,8 +39,6 @@ from holdfast.holdservice.pull_request_hold_service import Outcome as HoldOutcom
 SLICE_BYTES = 256 * 1024
 #: At the end of the queues the link is held for this time. Then it looks for new queues.
 HOLD_S = 60.0
-#: Shorter filters are parsed on the event loop, in less than a millisecond.
-SHORT_FILTER_CHARACTERS = 128
 
 
 class _Copy(NamedTuple):
@@ -103,7 +101,7 @@ class CopiedSource:
         characters = len(tags or "") + len(selector or "")
         self._parts.filter_budget.take(self._peer.client, characters, self._config)
         self._characters = characters
-        if characters <= SHORT_FILTER_CHARACTERS:
+        if is_parsed_quickly(tags, selector):
             return parse_filter(tags, selector)
         return await call_in_thread(parse_filter, tags, selector)
 

@@ -1,12 +1,13 @@
 """The parsed filters of groups. While a filter is in use, its text is not parsed again.
 
-Parsing the longest text takes about ten milliseconds. So texts are parsed in another thread, one at
-a time; only short texts are parsed on the event loop. Call everything here on the event loop.
+Parsing the longest text takes about ten milliseconds, and the first condition more. So texts are
+parsed in another thread, one at a time; only short texts are parsed on the event loop. Call
+everything here on the event loop.
 """
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 from weakref import WeakValueDictionary
 
@@ -17,6 +18,7 @@ from holdfast.holdservice.filters import (
     AllOf,
     Sql92Filter,
     TagFilter,
+    is_parsed_quickly,
     parse_filter,
 )
 from holdfast.holdservice.no_local import not_published_by
@@ -27,10 +29,6 @@ _TAGS = re.compile(r"\s*[\w.*-]+\s*(?:(?:,|\|\|)\s*[\w.*-]+\s*)*")
 
 Filters = Mapping[str, MessageFilter | None]
 """Parsed filters by text. None is the filter that matches every message."""
-
-#: If the texts of a call have at most this many characters together, they are parsed on the event
-#: loop, in less than a millisecond.
-SHORT_CHARACTERS = 128
 
 
 class ParsedFilters:
@@ -45,7 +43,7 @@ class ParsedFilters:
         without parsing. Raises InvalidFilter."""
         found = {text: self._by_text.get(text) for text in texts if text is not None}
         missing = [text for text, each in found.items() if each is None]
-        is_short = sum(map(len, missing)) <= SHORT_CHARACTERS
+        is_short = _are_parsed_quickly(missing)
         for text in missing:
             found[text] = filter_of(text) if is_short else await self._parse_apart(text)
             self._keep(text, found[text])
@@ -82,6 +80,13 @@ class ParsedFilters:
     def _keep(self, text: str, parsed: MessageFilter | None) -> None:
         if parsed is not None:
             self._by_text[text] = parsed
+
+
+def _are_parsed_quickly(texts: Sequence[str]) -> bool:
+    """Return whether the event loop may parse these texts."""
+    if not is_parsed_quickly("".join(texts), None):
+        return False
+    return all(_TAGS.fullmatch(text) or is_parsed_quickly(None, text) for text in texts)
 
 
 def characters_of(filters: Filters) -> int:

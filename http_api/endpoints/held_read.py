@@ -18,7 +18,11 @@ from holdfast.consumequeue.lost_ranges import LostRanges, with_lost
 from holdfast.consumequeue.reading.fetched import MAX_SKIPPED_RANGES, Fetched, MessageFilter
 from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.consumequeue.topics import Topic
-from holdfast.holdservice.filters import parse_filter
+from holdfast.holdservice.filters import (
+    SHORT_FILTER_CHARACTERS,
+    is_parsed_quickly,
+    parse_filter,
+)
 from holdfast.holdservice.pull_request_hold_service import Outcome
 from holdfast.http_api.endpoints.rendering import YIELD_EVERY_MESSAGES
 from holdfast.http_api.limits.reply_slots import LargeReplySlot
@@ -29,8 +33,6 @@ from holdfast.http_api.schemas.messages import SkippedRange
 from holdfast.http_api.wire.problems import Problem, problem_for
 from holdfast.http_api.wire.reply import Reply
 
-#: A filter of at most this length is parsed on the event loop, in less than a millisecond.
-SHORT_FILTER_CHARACTERS = 128
 #: The measured memory of the most expensive parsed filter, in bytes per character of its text. It
 #: is charged to the request if the filter is longer than SHORT_FILTER_CHARACTERS. The memory of a
 #: shorter filter is part of the fixed cost of a connection in docs/limits.md.
@@ -215,14 +217,15 @@ def _read_nothing(call: Call[Any], topic: Topic, offsets: Mapping[int, int]) -> 
 async def filter_of(call: Call[Any]) -> MessageFilter | None:
     """Return the filter of a pull or poll, or None if it has no filter.
 
-    Long filters are parsed in a thread, one at a time, because parsing the longest filter takes
-    tens of milliseconds. Raises InvalidFilter, Problem.
+    Filters that need more time than a millisecond are parsed in a thread, one at a time. Raises
+    InvalidFilter, Problem.
     """
     tag, condition = call.params.tag, call.params.filter
-    length = len(tag or "") + len(condition or "")
-    if length <= SHORT_FILTER_CHARACTERS:
+    if is_parsed_quickly(tag, condition):
         return parse_filter(tag, condition)
-    call.count_memory(FILTER_BYTES_PER_CHARACTER * length)
+    length = len(tag or "") + len(condition or "")
+    if length > SHORT_FILTER_CHARACTERS:
+        call.count_memory(FILTER_BYTES_PER_CHARACTER * length)
     async with call.context.filter_reading:
         return await call_in_thread(parse_filter, tag, condition)
 

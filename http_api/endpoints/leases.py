@@ -34,6 +34,7 @@ from holdfast.groups.service_types import (
 )
 from holdfast.groups.serving.group_server import SETTLED_A_TURN
 from holdfast.groups.settings import MAX_BACKOFF_MS
+from holdfast.holdservice.filters import SHORT_FILTER_CHARACTERS
 from holdfast.http_api.access.authorization import missing_grant
 from holdfast.http_api.access.grants import ANONYMOUS
 from holdfast.http_api.config import HttpConfig
@@ -46,7 +47,6 @@ from holdfast.http_api.endpoints.group_access import (
 from holdfast.http_api.endpoints.held_read import (
     FILTER_BYTES_PER_CHARACTER,
     LARGE_BYTES,
-    SHORT_FILTER_CHARACTERS,
 )
 from holdfast.http_api.endpoints.rendering import (
     PORTION_BYTES,

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from aiohttp import web
 from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, LineTooLong
 from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
@@ -22,6 +21,7 @@ __all__ = [
     "LineTooLong",
     "ParserMissing",
     "RawRequestMessage",
+    "RequestPayloadError",
     "check_parser",
     "new_parser",
 ]
@@ -61,6 +61,11 @@ class ParserMissing(Exception):
         )
 
 
+class RequestPayloadError(Exception):
+    """The body of a request is malformed, or ended early. The parser raises it to the reader of the
+    body. (Importing aiohttp's own class would import its whole web server.)"""
+
+
 def check_parser(parser: object = HttpRequestParser) -> None:
     """Raise ParserMissing if requests would be parsed by aiohttp's Python parser."""
     if parser is HttpRequestParserPy:
@@ -75,7 +80,7 @@ new_parser: Callable[[ParserOwner, AbstractEventLoop], HttpRequestParser] = part
     max_line_size=MAX_LINE_BYTES,
     max_field_size=MAX_FIELD_BYTES,
     max_headers=MAX_HEADERS,
-    payload_exception=web.RequestPayloadError,
+    payload_exception=RequestPayloadError,
     auto_decompress=False,
     max_msg_queue_size=1,
 )

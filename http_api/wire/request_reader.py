@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from enum import IntFlag, auto
 from typing import cast
 
-from aiohttp import EMPTY_PAYLOAD, hdrs, web
+from aiohttp import EMPTY_PAYLOAD, hdrs
 
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.wire.aiohttp_parser import (
@@ -24,6 +24,7 @@ from holdfast.http_api.wire.aiohttp_parser import (
     HttpProcessingError,
     HttpRequestParser,
     RawRequestMessage,
+    RequestPayloadError,
     new_parser,
 )
 from holdfast.http_api.wire.body_buffer import ArrivingBody, WholeBody
@@ -545,7 +546,7 @@ class RequestReader:
         self.parser = self._ends = None
         content = self._newest_content()
         if not content.is_eof():
-            content.set_exception(web.RequestPayloadError(str(error)))
+            content.set_exception(RequestPayloadError(str(error)))
             return
         self._stop_header_timeout()
         self.waiting.append((error, 0))

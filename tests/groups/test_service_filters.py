@@ -11,7 +11,7 @@ import pytest
 from holdfast.consumequeue.errors import LimitReached
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.settings import GroupSettings, Subscription
-from holdfast.holdservice import filters
+from holdfast.holdservice import filters, sql92
 from holdfast.holdservice.errors import InvalidFilter
 from holdfast.holdservice.sql92 import parse_condition
 from tests.support.group_broker import bodies_of, running, running_group
@@ -36,7 +36,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parsed]:
         return parse_condition(text)
 
     filters.parse_filter.cache_clear()
-    monkeypatch.setattr(filters, "parse_condition", count)
+    monkeypatch.setattr(sql92, "parse_condition", count)
     yield counted
     filters.parse_filter.cache_clear()
 

@@ -87,6 +87,11 @@ def test_a_start_imports_only(script: str, allowed: set[str]) -> None:
     assert imported(script) - allowed == set()
 
 
+def test_a_broker_starts_without_what_it_may_never_need() -> None:
+    names = modules_after("import holdfast.cli.process.broker_process")
+    assert not names & {"aiohttp.web", "lark", "rich", "pyarrow", "holdfast.client"}
+
+
 def test_a_publish_imports_only(tmp_path: Path) -> None:
     with RunningBroker(tmp_path / "data") as broker:
         publish = run_command("publish", "t", "--body", "x", "--url", broker.url)

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from holdfast.commitlog.format.batch import Batch, tag_summary, tags_code
 from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.lazy_import import import_at_first_use
+from holdfast.holdservice import filters
 from holdfast.holdservice.filters import (
     MAX_FILTER_BYTES,
     MAX_FILTER_TAGS,
@@ -256,3 +258,21 @@ def test_a_million_digits_are_not_a_number() -> None:
     condition = parse_filter(None, "a > 1")
     assert condition is not None
     assert list(condition.matching_rows(batch, 0, 2)) == [1]
+
+
+def test_only_the_first_condition_is_too_slow_for_the_event_loop() -> None:
+    import_at_first_use(vars(filters), sql92="holdfast.holdservice.sql92")
+    assert filters.is_parsed_quickly("a,b", None)
+    assert not filters.is_parsed_quickly(None, "first = 1")
+    filters.parse_filter.cache_clear()
+    filters.parse_filter(None, "first = 1")
+    assert filters.is_parsed_quickly(None, "second = 2")
+    assert filters.is_parsed_quickly("a", "second = 2")
+
+
+@pytest.mark.parametrize(("tag", "condition"), [("a" * 129, None), (None, "a = '" + "b" * 124)])
+def test_long_filters_are_too_slow_for_the_event_loop(
+    tag: str | None, condition: str | None
+) -> None:
+    filters.parse_filter(None, "a = 1")
+    assert not filters.is_parsed_quickly(tag, condition)

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.holdservice.errors import InvalidFilter
-from holdfast.holdservice.sql92 import (
+from holdfast.holdservice.filter_limits import (
     MAX_FILTER_BYTES,
     MAX_FILTER_DEPTH,
     MAX_FILTER_TERMS,
-    parse_condition,
 )
+from holdfast.holdservice.sql92 import parse_condition
 from holdfast.holdservice.three_valued import Column, Name, Row
 
 ROW: Row = {

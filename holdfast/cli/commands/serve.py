@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from holdfast.cli.commands.config import config_option
+from holdfast.cli.process.garbage_freezer import no_collections
 from holdfast.config import Key, keys, load_config
 
 #: Some keys have a short option in addition to their normal one.
@@ -62,7 +63,8 @@ def serve(config_file: Path | None, **options: str | None) -> None:
         file=config_file, environ=os.environ, flags=flags, memory_bytes=memory_bytes
     )
 
-    from holdfast.cli.process.broker_process import run  # late, to report a wrong setting fast
+    with no_collections():
+        from holdfast.cli.process.broker_process import run  # late, to report a wrong setting fast
 
     code = run(config)
     # The event loop no longer handles signals. A second signal must not kill the process now,

@@ -10,7 +10,8 @@ are unfrozen and visited again after MOST_GONE deletions, or after MOST_S second
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 LONG_S = 0.002  # after a longer collection, the surviving objects are frozen
 #: The threshold for a collection of the oldest generation, in collections of the middle generation.
@@ -23,6 +24,20 @@ MOST_GONE = 10_000
 #: After this time all objects are visited again in any case, because of other cycles.
 MOST_S = 6 * 3600.0
 OLDEST = 2  # the collector's oldest generation
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Collect no garbage in this block, and freeze its objects at the end. The imports of a broker
+    make hundreds of thousands of objects, and nearly all of them stay."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 class GarbageFreezer:

@@ -13,8 +13,23 @@ from holdfast.cli.process.garbage_freezer import (
     MOST_S,
     OLDEST,
     GarbageFreezer,
+    no_collections,
 )
 from tests.support.group_broker import running
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_no_collection_runs_in_the_block_and_its_objects_are_frozen(is_enabled: bool) -> None:
+    (gc.enable if is_enabled else gc.disable)()
+    try:
+        with no_collections():
+            assert not gc.isenabled()
+            made = [[] for _ in range(1000)]  # type: ignore[var-annotated]
+        assert gc.isenabled() == is_enabled
+        assert gc.get_freeze_count() >= len(made)
+    finally:
+        gc.unfreeze()
+        gc.enable()
 
 
 class _Collector:
