@@ -39,9 +39,9 @@ import pyarrow.parquet as pq
 from bench.arrow_file_source import load_arrow_file, write_arrow_file
 from bench.bulk import BulkConnection
 from bench.harness import plain_loop_s, process_cpu_s
+from holdfast.arrow.decoder import MAX_ROWS, TARGET_BYTES
 from holdfast.running_broker import RunningBroker
 from holdfast.spark import Bound, bind, local_session
-from holdfast.spark.arrow.decoder import MAX_ROWS, TARGET_BYTES
 from holdfast.spark.options.columns import format_ddl
 from holdfast.spark.options.read import parse_options
 from holdfast.spark.read.plan import plan_partitions

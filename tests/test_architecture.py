@@ -95,16 +95,18 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "holdfast.storage.storage",
         "holdfast.storage.storage_metrics",
     ),
-    "holdfast.client": (*FORMAT, "amqp.engine", "amqp.wire", "holdfast"),
+    "holdfast.arrow": FORMAT,
+    "holdfast.client": (*FORMAT, "amqp.engine", "amqp.wire", "holdfast", "holdfast.arrow"),
     "holdfast": ("holdfast.client",),
     "holdfast.running_broker": ("holdfast.client",),
     "holdfast.testing": ("holdfast.running_broker",),
     "holdfast.demo": ("holdfast", "holdfast.client", "holdfast.running_broker", "spark"),
-    "spark": (*FORMAT, "holdfast", "holdfast.client"),
+    "spark": (*FORMAT, "holdfast", "holdfast.arrow", "holdfast.client"),
     # Works without a broker: reads the state's records from their copy in the log, and walks past
     # damage.
     "spark.files": (
         *FORMAT,
+        "holdfast.arrow",
         "commitlog.disk.disk",
         "commitlog.segments.log_scan",
         "commitlog.segments.segment",

@@ -14,6 +14,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from holdfast.arrow.decoder import (
+    MAX_ROWS,
+    TARGET_BYTES,
+    cut_portions,
+    decode,
+    select_rows,
+)
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch import tag_summary, tags_code
 from holdfast.commitlog.format.batch_header import HEADER_SIZE
@@ -27,13 +34,6 @@ from holdfast.commitlog.format.segment_format import (
     rows_from,
 )
 from holdfast.commitlog.format.split_bodies import SplitBodies, allocate
-from holdfast.spark.arrow.decoder import (
-    MAX_ROWS,
-    TARGET_BYTES,
-    cut_portions,
-    decode,
-    select_rows,
-)
 from holdfast.spark.files.sealed_blocks import SealedBlocks
 from holdfast.spark.files.segment_file import LOG_DIRECTORY, SegmentFile
 from holdfast.spark.files.walked_blocks import WalkedBlocks

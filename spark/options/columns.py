@@ -8,22 +8,10 @@ unused columns of a Python source, so all columns that are chosen here are sent 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
+from holdfast.arrow.columns import HOLDFAST_COLUMNS
 from holdfast.spark.errors import InvalidOption
 
 #: Column -> its type in Spark's DDL, in the order of the default columns.
-HOLDFAST_COLUMNS: Mapping[str, str] = {
-    "topic": "string",
-    "queue": "int",
-    "offset": "bigint",
-    "message_id": "string",
-    "key": "string",
-    "tag": "string",
-    "priority": "int",
-    "properties": "map<string,string>",
-    "body": "binary",
-    "born_timestamp": "timestamp",
-    "store_timestamp": "timestamp",
-}
 KAFKA_COLUMNS: Mapping[str, str] = {
     "key": "binary",
     "value": "binary",

@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+import msgpack
 import numpy as np
 import pyarrow as pa
 
+from holdfast.arrow.decoder import MAX_ROWS, TARGET_BYTES, cut_portions, decode, select_rows
+from holdfast.arrow.messages import Message, decode_messages
 from holdfast.client.transport.requests import MSGPACK
 from holdfast.commitlog.format.batch_header import Buffer
 from holdfast.commitlog.format.batch_run import BatchRun
-from holdfast.spark.arrow.decoder import MAX_ROWS, TARGET_BYTES, cut_portions, decode, select_rows
-from holdfast.spark.arrow.messages import decode_messages, unpack_messages
 from holdfast.spark.broker.block_receiver import BlockGatherer
 from holdfast.spark.broker.client import BrokerClient, PullOutcome
 from holdfast.spark.errors import BrokerRefused, DataLost, ReplyMismatch
@@ -141,6 +142,16 @@ def _fetch_messages(
     messages = [message for message in unpack_messages(pulled.body) if message["offset"] < part.end]
     batches = (decode_messages(found, part, options.columns) for found in (messages,) if found)
     return _FetchResult(pulled.next_offset, pulled.skipped, batches)
+
+
+def unpack_messages(body: Buffer) -> list[Message]:
+    """Return the messages in a pull's reply. Raises ReplyMismatch if it has no list of messages."""
+    try:
+        messages = msgpack.unpackb(body)["messages"]
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+        raise ReplyMismatch(f"the broker's reply has no list of messages: {error!r}") from error
+    assert isinstance(messages, list)
+    return messages
 
 
 def _check_sequence(blocks: BatchRun, part: QueueRange, offset: int, *, gaps: bool) -> None:

@@ -65,9 +65,8 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
     "spark": {
         "options": ("errors",),
         "broker": ("options", "errors"),
-        "arrow": ("options", "errors"),
-        "files": ("arrow", "broker", "options", "errors"),
-        "read": ("arrow", "broker", "files", "options", "errors"),
+        "files": ("broker", "options", "errors"),
+        "read": ("broker", "files", "options", "errors"),
         "stream": ("broker", "options", "read", "errors", "shipping"),
         "write": ("broker", "options", "errors", "shipping"),
     },
@@ -83,6 +82,7 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
         "produce": ("read", "transport", "errors"),
         "consume": ("read", "transport", "errors", "values"),
         "session": ("produce", "transport", "errors"),
+        "tables": ("read", "transport", "errors"),
         "channels": ("session", "produce", "transport", "errors"),
     },
 }

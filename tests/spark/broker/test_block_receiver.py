@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from holdfast.arrow.decoder import decode, select_rows
 from holdfast.commitlog.errors import CorruptBatch, UnknownFormatVersion
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_header import Buffer
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.format.split_bodies import SplitBodies
-from holdfast.spark.arrow.decoder import decode, select_rows
 from holdfast.spark.broker import block_receiver
 from holdfast.spark.broker.block_receiver import BlockGatherer
 from holdfast.spark.options.offsets import QueueRange

@@ -3,6 +3,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgpack
 import pyarrow as pa
 import pytest
 
@@ -13,7 +14,7 @@ from holdfast.spark.broker.client import BrokerClient, PullOutcome
 from holdfast.spark.errors import BrokerRefused, DataLost, ReplyMismatch, TopicRecreated
 from holdfast.spark.options.offsets import QueueRange
 from holdfast.spark.options.read import parse_options
-from holdfast.spark.read.fetch import read_range
+from holdfast.spark.read.fetch import read_range, unpack_messages
 from tests.spark.stored import join_batches, store
 from tests.support.batches import Columns
 from tests.support.fake_broker import BATCH_TYPE, Answer, FakeBroker, FakeTopic
@@ -252,3 +253,9 @@ def test_blocks_that_do_not_belong_are_refused(orders: Orders, blocks: list[Batc
     assert orders.topic.topic_id == 1
     with pytest.raises(ReplyMismatch, match="sent other blocks"):
         orders.read(0, 30)
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", msgpack.packb([1]), msgpack.packb({})])
+def test_invalid_replies_are_refused(body: bytes) -> None:
+    with pytest.raises(ReplyMismatch):
+        unpack_messages(body)

@@ -3,14 +3,14 @@ pyspark.
 
 The columns of a block are used as Arrow buffers without conversion. Columns of several blocks are
 joined. So the cost is per block and per byte, never per message. Spark accepts only the exact Arrow
-schema that it expects: plain nullable types, and timestamps in microseconds UTC. Timestamps are
-rounded down to milliseconds, as in the HTTP API, so that reads with a filter (messages.py) give the
-same rows.
+schema that it expects: plain nullable types, and timestamps in microseconds UTC. Tables without
+Spark have the same types. Timestamps are rounded down to milliseconds, as in the HTTP API, so that
+reads with a filter (messages.py) give the same rows.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,6 @@ from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch_header import BatchFlag, Buffer
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.format.header_table import Bools, Int64s
-from holdfast.spark.options.offsets import QueueRange
 
 Int32s = npt.NDArray[np.int32]
 
@@ -43,6 +42,22 @@ ARROW_TYPES: Mapping[str, pa.DataType] = {
     "array<struct<key:string,value:binary>>": pa.list_(pa.field("element", _HEADER)),
 }
 LOG_APPEND_TIME = 1  # Kafka's timestampType for a time set by the broker
+
+
+class SourceQueue(Protocol):
+    """The queue that the messages are from, and facts about its topic."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def topic_id(self) -> int: ...
+
+    @property
+    def queue(self) -> int: ...
+
+    @property
+    def priority_levels(self) -> int | None: ...
 
 
 class RowSelection(NamedTuple):
@@ -98,7 +113,7 @@ def cut_portions(
 def decode(
     blocks: BatchRun,
     rows: RowSelection,
-    source: QueueRange,
+    source: SourceQueue,
     columns: Mapping[str, str],
     *,
     tags: frozenset[str] = frozenset(),
@@ -117,7 +132,7 @@ def decode(
 class _Portion:
     """Rows of several blocks, as columns. Each public method builds one Arrow array."""
 
-    def __init__(self, blocks: BatchRun, rows: RowSelection, source: QueueRange) -> None:
+    def __init__(self, blocks: BatchRun, rows: RowSelection, source: SourceQueue) -> None:
         self._source = source
         self._blocks = blocks
         self._index, self._start = rows.block, rows.start

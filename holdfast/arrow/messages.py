@@ -1,4 +1,4 @@
-"""Convert the broker's msgpack messages into an Arrow record batch. Pure.
+"""Convert single messages into an Arrow record batch. Pure.
 
 This is for reads with a filter expression. Only the broker can evaluate the expression, so it sends
 the matching messages, not whole blocks. The columns are the same as those of decoder.py.
@@ -7,29 +7,15 @@ the matching messages, not whole blocks. The columns are the same as those of de
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgpack
 import pyarrow as pa
 
-from holdfast.commitlog.format.batch_header import Buffer
-from holdfast.spark.arrow.decoder import LOG_APPEND_TIME, arrow_schema
-from holdfast.spark.errors import ReplyMismatch
-from holdfast.spark.options.offsets import QueueRange
+from holdfast.arrow.decoder import LOG_APPEND_TIME, SourceQueue, arrow_schema
 
 Message = Mapping[str, Any]
 
 
-def unpack_messages(body: Buffer) -> list[Message]:
-    """Return the messages in a pull's reply. Raises ReplyMismatch if it has no list of messages."""
-    try:
-        messages = msgpack.unpackb(body)["messages"]
-    except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
-        raise ReplyMismatch(f"the broker's reply has no list of messages: {error!r}") from error
-    assert isinstance(messages, list)
-    return messages
-
-
 def decode_messages(
-    messages: Sequence[Message], source: QueueRange, columns: Mapping[str, str]
+    messages: Sequence[Message], source: SourceQueue, columns: Mapping[str, str]
 ) -> pa.RecordBatch:
     schema = arrow_schema(columns)
     arrays = [
@@ -39,11 +25,11 @@ def decode_messages(
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _priority(_: Message, source: QueueRange) -> int | None:
+def _priority(_: Message, source: SourceQueue) -> int | None:
     return None if source.priority_levels is None else source.queue % source.priority_levels
 
 
-def _headers(message: Message, _: QueueRange) -> list[dict[str, object]] | None:
+def _headers(message: Message, _: SourceQueue) -> list[dict[str, object]] | None:
     properties = message["properties"] or {}
     return [{"key": name, "value": value.encode()} for name, value in properties.items()] or None
 
@@ -52,7 +38,7 @@ def _to_us(milliseconds: int | None) -> int | None:
     return milliseconds * 1000 if milliseconds else None
 
 
-_VALUES: Mapping[str, Callable[[Message, QueueRange], object]] = {
+_VALUES: Mapping[str, Callable[[Message, SourceQueue], object]] = {
     "topic": lambda _, source: source.topic,
     "queue": lambda _, source: source.queue,
     "partition": lambda _, source: source.queue,

@@ -9,18 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.commitlog.errors import CorruptBatch
-from holdfast.commitlog.format.batch import Batch, payload_crc
-from holdfast.commitlog.format.batch_run import BatchRun
-from holdfast.commitlog.format.message_id import format_message_id
-from holdfast.spark.arrow.decoder import (
+from holdfast.arrow.columns import HOLDFAST_COLUMNS
+from holdfast.arrow.decoder import (
     RowSelection,
     arrow_schema,
     cut_portions,
     decode,
     select_rows,
 )
-from holdfast.spark.options.columns import HOLDFAST_COLUMNS, KAFKA_COLUMNS
+from holdfast.commitlog.errors import CorruptBatch
+from holdfast.commitlog.format.batch import Batch, payload_crc
+from holdfast.commitlog.format.batch_run import BatchRun
+from holdfast.commitlog.format.message_id import format_message_id
+from holdfast.spark.options.columns import KAFKA_COLUMNS
 from holdfast.spark.options.offsets import QueueRange
 from tests.spark.stored import ANY_COLUMNS, QUEUE, STORED_US, TOPIC_ID, join_batches, store
 from tests.support.batches import Columns

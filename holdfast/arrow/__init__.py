@@ -1,0 +1,1 @@
+"""Stored blocks and single messages as Arrow record batches, for Spark and for tables."""

@@ -1,1 +1,0 @@
-"""Convert stored blocks and single messages into Arrow record batches."""
