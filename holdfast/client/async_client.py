@@ -15,6 +15,7 @@ from holdfast.client.errors import (
     ApiError,
     CertificateNotTrusted,
     ConnectionFailed,
+    PackageMissing,
     UnknownTopic,
 )
 from holdfast.client.produce.identities import IdentityPool
@@ -43,6 +44,7 @@ from holdfast.commitlog.lazy_import import import_at_first_use
 
 if TYPE_CHECKING:
     import msgspec
+    import pyarrow
 
     from holdfast.client import descriptions
     from holdfast.client.consume import consumer as consumers
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
     from holdfast.client.read import message as messages_read
     from holdfast.client.read import pull as pulls
     from holdfast.client.session import session as sessions
+    from holdfast.client.tables.bodies import BodyForm
+    from holdfast.client.tables.readers import AsyncArrowReader
     from holdfast.client.transport import async_transport
 else:
     # Most programs need only some of these.
@@ -80,6 +84,9 @@ else:
     )
 
 DEFAULT_URL = "http://127.0.0.1:8711"
+
+#: A table asks for this many bytes at once: larger replies are fewer record batches.
+TABLE_PULL_BYTES = 8 * 1024 * 1024
 
 
 class AsyncClient:
@@ -418,7 +425,7 @@ class AsyncClient:
         options: PullOptions,
         *,
         follow: bool,
-    ) -> "sources.Source":
+    ) -> "sources.Source[sources.Range]":
         if queue is None:
             return sources.TopicSource(self._transport, topic, start, options, follow)
         return sources.QueueSource(self._transport, topic, start, options, follow, queue=queue)
@@ -457,6 +464,105 @@ class AsyncClient:
             del messages[max_messages:]
         skipped = tuple(each for each in pulled.skipped if each.start_offset < next_offset)
         return PullResult(messages, next_offset, pulled.min_offset or 0, max_offset, skipped)
+
+    # -- tables ------------------------------------------------------------------------------
+
+    async def read_arrow(
+        self,
+        topic: str,
+        queue: int | None = None,
+        *,
+        start_offset: int | Mapping[int, int] | None = None,
+        end_offset: int | Mapping[int, int] | None = None,
+        start_timestamp_ms: Time | None = None,
+        end_timestamp_ms: Time | None = None,
+        columns: Sequence[str] | None = None,
+        body: "BodyForm" = "binary",
+        tag: str | None = None,
+        filter: str | None = None,
+        skip_corrupt: bool = False,
+        max_bytes: int = TABLE_PULL_BYTES,
+    ) -> "pyarrow.Table":
+        """Return messages as a pyarrow.Table, ordered by queue and offset. Needs pyarrow.
+
+        Without `queue`, read all queues. The range of a queue begins at `start_offset`, or at the
+        first message stored at or after `start_timestamp_ms`; the default is its first message. It
+        ends before `end_offset`, or before the first message stored at or after
+        `end_timestamp_ms`; the default is its end now. Without `queue`, offsets are a mapping from
+        queues to offsets, such as {0: 12, 1: 40}; a queue that it does not name has the default.
+        Times are milliseconds since 1970, or datetimes with a time zone.
+
+        The default `columns` are queue, offset, key, tag, properties, body, born_timestamp and
+        store_timestamp; there are also topic, message_id and priority. Bodies are binary. With
+        `body="text"` they are strings; with `body=pyarrow.schema(...)` they are parsed as JSON
+        objects of this schema, which are structs. In these objects, missing members are null, and
+        members that the schema does not name are left out. A body of another form raises
+        UndecodableBody.
+
+        `tag`, `filter` and `skip_corrupt` work as in `pull`. Each request fetches up to
+        `max_bytes`. Raises PackageMissing if pyarrow is not installed, ValueError for bounds that
+        contradict each other, UnknownTopic, UnknownQueue, OffsetTrimmed, OffsetBeyondEnd,
+        RecordCorrupt, TopicRecreated, and CorruptBatch if a checksum is wrong.
+        """
+        reader = self.iter_arrow(
+            topic,
+            queue,
+            start_offset=start_offset,
+            end_offset=end_offset,
+            start_timestamp_ms=start_timestamp_ms,
+            end_timestamp_ms=end_timestamp_ms,
+            columns=columns,
+            body=body,
+            tag=tag,
+            filter=filter,
+            skip_corrupt=skip_corrupt,
+            max_bytes=max_bytes,
+        )
+        async with reader:
+            return await reader.to_table()
+
+    def iter_arrow(
+        self,
+        topic: str,
+        queue: int | None = None,
+        *,
+        start_offset: int | Mapping[int, int] | None = None,
+        end_offset: int | Mapping[int, int] | None = None,
+        start_timestamp_ms: Time | None = None,
+        end_timestamp_ms: Time | None = None,
+        columns: Sequence[str] | None = None,
+        body: "BodyForm" = "binary",
+        tag: str | None = None,
+        filter: str | None = None,
+        skip_corrupt: bool = False,
+        max_bytes: int = TABLE_PULL_BYTES,
+    ) -> "AsyncArrowReader":
+        """Read messages as record batches (pyarrow.RecordBatch), one after the other, so that a
+        range may be larger than the memory. Everything else is as in `read_arrow`.
+
+        The reader of the synchronous client is also a stream of Arrow data: it has
+        `__arrow_c_stream__`, which polars and duckdb read.
+        """
+        try:
+            from holdfast.client.tables.broker_rows import BrokerRows
+            from holdfast.client.tables.ranges import Bound, TableRange
+            from holdfast.client.tables.readers import AsyncArrowReader
+            from holdfast.client.tables.table_format import TableFormat
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "pyarrow":
+                raise
+            raise PackageMissing("pyarrow", "arrow") from error
+        wanted = TableRange(
+            topic,
+            queue,
+            Bound(start_offset, _timestamp_ms(start_timestamp_ms)),
+            Bound(end_offset, _timestamp_ms(end_timestamp_ms)),
+        )
+        options = PullOptions(
+            max_bytes=max_bytes, tag=tag, filter=filter, skip_corrupt=skip_corrupt
+        )
+        source = BrokerRows(self._transport, wanted, options)
+        return AsyncArrowReader(source, TableFormat(columns, body))
 
     def consume(
         self,

@@ -9,6 +9,7 @@ HoldfastError
   ClientClosed
     ChannelClosed
   StaleDelivery, TooManyChannels (channels)
+  PackageMissing, UndecodableBody (tables)
   ApiError: the broker refused; `type` is the stable code, `members` has the values
     401  Unauthenticated
     403  Forbidden, ProducerFenced
@@ -116,6 +117,32 @@ class TooManyChannels(HoldfastError):
 
     def __str__(self) -> str:
         return "all 65,535 channels of the connection are open; close some, or connect again"
+
+
+@dataclass(eq=False, repr=False)
+class PackageMissing(HoldfastError, ImportError):
+    """This call needs a package that is not installed. `extra` is the extra of Holdfast that
+    installs it."""
+
+    package: str
+    extra: str
+
+    def __str__(self) -> str:
+        return f"{self.package} is not installed; pip install 'holdfast[{self.extra}]'"
+
+
+@dataclass(eq=False, repr=False)
+class UndecodableBody(HoldfastError, ValueError):
+    """A message's body is not of the form that the caller asked for. `offset` is its offset."""
+
+    topic: str
+    queue: int
+    offset: int
+    reason: str
+
+    def __str__(self) -> str:
+        where = f"the body at offset {self.offset} of queue {self.queue} of {self.topic}"
+        return f"{where} {self.reason}; read bodies as binary to get it"
 
 
 class ApiError(HoldfastError):

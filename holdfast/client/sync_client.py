@@ -21,11 +21,14 @@ from holdfast.client.transport.target import File, Target, TlsFiles
 from holdfast.commitlog.lazy_import import import_at_first_use
 
 if TYPE_CHECKING:
+    import pyarrow
+
     from holdfast.client.consume import consumer as consumers
     from holdfast.client.produce import producers
     from holdfast.client.read import readers
     from holdfast.client.session import blocking as blocking_sessions
     from holdfast.client.session.session import AsyncSession
+    from holdfast.client.tables import readers as table_readers
     from holdfast.client.transport import async_transport
 else:
     # Most programs need only some of these.
@@ -35,6 +38,7 @@ else:
         producers="holdfast.client.produce.producers",
         readers="holdfast.client.read.readers",
         blocking_sessions="holdfast.client.session.blocking",
+        table_readers="holdfast.client.tables.readers",
         async_transport="holdfast.client.transport.async_transport",
     )
 
@@ -46,23 +50,27 @@ R = TypeVar("R")
 def _derive(
     method: Callable[Concatenate[AsyncClient, P], A],
     adapt: Callable[["Client", Callable[[AsyncClient], A]], R],
+    described_by: Callable[..., Any] | None = None,
 ) -> Callable[Concatenate["Client", P], R]:
     """Return the Client method for an AsyncClient method. The Client method returns
-    `adapt(self, call)`; `call(client)` calls the AsyncClient method on `client`."""
+    `adapt(self, call)`; `call(client)` calls the AsyncClient method on `client`. It has the name
+    and the docstring of `described_by`; the default is the AsyncClient method."""
     # A copy of the function, because error messages for wrong arguments show its qualified name,
     # which must be Client.NAME.
+    described = described_by or method
     assert isinstance(method, FunctionType)
+    assert isinstance(described, FunctionType)
     ours = FunctionType(
         method.__code__,
         method.__globals__,
-        method.__name__,
+        described.__name__,
         method.__defaults__,
         method.__closure__,
     )
-    functools.update_wrapper(ours, method)
+    functools.update_wrapper(ours, described)
     del ours.__wrapped__  # type: ignore[attr-defined]
     ours.__kwdefaults__ = method.__kwdefaults__
-    ours.__qualname__ = f"Client.{method.__name__}"
+    ours.__qualname__ = f"Client.{described.__name__}"
 
     @functools.wraps(ours)
     def derived(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -81,6 +89,21 @@ def _read(
     transport = client._transport.child()
     model = call(AsyncClient.over(transport))
     return readers.Reader(model.source, model.items, transport)
+
+
+def _read_arrow(
+    client: "Client", call: "Callable[[AsyncClient], table_readers.AsyncArrowReader]"
+) -> "table_readers.ArrowReader":
+    transport = client._transport.child()
+    model = call(AsyncClient.over(transport))
+    return table_readers.ArrowReader(model.source, model.format, transport)
+
+
+def _read_table(
+    client: "Client", call: "Callable[[AsyncClient], table_readers.AsyncArrowReader]"
+) -> "pyarrow.Table":
+    with _read_arrow(client, call) as reader:
+        return reader.to_table()
 
 
 def _consume_by_offsets(
@@ -188,6 +211,8 @@ class Client:
 
     pull = _derive(AsyncClient.pull, _read)
     pull_batches = _derive(AsyncClient.pull_batches, _read)
+    iter_arrow = _derive(AsyncClient.iter_arrow, _read_arrow)
+    read_arrow = _derive(AsyncClient.iter_arrow, _read_table, AsyncClient.read_arrow)
     consume = _derive(AsyncClient.consume, _consume)
     consume_by_offsets = _derive(AsyncClient.consume_by_offsets, _consume_by_offsets)
     producer = _derive(AsyncClient.producer, _produce)

@@ -66,6 +66,14 @@ ADDITIONS = {
         for client in ("AsyncClient", "Client")
         for method in ("publish", "producer")
     ),
+    "+ /python/holdfast.client.errors/PackageMissing",
+    "+ /python/holdfast.client.errors/UndecodableBody",
+    *(
+        f"+ /python/{module}/{client}/members/{method}"
+        for module in ("holdfast", "holdfast.client")
+        for client in ("AsyncClient", "Client")
+        for method in ("iter_arrow", "read_arrow")
+    ),
     "+ /http/schemas/schemas/RedriveReply/properties/discarded",
     "+ /http/schemas/schemas/RedriveRequest/properties/discard",
     "+ /python/holdfast.client.errors/ChannelClosed",

@@ -61,7 +61,7 @@ class OffsetCommitter:
         self._lock = lock
         self._offsets = GroupOffsets(options.group, options.topic)
 
-    def open_source(self, transport: Transport) -> Source:
+    def open_source(self, transport: Transport) -> Source[Range]:
         """Return the source of the consumer's messages, which starts at the stored offsets."""
         options = self._options
         source = TopicSource(

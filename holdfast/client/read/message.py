@@ -298,6 +298,11 @@ class MessageRun:
         return map(Message, bodies, repeat(self._columns), rows)
 
     @property
+    def blocks(self) -> BatchRun:
+        """The stored batches, which may have further messages before and after these."""
+        return self._columns.run
+
+    @property
     def end_offset(self) -> int:
         """The offset after the last message."""
         return self._columns.offset_of(self.end_row - 1) + 1

@@ -45,6 +45,8 @@ class PullOptions:
     tag: str | None = None
     filter: str | None = None
     skip_corrupt: bool = False
+    #: Whether binary replies of one queue are decoded as a run even if their batches are large.
+    in_runs: bool = False
 
     @property
     def is_filtered(self) -> bool:

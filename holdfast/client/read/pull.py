@@ -118,7 +118,9 @@ class TopicRequests:
             max_offset = reply.header_int("Holdfast-Max-Offset")
             min_offset = reply.header_int("Holdfast-Min-Offset")
             start_offset = min_offset if start.offset is None else start.offset
-            parts = _decode_batches(reply, self._topic, {queue: start_offset})
+            parts = _decode_batches(
+                reply, self._topic, {queue: start_offset}, in_runs=options.in_runs
+            )
         return _build_fetched(
             reply, self._topic, parts, {queue: next_offset}, {queue: max_offset}, min_offset
         )
@@ -196,10 +198,12 @@ def _build_fetched(
 
 
 def _decode_batches(
-    reply: Reply, topic: str, start_offsets: Mapping[int, int]
+    reply: Reply, topic: str, start_offsets: Mapping[int, int], *, in_runs: bool = False
 ) -> Sequence[MessageBatch | MessageRun]:
     """Return the messages of a binary reply, except the messages before the start offsets."""
-    if len(start_offsets) == 1 and _is_of_small_batches(reply.body):
+    if not reply.body:
+        return []
+    if len(start_offsets) == 1 and (in_runs or _is_of_small_batches(reply.body)):
         run = BatchRun(reply.body)
         ((queue, start_offset),) = start_offsets.items()
         unrequested = run.field("queue_id") != queue

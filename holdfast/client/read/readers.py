@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from itertools import chain
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from holdfast.client.read.group_offsets import OffsetCommitter, OffsetConsumeOptions, ThreadLock
 from holdfast.client.read.message import Message
@@ -26,6 +26,7 @@ from holdfast.client.transport.blocking_transport import (
 )
 from holdfast.client.transport.requests import Transport
 
+F = TypeVar("F")
 T = TypeVar("T")
 
 
@@ -38,13 +39,13 @@ class AsyncReader(Generic[T]):
     loop.
     """
 
-    def __init__(self, source: Source, items: Callable[[Range], Iterable[T]]) -> None:
+    def __init__(self, source: Source[F], items: Callable[[F], Iterable[T]]) -> None:
         #: Returns the items of a range.
-        self.items = items
-        self.source = source
-        self._next_fetch: asyncio.Task[Range | None] | None = None
+        self.items: Callable[[Any], Iterable[T]] = items
+        self.source: Source[Any] = source
+        self._next_fetch: asyncio.Task[Any] | None = None
         #: A range that was fetched but not returned, because the caller was cancelled.
-        self._fetched: Range | None = None
+        self._fetched: Any = None
         self._current: Iterator[T] = iter(())
         self._is_closed = False
         self._failure: Exception | None = None
@@ -70,8 +71,8 @@ class AsyncReader(Generic[T]):
                 raise StopAsyncIteration
             self._current = iter(self.items(fetched))
 
-    async def next_range(self) -> Range | None:
-        """Return the next range, and start to fetch the range after it.
+    async def next_range(self) -> Any:
+        """Return the next range of the source, and start to fetch the range after it.
 
         Return None at the end and after close(). If the source has failed, every call raises its
         error.
@@ -98,7 +99,7 @@ class AsyncReader(Generic[T]):
         fetched, self._fetched = self._fetched, None
         return fetched
 
-    def _fetch_ahead(self) -> "asyncio.Task[Range | None]":
+    def _fetch_ahead(self) -> "asyncio.Task[Any]":
         task = asyncio.create_task(self.source.fetch())
         # The next call of next_range() raises the error. If there is no further call, no caller
         # needs the error.
@@ -131,17 +132,17 @@ class Reader(Generic[T]):
 
     def __init__(
         self,
-        source: Source,
-        items: Callable[[Range], Iterable[T]],
+        source: Source[F],
+        items: Callable[[F], Iterable[T]],
         transport: BlockingTransport,
     ) -> None:
-        self._source = source
-        self._items = items
+        self._source: Source[Any] = source
+        self._items: Callable[[Any], Iterable[T]] = items
         self._transport = transport
         self._current: Iterator[T] = iter(())
-        self._next_fetch: StartedRequest[Range | None] | None = None
+        self._next_fetch: StartedRequest[Any] | None = None
         #: A range that was fetched but not returned, because an interrupt came in between.
-        self._fetched: Range | None = None
+        self._fetched: Any = None
         self._is_closed = False
         self._failure: Exception | None = None
 
@@ -169,7 +170,7 @@ class Reader(Generic[T]):
                 raise StopIteration
             self._current = iter(self._items(fetched))
 
-    def _next_range(self) -> Range | None:
+    def _next_range(self) -> Any:
         """Return the next range, and send the request for the range after it. Otherwise like
         AsyncReader.next_range."""
         if self._failure is not None:
@@ -236,7 +237,8 @@ class AsyncOffsetConsumer(AsyncReader[Message]):
             await committer.commit(self._transport)
         elif self._committing is None and not self._is_closed:
             self._committing = asyncio.create_task(committer.commit_regularly(self._transport))
-        return await super().next_range()
+        fetched: Range | None = await super().next_range()
+        return fetched
 
     async def commit(self) -> None:
         """Store durably that all messages returned so far are processed. Raises OffsetsChanged."""
@@ -290,7 +292,8 @@ class OffsetConsumer(Reader[Message]):
             )
             thread.start()
             self._thread = thread
-        return super()._next_range()
+        fetched: Range | None = super()._next_range()
+        return fetched
 
     def commit(self) -> None:
         """Store durably that all messages returned so far are processed. Raises OffsetsChanged."""
@@ -322,7 +325,7 @@ def _commit_regularly(committer: OffsetCommitter, transport: BlockingTransport) 
     run_blocking(committer.commit_regularly(transport))
 
 
-def _retrieve_failure(task: "asyncio.Task[Range | None]") -> None:
+def _retrieve_failure(task: "asyncio.Task[Any]") -> None:
     """Mark a task's failure as retrieved, so that asyncio does not log it as never retrieved."""
     if not task.cancelled():
         task.exception()

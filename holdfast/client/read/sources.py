@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from holdfast.client.errors import TopicRecreated
 from holdfast.client.read.facts import QueueBounds
@@ -44,6 +44,9 @@ SHORT_WAIT_MS = 500
 NEW_QUEUES_S = 30.0
 
 
+F = TypeVar("F", covariant=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Range:
     """Messages of one or more queues, in order per queue, and each queue's next offset."""
@@ -52,10 +55,10 @@ class Range:
     next_offsets: dict[int, int]
 
 
-class Source(Protocol):
+class Source(Protocol[F]):
     """Fetches one range of messages after the other."""
 
-    async def fetch(self) -> Range | None:
+    async def fetch(self) -> F | None:
         """Return the next range, which may be empty; None at the end (only without `follow`)."""
         ...
 
@@ -259,7 +262,7 @@ class TopicSource(_PollingSource):
 class SingleMessageSource:
     """Splits the ranges of another source, so that each range has at most one message."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source[Range]) -> None:
         self._source = source
         self._singles: deque[Range] = deque()
 
