@@ -6,14 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from holdfast.spark.broker.catalog import NO_STORED_OFFSETS, StoredOffsets
+from holdfast.log_files.descriptions import NO_STORED_OFFSETS, StoredOffsets
+from holdfast.log_files.ranges import OffsetRange
 from holdfast.spark.broker.client import BrokerClient
-from holdfast.spark.options.offsets import (
-    RANGE_OPTIONS,
-    ExplicitOffsets,
-    OffsetRange,
-    format_offsets,
-)
+from holdfast.spark.options.offsets import RANGE_OPTIONS, ExplicitOffsets, format_offsets
 from holdfast.spark.options.read import ReadOptions, parse_options
 from holdfast.spark.read.plan import BoundTopic, bind_topics, require_topics
 

@@ -96,25 +96,30 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "holdfast.storage.storage_metrics",
     ),
     "holdfast.arrow": FORMAT,
-    "holdfast.client": (*FORMAT, "amqp.engine", "amqp.wire", "holdfast", "holdfast.arrow"),
+    "holdfast.client": (
+        *FORMAT,
+        "amqp.engine",
+        "amqp.wire",
+        "holdfast",
+        "holdfast.arrow",
+        "holdfast.log_files",
+    ),
     "holdfast": ("holdfast.client",),
     "holdfast.running_broker": ("holdfast.client",),
     "holdfast.testing": ("holdfast.running_broker",),
     "holdfast.demo": ("holdfast", "holdfast.client", "holdfast.running_broker", "spark"),
-    "spark": (*FORMAT, "holdfast", "holdfast.arrow", "holdfast.client"),
     # Works without a broker: reads the state's records from their copy in the log, and walks past
     # damage.
-    "spark.files": (
+    "holdfast.log_files": (
         *FORMAT,
-        "holdfast.arrow",
         "commitlog.disk.disk",
         "commitlog.segments.log_scan",
         "commitlog.segments.segment",
         "consumequeue.state.records",
         "consumequeue.state.replay",
         "consumequeue.topics",
-        "spark",
     ),
+    "spark": (*FORMAT, "holdfast", "holdfast.arrow", "holdfast.client", "holdfast.log_files"),
     "holdfast.cli": (
         "amqp.listener",
         "commitlog.disk.data_dir",

@@ -8,7 +8,7 @@ Spark have the same types. Timestamps are rounded down to milliseconds, as in th
 reads with a filter (messages.py) give the same rows.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.commitlog.errors import CorruptBatch
+from holdfast.commitlog.format.batch import tag_summary, tags_code
 from holdfast.commitlog.format.batch_header import BatchFlag, Buffer
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.format.header_table import Bools, Int64s
@@ -79,6 +80,17 @@ def select_rows(blocks: BatchRun, start_offset: int, end_offset: int) -> RowSele
     end = np.minimum(end_offset - blocks.base_offsets, blocks.message_counts)
     block = np.flatnonzero(start < end)
     return RowSelection(block, start[block], end[block])
+
+
+def select_tagged(blocks: BatchRun, rows: RowSelection, tags: Collection[str]) -> RowSelection:
+    """Return the rows without those of blocks that certainly have none of these tags. If `tags` is
+    empty, return all rows."""
+    if not tags:
+        return rows
+    # `field` returns the unsigned 64-bit summary as an int64 with the same bits.
+    wanted = np.uint64(tag_summary(map(tags_code, tags))).astype(np.int64)
+    may_have = blocks.field("tag_summary")[rows.block] & wanted != 0
+    return RowSelection(*(column[may_have] for column in rows))
 
 
 def cut_portions(

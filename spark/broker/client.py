@@ -14,8 +14,9 @@ from urllib.parse import quote
 from holdfast.client.transport.requests import BATCH, MSGPACK
 from holdfast.commitlog.format.batch_header import Buffer
 from holdfast.commitlog.format.segment_format import SEGMENT_HEADER_SIZE
+from holdfast.log_files.descriptions import Split, StoredOffsets, TopicState
+from holdfast.log_files.ranges import OffsetRange, QueueState, SegmentRange
 from holdfast.spark.broker.block_receiver import BlockGatherer
-from holdfast.spark.broker.catalog import Split, StoredOffsets, TopicState
 from holdfast.spark.broker.transport import (
     NO_LEASES_LEFT,
     RETRY_FOR_S,
@@ -33,7 +34,6 @@ from holdfast.spark.errors import (
     TopicRecreated,
 )
 from holdfast.spark.options.location import Address
-from holdfast.spark.options.offsets import OffsetRange, QueueState, SegmentRange
 
 _log = logging.getLogger("holdfast.spark")
 

@@ -9,8 +9,8 @@ end is latest. If a group has stored no offset for a queue, the queue's earliest
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from holdfast.log_files.ranges import OffsetRange, QueueState, SegmentRange
 from holdfast.spark.errors import DataLost, InvalidOption
 from holdfast.spark.options.parser import OptionParser
 
@@ -79,37 +79,6 @@ class AtTimes(ByQueue):
 OffsetSpec = EarliestOrLatest | ExplicitOffsets | StoredByGroup | AtTime | AtTimes
 
 
-class QueueState(NamedTuple):
-    """The offsets that a queue holds now: [min_offset, max_offset)."""
-
-    min_offset: int
-    max_offset: int
-
-
-class OffsetRange(NamedTuple):
-    """The offsets to read in a queue: [start, end)."""
-
-    start: int
-    end: int
-
-
-class SegmentRange(NamedTuple):
-    """The physical offsets from `first` to before `end` in one segment file.
-
-    The header page of the file must have the same `start_offset` and `created_timestamp_us`;
-    otherwise it is another file. `blocks` is empty for a segment with a footer. For a segment
-    without a footer, the planner had to read the header of each block. Then `blocks` has one row
-    for each block of the range, in the format of a footer's block table, so that tasks need not
-    read the headers again. But `blocks` is empty, too, if there are too many rows to send.
-    """
-
-    start_offset: int
-    created_timestamp_us: int
-    first: int
-    end: int
-    blocks: bytes = b""
-
-
 @dataclass(frozen=True, slots=True)
 class PlanLease:
     """The broker's read leases on all ranges of a plan. Each of `ids` is (topic, lease id). The
@@ -134,18 +103,6 @@ class QueueRange:
     priority_levels: int | None = None
     segments: tuple[SegmentRange, ...] = ()
     lease: PlanLease | None = None
-
-
-def join_segments(
-    segments: tuple[SegmentRange, ...], more: tuple[SegmentRange, ...]
-) -> tuple[SegmentRange, ...]:
-    """Return both lists as one. If the last range of `segments` and the first range of `more` are
-    in the same segment, they become one range."""
-    if not segments or not more or segments[-1].start_offset != more[0].start_offset:
-        return (*segments, *more)
-    last, first = segments[-1], more[0]
-    blocks = last.blocks + first.blocks if last.blocks and first.blocks else b""
-    return (*segments[:-1], last._replace(end=first.end, blocks=blocks), *more[1:])
 
 
 def parse_range(

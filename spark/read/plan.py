@@ -12,18 +12,18 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from holdfast.spark.broker.catalog import Catalog, LiveCatalog, OutOfRange, Split, TopicState
+from holdfast.log_files.descriptions import Split, TopicState
+from holdfast.log_files.ranges import OffsetRange, join_segments
+from holdfast.spark.broker.catalog import Catalog, LiveCatalog, OutOfRange
 from holdfast.spark.errors import BrokerRefused, DataLost, InvalidOption, TopicRecreated
 from holdfast.spark.options.offsets import (
     AtTime,
     AtTimes,
     ByQueue,
-    OffsetRange,
     OffsetSpec,
     PlanLease,
     QueueRange,
     StoredByGroup,
-    join_segments,
     resolve_ranges,
 )
 from holdfast.spark.options.read import ReadOptions

@@ -23,8 +23,8 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from holdfast.log_files.ranges import OffsetRange
 from holdfast.spark.broker.catalog import Catalog
-from holdfast.spark.options.offsets import OffsetRange
 from holdfast.spark.read.plan import BoundTopic
 
 #: The names of the queue and time columns in Holdfast's own schema and in Kafka's schema.

@@ -30,7 +30,7 @@ def open_catalog(options: ReadOptions) -> AbstractContextManager[Catalog]:
     if location.address is not None:
         return BrokerClient.open(location.address)
     assert location.path is not None
-    from holdfast.spark.files.file_catalog import FileCatalog
+    from holdfast.spark.read.file_rows import FileCatalog
 
     return FileCatalog(location.path)
 
@@ -73,14 +73,15 @@ def _may_use_files(part: QueueRange, options: ReadOptions) -> bool:
 def _read_part_from_files(
     client: BrokerClient | None, part: QueueRange, options: ReadOptions
 ) -> Iterator[pa.RecordBatch]:
-    from holdfast.spark.files.file_reading import MissingRange, read_files
+    from holdfast.log_files.file_reading import MissingRange
     from holdfast.spark.read.fetch import read_range, skip_lost
+    from holdfast.spark.read.file_rows import read_rows_of_files
 
     location = options.location
     assert location.path is not None
     if client is None or location.transport == "files":
         _check_directory(location.path)
-    for found in read_files(location.path, part, options):
+    for found in read_rows_of_files(location.path, part, options):
         if not isinstance(found, MissingRange):
             yield found
         elif client is None:
@@ -99,7 +100,7 @@ def _read_part_from_files(
 
 def _check_directory(path: str) -> None:
     """Raise FilesUnreadable if the directory cannot be listed. This must not count as lost data."""
-    from holdfast.spark.files.segment_file import LOG_DIRECTORY
+    from holdfast.log_files.segment_file import LOG_DIRECTORY
 
     directory = Path(path) / LOG_DIRECTORY
     try:

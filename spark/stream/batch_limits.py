@@ -9,8 +9,9 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
-from holdfast.spark.broker.catalog import Catalog, Split, TopicState
-from holdfast.spark.options.offsets import OffsetRange
+from holdfast.log_files.descriptions import Split, TopicState
+from holdfast.log_files.ranges import OffsetRange
+from holdfast.spark.broker.catalog import Catalog
 from holdfast.spark.options.stream import TriggerLimits
 from holdfast.spark.stream.offsets import QueueKey
 

@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from itertools import chain
 
-from holdfast.spark.broker.catalog import Catalog, LiveCatalog, OutOfRange, TopicState
+from holdfast.log_files.descriptions import TopicState
+from holdfast.log_files.ranges import OffsetRange
+from holdfast.spark.broker.catalog import Catalog, LiveCatalog, OutOfRange
 from holdfast.spark.errors import (
     BrokerRefused,
     GoneFromStream,
@@ -18,7 +20,7 @@ from holdfast.spark.errors import (
     TopicRecreated,
     means_no_topic,
 )
-from holdfast.spark.options.offsets import OffsetRange, QueueRange
+from holdfast.spark.options.offsets import QueueRange
 from holdfast.spark.options.stream import StreamOptions, TriggerLimits
 from holdfast.spark.read.plan import (
     BoundTopic,

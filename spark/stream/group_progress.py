@@ -6,7 +6,7 @@ little later. The copy never lowers a group's offsets. A failure to store the co
 
 import logging
 
-from holdfast.spark.broker.catalog import NO_STORED_OFFSETS, StoredOffsets
+from holdfast.log_files.descriptions import NO_STORED_OFFSETS, StoredOffsets
 from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.errors import BrokerUnavailable, InvalidOption, OffsetsMoved, SparkError
 from holdfast.spark.stream.offsets import StreamOffsets, TopicOffsets

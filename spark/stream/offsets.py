@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from holdfast.spark.broker.catalog import TopicState
+from holdfast.log_files.descriptions import TopicState
+from holdfast.log_files.ranges import OffsetRange
 from holdfast.spark.errors import (
     CheckpointUnreadable,
     DataLost,
@@ -19,7 +20,6 @@ from holdfast.spark.errors import (
     SparkError,
     TopicRecreated,
 )
-from holdfast.spark.options.offsets import OffsetRange
 
 VERSION = 1
 #: The first offset to read in a queue that is new to the stream.

@@ -65,8 +65,7 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
     "spark": {
         "options": ("errors",),
         "broker": ("options", "errors"),
-        "files": ("broker", "options", "errors"),
-        "read": ("broker", "files", "options", "errors"),
+        "read": ("broker", "options", "errors"),
         "stream": ("broker", "options", "read", "errors", "shipping"),
         "write": ("broker", "options", "errors", "shipping"),
     },

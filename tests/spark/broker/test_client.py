@@ -1,10 +1,10 @@
 import pytest
 
+from holdfast.log_files.descriptions import Split
+from holdfast.log_files.ranges import OffsetRange
 from holdfast.spark.broker.block_receiver import BlockGatherer
-from holdfast.spark.broker.catalog import Split
 from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.errors import ReplyMismatch
-from holdfast.spark.options.offsets import OffsetRange
 from tests.support.fake_broker import FakeBroker
 
 

@@ -17,6 +17,7 @@ from holdfast.commitlog.format.segment_format import (
     TRAILER_SIZE,
     FooterTrailer,
 )
+from holdfast.log_files.segment_file import SegmentFile
 from holdfast.spark.bound import Bound, bind
 from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.errors import (
@@ -26,10 +27,9 @@ from holdfast.spark.errors import (
     TopicRecreated,
     UnknownTopic,
 )
-from holdfast.spark.files.file_catalog import FileCatalog
-from holdfast.spark.files.segment_file import SegmentFile
 from holdfast.spark.options.offsets import QueueRange
 from holdfast.spark.options.read import parse_options
+from holdfast.spark.read.file_rows import FileCatalog
 from holdfast.spark.read.plan import plan_partitions
 from holdfast.spark.read.reading import open_catalog, read_rows
 from holdfast.testing import RunningBroker
@@ -239,7 +239,7 @@ def test_a_directory_of_another_log_is_recognised(broker: RunningBroker, tmp_pat
 
 
 def test_http_alone_reads_no_file(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.spark.files.file_reading.read_files", None)
+    monkeypatch.setattr("holdfast.spark.read.file_rows.read_rows_of_files", None)
     bound = bind(broker.url, "orders", path=str(broker.data_dir), transport="http")
     assert len(table_of(bound)) == MESSAGES
 

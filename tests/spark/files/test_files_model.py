@@ -29,14 +29,14 @@ from holdfast.consumequeue.state.records import (
     topic_key,
 )
 from holdfast.consumequeue.topics import STATE_TOPIC_ID, Topic, TopicConfig
+from holdfast.log_files import file_catalog, file_reading, walked_blocks
+from holdfast.log_files.segment_file import SegmentFile
+from holdfast.log_files.walked_blocks import WalkedBlocks
 from holdfast.spark.bound import Bound, bind
 from holdfast.spark.errors import DataLost, FilesUnreadable
-from holdfast.spark.files import file_catalog, file_reading, walked_blocks
-from holdfast.spark.files.file_catalog import FileCatalog
-from holdfast.spark.files.segment_file import SegmentFile
-from holdfast.spark.files.walked_blocks import WalkedBlocks
 from holdfast.spark.options.offsets import QueueRange
 from holdfast.spark.options.read import parse_options
+from holdfast.spark.read.file_rows import FileCatalog
 from holdfast.spark.read.plan import plan_partitions
 from holdfast.spark.read.reading import open_catalog, read_rows
 from tests.spark.files.test_files import planned

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.log_files.ranges import OffsetRange, QueueState
 from holdfast.spark.errors import DataLost, InvalidOption
 from holdfast.spark.options.offsets import (
     EARLIEST,
@@ -12,9 +13,7 @@ from holdfast.spark.options.offsets import (
     AtTime,
     EarliestOrLatest,
     ExplicitOffsets,
-    OffsetRange,
     OffsetSpec,
-    QueueState,
     StoredByGroup,
     format_offsets,
     parse_offsets,

@@ -3,7 +3,7 @@ from itertools import accumulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.spark.broker.catalog import Split
+from holdfast.log_files.descriptions import Split
 from holdfast.spark.stream.batch_limits import (
     MAX_OVERSHOOT,
     divide_limit,

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.spark.broker.catalog import TopicState
+from holdfast.log_files.descriptions import TopicState
+from holdfast.log_files.ranges import OffsetRange, QueueState
 from holdfast.spark.errors import (
     CheckpointUnreadable,
     DataLost,
@@ -13,7 +14,6 @@ from holdfast.spark.errors import (
     SparkError,
     TopicRecreated,
 )
-from holdfast.spark.options.offsets import OffsetRange, QueueState
 from holdfast.spark.stream.offsets import (
     QueueKey,
     StreamOffsets,

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from holdfast.spark.broker.catalog import Split, StoredOffsets, TopicState
-from holdfast.spark.options.offsets import OffsetRange, QueueState
+from holdfast.log_files.descriptions import Split, StoredOffsets, TopicState
+from holdfast.log_files.ranges import OffsetRange, QueueState
 from holdfast.spark.options.stream import NO_LIMITS, TriggerLimits, parse_stream_options
 from holdfast.spark.stream.driver import StreamDriver
 from holdfast.spark.stream.offsets import StreamOffsets, decode_offsets, encode_offsets

@@ -17,7 +17,7 @@ from holdfast.commitlog.format.segment_format import (
     end_offset,
     rows_from,
 )
-from holdfast.spark.files.segment_file import FileChange, SegmentFile
+from holdfast.log_files.segment_file import FileChange, SegmentFile
 
 #: At most this many rows are read at once, about 3.5 MB.
 ROWS_AT_ONCE = 65_536

@@ -1,4 +1,4 @@
-"""The Catalog of a data directory, read only from its segment files.
+"""The catalog of a data directory: topics and queues, read only from its segment files.
 
 If a broker runs, this catalog shows new messages slightly later than the broker. In a topic with
 fsync durability, it shows only messages that are on the disk. A group's offsets are those that the
@@ -14,17 +14,12 @@ import numpy as np
 
 from holdfast.commitlog.format.segment_format import Blocks, end_offset
 from holdfast.consumequeue.topics import Topic
-from holdfast.spark.broker.catalog import OutOfRange, Split, StoredOffsets, TopicState
-from holdfast.spark.errors import FilesUnreadable, TopicRecreated, UnknownTopic
-from holdfast.spark.files.log_files import LogFiles, LogSegment
-from holdfast.spark.files.log_state import LogState
-from holdfast.spark.files.walked_blocks import WalkedBlocks
-from holdfast.spark.options.offsets import (
-    OffsetRange,
-    QueueState,
-    SegmentRange,
-    join_segments,
-)
+from holdfast.log_files.descriptions import Split, StoredOffsets, TopicState
+from holdfast.log_files.errors import FilesUnreadable, RangeMissing, TopicMissing, TopicReplaced
+from holdfast.log_files.log_files import LogFiles, LogSegment
+from holdfast.log_files.log_state import LogState
+from holdfast.log_files.ranges import OffsetRange, QueueState, SegmentRange, join_segments
+from holdfast.log_files.walked_blocks import WalkedBlocks
 
 #: After retention has deleted a file, it takes a moment until the log records the new first offsets
 #: of the queues. The catalog reads the log at most this many times to find them.
@@ -39,7 +34,7 @@ class FileCatalog:
     context manager. Use it from one thread at a time.
 
     Every method raises FilesUnreadable if the directory cannot be read, UnknownFormatVersion if a
-    newer Holdfast wrote it, and UnknownTopic if the topic does not exist.
+    newer Holdfast wrote it, and TopicMissing if the topic does not exist.
     """
 
     def __init__(self, path: str, *, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -58,10 +53,12 @@ class FileCatalog:
         self._log.close()
 
     def topic_names(self) -> Iterator[str]:
+        """Return the names of all topics, sorted."""
         self._refresh()
-        yield from self._state.topics()
+        return iter(self._state.topics())
 
     def describe(self, topic: str) -> TopicState:
+        """Return the topic's id and the current range of each queue."""
         for attempt in range(1, _TRIM_ATTEMPTS + 1):
             self._refresh()
             found = self._topic(topic)
@@ -74,6 +71,8 @@ class FileCatalog:
         return TopicState(topic, found.topic_id, queues, levels)
 
     def offset_at(self, topic: str, queue: int, timestamp_ms: int) -> int:
+        """Return the offset of the first message stored at or after a time, or the queue's end if
+        there is no such message. `describe` must have been called before."""
         found = self._topic(topic)
         bounds = self._bounds(found, self._durable(found))
         low, high = bounds.get(queue, QueueState(0, 0))
@@ -99,17 +98,18 @@ class FileCatalog:
         min_splits: int,
         lease_ms: int = 0,
     ) -> list[Split]:
-        """Return the ranges cut into parts, as Catalog describes. Files cannot be leased, so
-        `lease_ms` has no effect. Raises TopicRecreated, OutOfRange."""
+        """Return the ranges cut into parts of about `max_bytes`, at least `min_splits` in all,
+        ordered by queue and offset. Files cannot be leased, so `lease_ms` has no effect. Raises
+        TopicReplaced, and RangeMissing if a queue does not have its complete range."""
         self._refresh()
         found = self._topic(topic)
         if found.topic_id != topic_id:
-            raise TopicRecreated(topic, topic_id, found.topic_id)
+            raise TopicReplaced(topic, topic_id, found.topic_id)
         bounds = self._bounds(found, None)  # no limit: the ranges were durable when they were fixed
         for queue, part in ranges.items():
             low, high = bounds.get(queue, QueueState(0, 0))
             if part.start < low or part.end > high:
-                raise OutOfRange(topic, queue, part.start, part.end)
+                raise RangeMissing(topic, queue, part.start, part.end)
         cuts = [
             _RangeCutter(self._log, topic_id, queue, part)
             for queue, part in sorted(ranges.items())
@@ -136,7 +136,7 @@ class FileCatalog:
             self._refresh()
         topic = self._state.topic(name)
         if topic is None:
-            raise UnknownTopic(name, self._path)
+            raise TopicMissing(name, self._path)
         return topic
 
     def _durable(self, topic: Topic) -> int | None:

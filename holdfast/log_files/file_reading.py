@@ -1,8 +1,8 @@
-"""Read one range of one queue from segment files, as record batches. Runs inside a task.
+"""Read one range of one queue from segment files, as runs of whole blocks.
 
-If the files lack some rows, the result has a MissingRange instead of them. The caller decides
-whether to fail, to skip these rows, or to read them from the broker. Every read gives the same
-rows, because blocks never change.
+If the files lack some messages, the result has a MissingRange instead of them. The caller decides
+whether to fail, to skip these messages, or to read them from the broker. Every read gives the same
+messages, because blocks never change. All checksums are verified.
 """
 
 from collections.abc import Iterator
@@ -12,17 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
-from holdfast.arrow.decoder import (
-    MAX_ROWS,
-    TARGET_BYTES,
-    cut_portions,
-    decode,
-    select_rows,
-)
 from holdfast.commitlog.errors import CorruptBatch
-from holdfast.commitlog.format.batch import tag_summary, tags_code
 from holdfast.commitlog.format.batch_header import HEADER_SIZE
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.format.header_table import Int64s
@@ -34,12 +25,15 @@ from holdfast.commitlog.format.segment_format import (
     rows_from,
 )
 from holdfast.commitlog.format.split_bodies import SplitBodies, allocate
-from holdfast.spark.files.sealed_blocks import SealedBlocks
-from holdfast.spark.files.segment_file import LOG_DIRECTORY, SegmentFile
-from holdfast.spark.files.walked_blocks import WalkedBlocks
-from holdfast.spark.options.offsets import QueueRange, SegmentRange
-from holdfast.spark.options.read import ReadOptions
+from holdfast.log_files.ranges import FilePart, SegmentRange
+from holdfast.log_files.sealed_blocks import SealedBlocks
+from holdfast.log_files.segment_file import LOG_DIRECTORY, SegmentFile
+from holdfast.log_files.walked_blocks import WalkedBlocks
 
+#: One run of blocks has about this many bytes, and at most about this many messages: as many as a
+#: record batch of Spark's source.
+RUN_BYTES = 8 * 1024 * 1024
+RUN_MESSAGES = 50_000
 #: Reading this many unneeded bytes costs about as much as another system call.
 NEAR_BYTES = 8 * 1024
 #: If the bodies of a block have at least this mean size, it is faster to read them into a separate
@@ -59,11 +53,18 @@ class MissingRange:
     reason: str
 
 
-def read_files(
-    path: str, part: QueueRange, options: ReadOptions
-) -> Iterator[pa.RecordBatch | MissingRange]:
-    """Yield the rows of `part` in order of their offsets, with a MissingRange for missing rows.
-    Raises UnknownFormatVersion."""
+@dataclass(frozen=True, slots=True)
+class FoundBlocks:
+    """Consecutive blocks. Only the messages from offset `start` on belong to the result, and, in
+    the last block, only those before the end of the part."""
+
+    blocks: BatchRun
+    start: int
+
+
+def read_files(path: str, part: FilePart) -> Iterator[FoundBlocks | MissingRange]:
+    """Yield the blocks of `part` in order of their offsets, with a MissingRange for missing
+    messages. Raises UnknownFormatVersion."""
     offset, reason = part.start, ""
     for segment in part.segments:
         try:
@@ -72,7 +73,7 @@ def read_files(
                     if base > offset:
                         yield MissingRange(offset, min(base, part.end), reason or _MISSING)
                     if isinstance(found, BatchRun):
-                        yield from _decode_run(found, part, max(base, offset), options)
+                        yield FoundBlocks(found, max(base, offset))
                         reason = ""
                     else:
                         yield MissingRange(max(base, offset), min(end, part.end), found)
@@ -91,26 +92,13 @@ def _open_segment(path: str, segment: SegmentRange) -> SegmentFile:
     return file
 
 
-def _decode_run(
-    run: BatchRun, part: QueueRange, offset: int, options: ReadOptions
-) -> Iterator[pa.RecordBatch]:
-    rows = select_rows(run, offset, part.end)
-    if options.tags:
-        # `field` returns the unsigned 64-bit summary as an int64 with the same bits.
-        wanted = np.uint64(tag_summary(map(tags_code, options.tags))).astype(np.int64)
-        may_have = run.field("tag_summary")[rows.block] & wanted != 0
-        rows = type(rows)(*(column[may_have] for column in rows))
-    for each in cut_portions(run, rows):
-        yield decode(run, each, part, options.columns, tags=options.tags)
-
-
 #: (first offset, end offset, the blocks or the reason why they cannot be read).
-_FoundBlocks = tuple[int, int, BatchRun | str]
+_FoundRows = tuple[int, int, BatchRun | str]
 
 
 def _read_segment(
-    file: SegmentFile, segment: SegmentRange, part: QueueRange, offset: int
-) -> Iterator[_FoundBlocks]:
+    file: SegmentFile, segment: SegmentRange, part: FilePart, offset: int
+) -> Iterator[_FoundRows]:
     """Yield the blocks of a part in one segment, from `offset` on; adjacent blocks come together.
 
     The block table of the plan or of the footer has the locations of the blocks. If a row of the
@@ -132,7 +120,7 @@ def _read_segment(
 
 
 def _table_rows(
-    file: SegmentFile, segment: SegmentRange, part: QueueRange, offset: int
+    file: SegmentFile, segment: SegmentRange, part: FilePart, offset: int
 ) -> Iterator[Blocks]:
     """Yield the block table's rows for a part from `offset` on. The table is that of the plan if it
     has one, otherwise that of the footer."""
@@ -145,7 +133,7 @@ def _table_rows(
 
 def _read_tables(
     file: SegmentFile, tables: Iterator[Blocks], segment: SegmentRange
-) -> Iterator[_FoundBlocks]:
+) -> Iterator[_FoundRows]:
     """Yield the blocks of these rows: adjacent blocks together, damaged blocks one by one."""
     for rows in tables:
         inside = rows["physical_offset"] < segment.end
@@ -156,7 +144,7 @@ def _read_tables(
                 yield from _read_rows(file, neighbours)
 
 
-def _read_rows(file: SegmentFile, rows: Blocks) -> Iterator[_FoundBlocks]:
+def _read_rows(file: SegmentFile, rows: Blocks) -> Iterator[_FoundRows]:
     base, end = int(rows[0]["base_offset"]), end_offset(rows[-1])
     try:
         yield base, end, _read_blocks(file, rows)
@@ -178,15 +166,15 @@ def _explain_error(error: Exception) -> str:
 
 
 def _group_rows(rows: Blocks) -> Iterator[Blocks]:
-    """Divide the rows of a block table into groups of about the size of one record batch. Each
+    """Divide the rows of a block table into groups of about RUN_BYTES. Each
     group has at least one block."""
     sizes = np.cumsum(rows["size"], dtype=np.int64)
     counts = np.cumsum(rows["message_count"], dtype=np.int64)
     at = 0
     while at < len(rows):
         bytes_before, count_before = (int(sizes[at - 1]), int(counts[at - 1])) if at else (0, 0)
-        by_bytes = int(np.searchsorted(sizes, bytes_before + TARGET_BYTES)) + 1
-        by_count = int(np.searchsorted(counts, count_before + MAX_ROWS, "right"))
+        by_bytes = int(np.searchsorted(sizes, bytes_before + RUN_BYTES)) + 1
+        by_count = int(np.searchsorted(counts, count_before + RUN_MESSAGES, "right"))
         end = max(at + 1, min(by_bytes, by_count))
         yield rows[at:end]
         at = end

@@ -21,8 +21,8 @@ from holdfast.consumequeue.state.records import (
 )
 from holdfast.consumequeue.state.replay import StateReplay
 from holdfast.consumequeue.topics import STATE_TOPIC_ID, Topic
-from holdfast.spark.errors import FilesUnreadable
-from holdfast.spark.files.log_files import LogFiles
+from holdfast.log_files.errors import FilesUnreadable
+from holdfast.log_files.log_files import LogFiles
 
 _Record = TypeVar("_Record")
 

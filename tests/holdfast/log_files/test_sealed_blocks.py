@@ -11,9 +11,9 @@ from holdfast.commitlog.format.segment_format import (
     encode_footer,
     segment_name,
 )
-from holdfast.spark.files import sealed_blocks
-from holdfast.spark.files.sealed_blocks import SealedBlocks
-from holdfast.spark.files.segment_file import SegmentFile
+from holdfast.log_files import sealed_blocks
+from holdfast.log_files.sealed_blocks import SealedBlocks
+from holdfast.log_files.segment_file import SegmentFile
 
 START = 2**20
 

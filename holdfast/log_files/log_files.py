@@ -12,12 +12,12 @@ from pathlib import Path
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader
 from holdfast.commitlog.format.segment_format import Blocks, parse_segment_name
-from holdfast.spark.errors import FilesUnreadable
-from holdfast.spark.files.sealed_blocks import SealedBlocks
-from holdfast.spark.files.segment_file import LOG_DIRECTORY, SegmentFile
-from holdfast.spark.files.walked_blocks import WalkedBlocks
+from holdfast.log_files.errors import FilesUnreadable
+from holdfast.log_files.sealed_blocks import SealedBlocks
+from holdfast.log_files.segment_file import LOG_DIRECTORY, SegmentFile
+from holdfast.log_files.walked_blocks import WalkedBlocks
 
-_log = logging.getLogger("holdfast.spark")
+_log = logging.getLogger("holdfast.log_files")
 
 
 class LogSegment:

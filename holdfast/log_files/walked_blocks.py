@@ -33,7 +33,7 @@ from holdfast.commitlog.format.segment_format import (
     is_end_mark,
 )
 from holdfast.commitlog.segments.log_scan import Damage, scan_segment
-from holdfast.spark.files.segment_file import SegmentFile
+from holdfast.log_files.segment_file import SegmentFile
 
 #: Blocks of at least this mean size are large: each header is read by a call of its own.
 _LARGE_BYTES = 4 * 1024
