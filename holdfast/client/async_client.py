@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from holdfast.client.session import session as sessions
     from holdfast.client.tables.bodies import BodyForm
     from holdfast.client.tables.readers import AsyncArrowReader
+    from holdfast.client.tables.rows import FetchedRows
     from holdfast.client.transport import async_transport
 else:
     # Most programs need only some of these.
@@ -482,6 +484,7 @@ class AsyncClient:
         filter: str | None = None,
         skip_corrupt: bool = False,
         max_bytes: int = TABLE_PULL_BYTES,
+        path: str | Path | None = None,
     ) -> "pyarrow.Table":
         """Return messages as a pyarrow.Table, ordered by queue and offset. Needs pyarrow.
 
@@ -500,7 +503,13 @@ class AsyncClient:
         UndecodableBody.
 
         `tag`, `filter` and `skip_corrupt` work as in `pull`. Each request fetches up to
-        `max_bytes`. Raises PackageMissing if pyarrow is not installed, ValueError for bounds that
+        `max_bytes`.
+
+        With `path`, read the segment files of this data directory, and send no request to a
+        broker; a broker may use the directory meanwhile. `filter` needs a broker. Raises
+        FilesUnreadable if the directory cannot be read.
+
+        Raises PackageMissing if pyarrow is not installed, ValueError for bounds that
         contradict each other, UnknownTopic, UnknownQueue, OffsetTrimmed, OffsetBeyondEnd,
         RecordCorrupt, TopicRecreated, and CorruptBatch if a checksum is wrong.
         """
@@ -517,6 +526,7 @@ class AsyncClient:
             filter=filter,
             skip_corrupt=skip_corrupt,
             max_bytes=max_bytes,
+            path=path,
         )
         async with reader:
             return await reader.to_table()
@@ -536,6 +546,7 @@ class AsyncClient:
         filter: str | None = None,
         skip_corrupt: bool = False,
         max_bytes: int = TABLE_PULL_BYTES,
+        path: str | Path | None = None,
     ) -> "AsyncArrowReader":
         """Read messages as record batches (pyarrow.RecordBatch), one after the other, so that a
         range may be larger than the memory. Everything else is as in `read_arrow`.
@@ -545,6 +556,7 @@ class AsyncClient:
         """
         try:
             from holdfast.client.tables.broker_rows import BrokerRows
+            from holdfast.client.tables.file_rows import FileRows
             from holdfast.client.tables.ranges import Bound, TableRange
             from holdfast.client.tables.readers import AsyncArrowReader
             from holdfast.client.tables.table_format import TableFormat
@@ -558,10 +570,19 @@ class AsyncClient:
             Bound(start_offset, _timestamp_ms(start_timestamp_ms)),
             Bound(end_offset, _timestamp_ms(end_timestamp_ms)),
         )
-        options = PullOptions(
-            max_bytes=max_bytes, tag=tag, filter=filter, skip_corrupt=skip_corrupt
-        )
-        source = BrokerRows(self._transport, wanted, options)
+        source: sources.Source[FetchedRows]
+        if path is None:
+            options = PullOptions(
+                max_bytes=max_bytes, tag=tag, filter=filter, skip_corrupt=skip_corrupt
+            )
+            source = BrokerRows(self._transport, wanted, options)
+        elif filter is not None:
+            raise ValueError("only a broker evaluates filter=: omit it, or omit path=")
+        else:
+            tags = frozenset(tag.split(",")) if tag is not None else frozenset()
+            source = FileRows(
+                self._transport, str(path), wanted, tags=tags, skip_corrupt=skip_corrupt
+            )
         return AsyncArrowReader(source, TableFormat(columns, body))
 
     def consume(

@@ -9,7 +9,7 @@ HoldfastError
   ClientClosed
     ChannelClosed
   StaleDelivery, TooManyChannels (channels)
-  PackageMissing, UndecodableBody (tables)
+  FilesUnreadable, PackageMissing, UndecodableBody (tables)
   ApiError: the broker refused; `type` is the stable code, `members` has the values
     401  Unauthenticated
     403  Forbidden, ProducerFenced
@@ -129,6 +129,17 @@ class PackageMissing(HoldfastError, ImportError):
 
     def __str__(self) -> str:
         return f"{self.package} is not installed; pip install 'holdfast[{self.extra}]'"
+
+
+@dataclass(eq=False, repr=False)
+class FilesUnreadable(HoldfastError):
+    """A data directory cannot be read from here, or its state is damaged."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"the log in the data directory {self.path} cannot be read here: {self.reason}"
 
 
 @dataclass(eq=False, repr=False)

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
 
 from holdfast.client.errors import TopicRecreated
-from holdfast.client.read.message import MessageList, MessageRun
 from holdfast.client.read.facts import TopicFacts
+from holdfast.client.read.message import MessageList, MessageRun
 from holdfast.client.read.options import PullOptions, Start
 from holdfast.client.read.pull import Part, TopicRequests
 from holdfast.client.tables.ranges import QueueBounds, QueueSlice, TableRange, beyond_end

@@ -20,17 +20,19 @@ class SourceQueue:
 
 @dataclass(frozen=True, slots=True)
 class BlockRows:
-    """The messages with offsets in [start, end) of consecutive blocks of a queue."""
+    """The messages with offsets in [start, end) of consecutive blocks of a queue. If `tags` is not
+    empty, only those with one of these tags."""
 
     blocks: BatchRun
     start: int
     end: int
+    tags: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedRows:
-    """Rows of one queue, in order of their offsets. Messages that a filter has selected come as
-    single messages, all others in blocks."""
+    """Rows of one queue, in order of their offsets. Messages that the broker's filter has
+    selected come as single messages, all others in blocks."""
 
     queue: SourceQueue
     parts: Sequence[BlockRows | MessageList]

@@ -10,7 +10,7 @@ from functools import partial
 import pyarrow as pa
 
 from holdfast.arrow.columns import HOLDFAST_COLUMNS
-from holdfast.arrow.decoder import arrow_schema, cut_portions, decode, select_rows
+from holdfast.arrow.decoder import arrow_schema, cut_portions, decode, select_rows, select_tagged
 from holdfast.arrow.messages import decode_messages
 from holdfast.client.errors import UndecodableBody
 from holdfast.client.read.message import LoneMessage
@@ -65,9 +65,9 @@ class TableFormat:
 
     def _batches_of_blocks(self, part: BlockRows, queue: SourceQueue) -> Iterator[pa.RecordBatch]:
         blocks = part.blocks
-        rows = select_rows(blocks, part.start, part.end)
+        rows = select_tagged(blocks, select_rows(blocks, part.start, part.end), part.tags)
         for portion in cut_portions(blocks, rows, target_bytes=ALONE_BYTES):
-            yield self._build(partial(decode, blocks, portion, queue), queue)
+            yield self._build(partial(decode, blocks, portion, queue, tags=part.tags), queue)
 
     def _build(self, decode_columns: _Decode, queue: SourceQueue) -> pa.RecordBatch:
         decoded = decode_columns(self._columns)

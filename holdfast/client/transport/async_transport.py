@@ -3,8 +3,8 @@
 import asyncio
 import ssl
 import weakref
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
 
 from holdfast.client.errors import (
     CertificateNotTrusted,
@@ -15,6 +15,8 @@ from holdfast.client.transport.http1 import ConnectionLost, MalformedReply, Repl
 from holdfast.client.transport.requests import CONNECT_TIMEOUT_S, KEEPALIVE_S, Transport
 from holdfast.client.transport.retry import RetryLog, RetryPolicy
 from holdfast.client.transport.target import Target
+
+T = TypeVar("T")
 
 _RECEIVE_BUFFER_BYTES = 64 * 1024
 #: A body up to this size is sent together with its head.
@@ -94,6 +96,12 @@ class AsyncTransport(Transport):
 
     def now_s(self) -> float:
         return asyncio.get_running_loop().time()
+
+    async def call_blocking(self, function: Callable[[], T]) -> T:
+        """Return the result of a function that runs in a thread. If the caller is cancelled, the
+        function still runs to its end."""
+        self.check_open()
+        return await asyncio.to_thread(function)
 
     async def pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -10,7 +10,7 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
 from typing import Any, Generic, Self, TypeVar
 
@@ -197,6 +197,11 @@ class BlockingTransport(Transport):
     def now_s(self) -> float:
         """Return the seconds of a clock that stops while the caller leaves replies unread."""
         return time.monotonic() - self._unread_s
+
+    async def call_blocking(self, function: Callable[[], T]) -> T:
+        """Return the result of a function. It blocks the caller's thread, as requests do."""
+        self.check_open()
+        return function()
 
     async def pause(self, seconds: float) -> None:
         """Wait for `seconds`, or raise ClientClosed as soon as the transport is closed."""

@@ -2,7 +2,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -148,6 +148,10 @@ class Transport(ABC):
     def now_s(self) -> float:
         """Return the time of a clock in seconds, for timeouts. The clock may stop while a reply
         waits until the caller reads it."""
+
+    @abstractmethod
+    async def call_blocking(self, function: Callable[[], T]) -> T:
+        """Return the result of a function that may block, without blocking an event loop."""
 
     @abstractmethod
     async def pause(self, seconds: float) -> None:

@@ -1,7 +1,8 @@
 """Many callers of one client's publish share requests, and no caller sees a difference."""
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytest
 
@@ -30,6 +31,8 @@ from holdfast.testing import RunningBroker
 from tests.support.freed import freed
 from tests.support.publish_server import StoredTopic, publish_server
 from tests.support.scripted_server import drop, problem
+
+T = TypeVar("T")
 
 
 def start(
@@ -287,6 +290,9 @@ class ClockedTransport(Transport):
 
     def now_s(self) -> float:
         return self.time_s
+
+    async def call_blocking(self, function: Callable[[], T]) -> T:
+        return function()
 
     async def pause(self, seconds: float) -> None:
         for _ in range(3):  # let callers that were resumed run before the time changes

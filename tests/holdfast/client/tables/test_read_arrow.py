@@ -21,6 +21,7 @@ from holdfast.client.errors import (  # noqa: E402
 from holdfast.client.read.message import Message  # noqa: E402
 from holdfast.client.sync_client import Client  # noqa: E402
 from holdfast.testing import RunningBroker  # noqa: E402
+from tests.holdfast.client.tables.mixed import publish_mixed  # noqa: E402
 
 DEFAULT = [
     *("queue", "offset", "key", "tag", "properties", "body"),
@@ -32,23 +33,6 @@ DEFAULT = [
 def client(shared_broker: RunningBroker) -> Iterator[Client]:
     with shared_broker.client() as client:
         yield client
-
-
-def publish_mixed(client: Client, topic: str) -> None:
-    """Publish batches with and without the optional columns to three queues."""
-    client.create_topic(topic, queues=3)
-    for queue in range(3):
-        with client.producer(topic, queue) as producer:
-            for number in range(40):
-                has_all = number % 3 == 0
-                producer.send(
-                    b'{"id": %d, "name": "n%d"}' % (number, number),
-                    key=f"k{number}" if has_all else None,
-                    tag="red" if number % 2 else "blue",
-                    properties={"a": str(number), "é": "ü"} if has_all else None,
-                )
-                if number % 10 == 9:
-                    producer.flush()
 
 
 def when(ms: int) -> datetime:
