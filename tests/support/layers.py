@@ -78,7 +78,7 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
     "holdfast.client": {
         "transport": ("errors",),
         "read": ("transport", "errors"),
-        "produce": ("read", "transport", "errors"),
+        "produce": ("read", "transport", "errors", "timestamps"),
         "consume": ("read", "transport", "errors", "values"),
         "session": ("produce", "transport", "errors"),
         "tables": ("read", "transport", "errors"),

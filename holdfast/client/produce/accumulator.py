@@ -73,6 +73,8 @@ class PendingBatch:
     tags: list[str | None] | None = None
     properties: list[Mapping[str, str] | None] | None = None
     expires_timestamps_us: list[int | None] | None = None
+    #: The born timestamps that callers gave. All other messages have the batch's.
+    born_timestamps_us: list[int | None] | None = None
     size_bytes: int = 0
     is_open: bool = True
     #: Set when the batch is closed, because the messages are removed when the batch is resolved.
@@ -94,11 +96,18 @@ class PendingBatch:
             tags=_pad_column(self.tags, count),
             properties=_pad_column(self.properties, count),
             born_timestamp_us=self.born_timestamp_us,
+            born_timestamps_us=self._fill_born(count),
             expires_timestamps_us=None if expires is None else [each or 0 for each in expires],
             queue_id=self.queue,
             producer_id=producer_id,
             sequence=sequence,
         )
+
+    def _fill_born(self, count: int) -> list[int] | None:
+        born = _pad_column(self.born_timestamps_us, count)
+        if born is None:
+            return None
+        return [self.born_timestamp_us if each is None else each for each in born]
 
 
 class Accumulator:
@@ -168,6 +177,7 @@ class Accumulator:
         queue: int | None = None,
         priority: int | None = None,
         ttl_ms: int | None = None,
+        born_timestamp_us: int | None = None,
     ) -> PendingBatch:
         """Append a message to a batch and return the batch.
 
@@ -184,6 +194,7 @@ class Accumulator:
             and queue is None
             and priority is None
             and ttl_ms is None
+            and born_timestamp_us is None
         ):
             batch = self._keyless[self._level]
             if not batch.is_open:
@@ -191,7 +202,9 @@ class Accumulator:
             batch.bodies.append(body)
             batch.size_bytes += len(body) + MESSAGE_OVERHEAD_BYTES
         else:
-            batch = self._add_with_fields(body, key, tag, properties, queue, priority, ttl_ms)
+            batch = self._add_with_fields(
+                body, key, tag, properties, queue, priority, ttl_ms, born_timestamp_us
+            )
         if batch.size_bytes >= self._batch_bytes:
             self.close(batch)
             self._on_ready()
@@ -206,6 +219,7 @@ class Accumulator:
         queue: int | None,
         priority: int | None,
         ttl_ms: int | None,
+        born_timestamp_us: int | None,
     ) -> PendingBatch:
         size = len(body) + MESSAGE_OVERHEAD_BYTES
         if key is not None:
@@ -238,6 +252,10 @@ class Accumulator:
             expires_us = self._clock_us() + ttl_ms * 1000
             batch.expires_timestamps_us = _set_in_column(
                 batch.expires_timestamps_us, row, expires_us
+            )
+        if born_timestamp_us is not None:
+            batch.born_timestamps_us = _set_in_column(
+                batch.born_timestamps_us, row, born_timestamp_us
             )
         return batch
 
@@ -354,7 +372,8 @@ class Accumulator:
         for batch, outcome in zip(batches, outcomes, strict=True):
             batch.outcome = outcome
             batch.bodies = []
-            batch.keys = batch.tags = batch.properties = batch.expires_timestamps_us = None
+            batch.keys = batch.tags = batch.properties = None
+            batch.expires_timestamps_us = batch.born_timestamps_us = None
             self._busy_queues.discard(batch.queue)
             self._count_waiting(-batch.size_bytes)
             del self._unresolved[batch]

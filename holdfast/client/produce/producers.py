@@ -25,6 +25,7 @@ from holdfast.client.produce.new_message import Body
 from holdfast.client.produce.sender import Sender
 from holdfast.client.read.facts import TopicFacts
 from holdfast.client.read.results import PublishResult
+from holdfast.client.timestamps import Time, as_timestamp_ms
 from holdfast.client.transport.loop_thread import LoopThread
 from holdfast.client.transport.requests import Transport
 from holdfast.commitlog.format.limits import MessageLimits
@@ -194,12 +195,14 @@ class AsyncProducer(_BaseProducer):
         queue: int | None = None,
         priority: int | None = None,
         ttl_ms: int | None = None,
+        born_timestamp_ms: Time | None = None,
     ) -> SendHandle:
         """Add a message to its batch and return its handle, without waiting.
 
         Messages without key and queue go to one queue until its batch is full or sent, then to the
         next queue. The default of `priority` (0 to 9) is the producer's priority. Groups do not
-        deliver a message that is older than its `ttl_ms`.
+        deliver a message that is older than its `ttl_ms`. `born_timestamp_ms` is the time at which
+        the message was created (default: now); a program that copies messages gives the original.
         Raises ProducerBufferFull when the buffer is full: call `await producer.drain()` between
         sends, at least once for every `buffer_bytes / 2` sent. After TypeError, ValueError,
         MessageTooLarge and UnknownQueue, other messages can still be sent.
@@ -209,7 +212,8 @@ class AsyncProducer(_BaseProducer):
             raise ProducerClosed
         if accumulator.is_full:
             raise ProducerBufferFull(self.options.buffer_bytes)
-        batch = accumulator.add(body, key, tag, properties, queue, priority, ttl_ms)
+        born_us = None if born_timestamp_ms is None else as_timestamp_ms(born_timestamp_ms) * 1000
+        batch = accumulator.add(body, key, tag, properties, queue, priority, ttl_ms, born_us)
         return SendHandle(batch, len(batch.bodies) - 1)
 
     async def drain(self) -> None:
@@ -308,11 +312,13 @@ class Producer(_BaseProducer):
         queue: int | None = None,
         priority: int | None = None,
         ttl_ms: int | None = None,
+        born_timestamp_ms: Time | None = None,
     ) -> BlockingSendHandle:
         """Add a message to its batch and return its handle; wait while the buffer is full.
 
         Everything else is as in `AsyncProducer.send`.
         """
+        born_us = None if born_timestamp_ms is None else as_timestamp_ms(born_timestamp_ms) * 1000
         with self._lock:
             accumulator = self._accumulator
             while accumulator is not None and accumulator.is_full:
@@ -320,7 +326,7 @@ class Producer(_BaseProducer):
                 accumulator = self._accumulator
             if accumulator is None:
                 raise ProducerClosed
-            batch = accumulator.add(body, key, tag, properties, queue, priority, ttl_ms)
+            batch = accumulator.add(body, key, tag, properties, queue, priority, ttl_ms, born_us)
             return BlockingSendHandle(batch, len(batch.bodies) - 1)
 
     def flush(self, timeout_s: float | None = None) -> None:

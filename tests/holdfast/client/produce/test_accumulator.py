@@ -323,3 +323,16 @@ def test_every_message_is_sent_once_and_in_the_order_of_its_queue(
             settle(0)
     assert arrived == sent
     assert accumulator.unresolved() == []
+
+
+def test_messages_have_the_born_timestamps_that_are_given() -> None:
+    accumulator = make(queue=0)
+    batch = accumulator.add(b"0")
+    accumulator.add(b"1", born_timestamp_us=7_000)
+    accumulator.add(b"2", born_timestamp_us=0)
+    accumulator.add(b"3")
+    encoded = Batch.decode(batch.encode(producer_id=7, sequence=3))
+    born = [encoded.born_timestamp_us(row) for row in range(4)]
+    assert born == [5_000_000, 7_000, 0, 5_000_000]
+    alone = Batch.decode(make(queue=0).add(b"0").encode(producer_id=7, sequence=3))
+    assert alone.born_timestamps_us is None
