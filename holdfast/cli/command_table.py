@@ -12,10 +12,12 @@ import click
 
 
 class Entry(NamedTuple):
-    """The module in `commands/` that defines a command, and the first sentence of its help."""
+    """The module in `commands/` that defines a command, and the first sentence of its help.
+    `variable` is the command's name there, if it is not the command's own."""
 
     module: str
     summary: str
+    variable: str | None = None
 
 
 #: In the order in which the help lists them: the most important first.
@@ -29,6 +31,8 @@ ENTRIES = {
     "consume": Entry("consume", "Print a group's messages, and acknowledge them."),
     "group": Entry("group", "Create groups, show their progress, and change their positions."),
     "message": Entry("message", "Find single messages."),
+    "export": Entry("export", "Write messages of TOPIC to a file, ordered by queue and offset."),
+    "import": Entry("import_", "Publish the messages of FILE to TOPIC.", "import_"),
     "check": Entry("check", "Verify a data directory or a backup."),
     "repair": Entry("repair", "Repair a damaged data directory that no broker uses."),
     "dump": Entry("check", "Print the blocks of a segment file as JSON lines."),
@@ -50,8 +54,9 @@ class CommandTable(MutableMapping[str, click.Command]):
     def __getitem__(self, name: str) -> click.Command:
         command = self._commands.get(name)
         if command is None:
-            module = import_module(f"holdfast.cli.commands.{ENTRIES[name].module}")
-            command = self._commands[name] = getattr(module, name)
+            entry = ENTRIES[name]
+            module = import_module(f"holdfast.cli.commands.{entry.module}")
+            command = self._commands[name] = getattr(module, entry.variable or name)
         return command
 
     def __iter__(self) -> Iterator[str]:

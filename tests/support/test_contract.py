@@ -66,6 +66,9 @@ ADDITIONS = {
         for client in ("AsyncClient", "Client")
         for method in ("publish", "producer")
     ),
+    "+ /commands/holdfast export",
+    "+ /commands/holdfast import",
+    "+ /python/holdfast.client.errors/FilesUnreadable",
     "+ /python/holdfast.client.errors/PackageMissing",
     "+ /python/holdfast.client.errors/UndecodableBody",
     *(
@@ -155,6 +158,7 @@ ADDED_AREAS = (
 ADDED_PARAMETERS = (
     ", auto_delete_after_ms: int | None = None",
     ", auto_delete_after_ms: int = 0",
+    ", born_timestamp_ms: int | float | datetime | None = None",
 )
 
 

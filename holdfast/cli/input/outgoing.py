@@ -30,7 +30,9 @@ class LineError(Exception):
 
 
 class Outgoing(NamedTuple):
-    """A message to publish. `size` is the size of its input line without the line break."""
+    """A message to publish. `size` is the size of its input line without the line break. `queue`
+    and `born_timestamp_ms` are those of the message when it was printed; only `import` uses them.
+    """
 
     body: bytes
     key: str | None
@@ -39,6 +41,8 @@ class Outgoing(NamedTuple):
     size: int
     priority: int | None = None
     ttl_ms: int | None = None
+    queue: int | None = None
+    born_timestamp_ms: int | None = None
 
 
 def read_text(
@@ -69,8 +73,17 @@ def read_json(file: BinaryIO) -> Iterator[Outgoing]:
             raise LineError(number, "it needs either body (a text) or body_base64")
         body = found.body_base64 if found.body is None else found.body.encode()
         assert body is not None
-        properties, size = found.properties or {}, len(line)
-        yield Outgoing(body, found.key, found.tag, properties, size, found.priority, found.ttl_ms)
+        yield Outgoing(
+            body,
+            found.key,
+            found.tag,
+            found.properties or {},
+            len(line),
+            found.priority,
+            found.ttl_ms,
+            found.queue,
+            found.born_timestamp_ms,
+        )
 
 
 def read_lines(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> Iterator[bytes]:
