@@ -77,7 +77,7 @@ def test_the_same_source_is_the_same_archive() -> None:
 
 def test_an_executor_needs_only_the_listed_packages(archived: Path, tmp_path: Path) -> None:
     python = python_with(LIBRARIES, tmp_path / "python")
-    program = "import holdfast.spark.source as s, holdfast.arrow.messages; print(s.__file__)"
+    program = "import holdfast.spark.source as s, holdfast.spark.read.fetch; print(s.__file__)"
     path = run(python, program, tmp_path, PYTHONPATH=str(archived)).decode().strip()
     assert path == f"{archived}/holdfast/spark/source.py"
 
@@ -88,7 +88,7 @@ def test_an_executor_needs_each_listed_package(
 ) -> None:
     rest = tuple(each for each in LIBRARIES if each != missing)
     program = (
-        "try: import holdfast.spark.source, holdfast.arrow.messages\n"
+        "try: import holdfast.spark.source, holdfast.spark.read.fetch\n"
         "except ModuleNotFoundError as error: print(error.name)"
     )
     python = python_with(rest, tmp_path / "python")

@@ -301,7 +301,7 @@ def test_each_request_runs_in_the_callers_thread_on_one_connection(
     with own_broker.client() as client:
         calls = one_shot_calls(client, topic)
         others = {"pull", "pull_batches", "consume", "consume_by_offsets", "producer", "close"}
-        others |= {"session"}
+        others |= {"session", "iter_arrow", "read_arrow"}
         assert calls.keys() | others == public_methods(Client).keys()
         for name, call in calls.items():
             call()
