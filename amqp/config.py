@@ -135,6 +135,20 @@ class AmqpConfig:
         memory_divisor=64,
         bytes_each=128,
     )
+    max_modified_bytes: int = setting(
+        8 * MIB,
+        "Memory for the message-annotations that clients gave with the outcome modified: 640 bytes "
+        "and the encoded annotations for each message. Above this limit the oldest are dropped. 0: "
+        "none are kept.",
+        minimum=0,
+        memory_divisor=64,
+    )
+    max_client_modified_bytes: int = setting(
+        2 * MIB,
+        "The part of max_modified_bytes that the outcomes of one client address may use.",
+        minimum=0,
+        memory_divisor=256,
+    )
     delivery_timeout_ms: int = setting(
         1_800_000,
         "A link whose oldest unsettled message is older than this is detached, and its messages "

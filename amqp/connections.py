@@ -14,6 +14,7 @@ from holdfast.amqp.config import AmqpConfig
 from holdfast.amqp.engine.connection import ConnectionSettings
 from holdfast.amqp.engine.link import Link
 from holdfast.amqp.metrics import AmqpCounters, AmqpFigures
+from holdfast.amqp.nodes.modified_annotations import ModifiedAnnotations
 from holdfast.amqp.sasl import FailureLimit
 from holdfast.amqp.wire.conditions import AmqpError
 from holdfast.http_api.access.audit import AuditLog
@@ -111,6 +112,7 @@ class AmqpConnections(Admission):
         self.sasl_failures = FailureLimit()
         self.names = Names()
         self.counters = AmqpCounters()
+        self.modified = ModifiedAnnotations()
         self.is_publishing_stopped = False
         self.is_stopping = False
         self.tasks: set[asyncio.Task[None]] = set()
@@ -166,6 +168,8 @@ class AmqpConnections(Admission):
             sum([each[1] for each in unsettled]),
             self.closed_early,
             self.refused,
+            self.modified.bytes,
+            self.modified.dropped_total,
         )
 
     def publishing_changed(self, refusal: Exception | None) -> None:

@@ -57,6 +57,8 @@ class AmqpFigures:
     unsettled_out: int
     closed_early: Counter[str]
     refused: Counter[str]
+    modified_bytes: int
+    modified_dropped: int
 
 
 class AmqpCollector:
@@ -75,6 +77,11 @@ class AmqpCollector:
         counters = figures.counters
         yield _gauge("connections", "AMQP connections that are open.", figures.connections)
         yield _gauge("sessions", "AMQP sessions of these connections.", figures.sessions)
+        yield _gauge(
+            "modified_bytes",
+            "Memory for the annotations of outcomes modified.",
+            figures.modified_bytes,
+        )
         for name, text, sends, receives in (
             ("links", "AMQP links that are attached", counters.links_in, counters.links_out),
             (
@@ -95,6 +102,11 @@ class AmqpCollector:
             ("messages_out", "Messages sent to clients.", figures.messages_out),
             ("bytes_in", "Bytes that clients sent.", counters.bytes_in),
             ("bytes_out", "Bytes sent to clients.", counters.bytes_out),
+            (
+                "modified_dropped",
+                "Annotations of outcomes modified that a limit dropped.",
+                figures.modified_dropped,
+            ),
             ("sasl_failures", "Failed authentications.", counters.sasl_failures),
             (
                 "window_closures",

@@ -363,6 +363,19 @@ class GroupService:
         later = self._store.state.run_shielded(server.settle(verb, receipts, terms))
         return [], asyncio.ensure_future(later)
 
+    def is_leased(self, group: str, receipt: Receipt) -> bool:
+        """Return whether the lease of a receipt is live."""
+        server = self._by_name.get(group)
+        return server is not None and inspecting.is_leased(server, receipt)
+
+    def may_return(self, group: str, receipt: Receipt) -> bool:
+        """Return whether the group may deliver the message of a receipt again, now or after the
+        message's present lease. Return False if the message is settled or becomes a dead letter, if
+        the group was deleted or does not have the queue any more, or if a seek has moved the group
+        since the receipt was made."""
+        server = self._by_name.get(group)
+        return server is not None and inspecting.may_return(server, receipt)
+
     async def seek(
         self, group: str, target: SeekTarget, *, check_topic: CheckTopic = allow_all
     ) -> Mapping[str, Mapping[int, int]]:

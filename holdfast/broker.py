@@ -163,7 +163,7 @@ class Broker:
             context = await self._open(storage, http)
             app.serve(context)
             set_reader(read_fields)
-            await amqp.serve(self._amqp_parts(context, app))
+            await amqp.serve(self._amqp_parts(context, app, amqp.connections))
             if self._config.amqp.websocket:
                 http.amqp = amqp.accept_websocket
             collector.storage = storage
@@ -213,7 +213,9 @@ class Broker:
             await amqp.bind_tls(config.host, config.tls_port, server.tls)
         return amqp
 
-    def _amqp_parts(self, context: ApiContext, app: App) -> BrokerParts:
+    def _amqp_parts(
+        self, context: ApiContext, app: App, connections: AmqpConnections
+    ) -> BrokerParts:
         return BrokerParts(
             config=self._config.amqp,
             store=context.store,
@@ -227,6 +229,7 @@ class Broker:
             wall_us=wall_clock_us,
             answer=partial(answer_inner, app),
             temporary=TemporaryNodes(context.store, context.groups, self._config.amqp),
+            modified=connections.modified,
         )
 
     async def _open(self, storage: Storage, http: HttpContext) -> ApiContext:

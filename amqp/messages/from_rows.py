@@ -19,6 +19,7 @@ The parts that are equal for all messages of a batch are encoded once.
 import struct
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 from holdfast.amqp.messages.envelope import Envelope, data_head, decode_envelope
 from holdfast.amqp.wire.performatives import Header, encode_composite
@@ -102,13 +103,16 @@ class RowEncoder:
         self._octets, self._envelope = b"", _NO_ENVELOPE
         self._plain = self._plain_parts()
 
-    def encode(self, row: int, attempt: int, failures: int, now_ms: int) -> bytes:
+    def encode(
+        self, row: int, attempt: int, failures: int, now_ms: int, modified: bytes = b""
+    ) -> bytes:
         """Return one message as it is delivered now: for the `attempt`th time (from 1), after this
-        many failures."""
+        many failures. `modified` is an encoded map of annotations, which replace those of the
+        message."""
         index = row - self.first_row
         start, end = self._body_at[index] - self._first, self._body_at[index + 1] - self._first
         body, offset = self._bodies[start:end], self._base + row
-        if self._plain is not None and attempt == 1 and not failures:
+        if self._plain is not None and attempt == 1 and not failures and not modified:
             before, between, after = self._plain
             return b"".join((
                 before, _U64(offset), between, b"%016X" % offset, after,
@@ -128,10 +132,13 @@ class RowEncoder:
         else:
             header = self._headers[attempt == 1]
         annotations = self._annotated + _U64(offset) + self._attempt + _U32(attempt)
+        theirs = b"" if envelope is None else envelope.annotations
+        if modified:
+            theirs = _replaced(theirs, modified)
+        if theirs:
+            annotations = _merged(annotations, theirs)
         if envelope is None:
             return b"".join((header, annotations, rest, body))
-        if envelope.annotations:
-            annotations = _merged(annotations, envelope.annotations)
         return b"".join((header, annotations, rest, body, envelope.after))
 
     def _plain_parts(self) -> tuple[bytes, bytes, bytes] | None:
@@ -186,6 +193,17 @@ class RowEncoder:
             group,
         )
         return b"\x00\x53\x73" + compound(0xC0, 0xD0, 11, fields) + application
+
+
+def _replaced(section: bytes, modified: bytes) -> bytes:
+    """Return the section of a message's annotations (it may be empty) with the annotations of an
+    encoded map, which replace annotations of the same names."""
+    found: dict[Any, Any] = {}
+    if section:
+        value = 3 if section[1] == _SMALL_ULONG else skip(section, 1)
+        found, _ = decode(section, value)
+    changed, _ = decode(modified)
+    return _SECTION + encode(found | changed)
 
 
 def _merged(ours: bytes, theirs: bytes) -> bytes:

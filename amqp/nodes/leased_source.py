@@ -12,7 +12,7 @@ flow that reduces the credit cancels the ask; the link gives messages beyond the
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -25,7 +25,7 @@ from holdfast.amqp.nodes.delivery_ages import DeliveryAges, runs
 from holdfast.amqp.nodes.group_access import ensure_group, make_member, may_consume
 from holdfast.amqp.nodes.link_task import LinkTask
 from holdfast.amqp.nodes.node import Peer
-from holdfast.amqp.nodes.settling import settlement_of
+from holdfast.amqp.nodes.settling import annotations_of, settlement_of
 from holdfast.amqp.nodes.stored_message import Unsent, read_message, topic_to_show
 from holdfast.amqp.nodes.terminus import FromGroup, Outcome, without_answer
 from holdfast.amqp.wire.conditions import (
@@ -37,7 +37,7 @@ from holdfast.amqp.wire.conditions import (
 from holdfast.amqp.wire.performatives import Accepted, TransactionalState
 from holdfast.amqp.wire.types import Symbol
 from holdfast.consumequeue.errors import StateUnavailable, StoreError, UnknownGroup
-from holdfast.groups.service_types import Delivery, Receipt, ReceiveRequest, Status
+from holdfast.groups.service_types import Delivery, Receipt, ReceiveRequest, Status, Verb
 from holdfast.holdservice.no_local import not_published_by
 
 #: An ask returns messages of at most this many bytes, or a single larger message.
@@ -87,6 +87,9 @@ class LeasedSource:
         #: Messages of the last slice for which the window had no room: other links of the session
         #: used it meanwhile.
         self._unsent: deque[Unsent] = deque()
+        #: The annotations of outcomes `modified`, of messages that were acknowledged and are not
+        #: sent yet (pre-settled links only).
+        self._modified: dict[Receipt, bytes] = {}
         self._leaving: asyncio.Task[None] | None = None
         self._is_single_active = False
         self._is_active = True
@@ -289,6 +292,9 @@ class LeasedSource:
         """Acknowledge messages durably before they are sent. So each of them is sent at most once,
         even if the broker crashes. Return the messages that were acknowledged."""
         receipts = [each.receipt for each in deliveries if isinstance(each.receipt, Receipt)]
+        if modified := self._parts.modified:
+            found = ((each, modified.find(each)) for each in receipts)
+            self._modified |= {receipt: each for receipt, each in found if each}
         statuses, durable = self._begin_settling(_ACCEPTED, receipts)
         if durable is not None:
             settled = await asyncio.shield(durable)
@@ -323,8 +329,7 @@ class LeasedSource:
         if a message is larger than the client accepts."""
         link, is_settled = self._link, self._is_settled
         room = min(link.sendable, link.delivery_room.left)
-        now_ms = self._parts.wall_us() // 1000
-        messages = _encode(deliveries[:room], self._wanted.group, now_ms)
+        messages = self._encode(deliveries[:room])
         receipts = [cast("Receipt", each.receipt) for each in deliveries[: len(messages)]]
         count = 0
         ids: Sequence[int] = ()
@@ -335,11 +340,35 @@ class LeasedSource:
                 self._unsettled.update(zip(ids, receipts[count:], strict=False))
                 link.delivery_room.take(len(ids))
             count += len(ids)
+        if self._modified:
+            for receipt in receipts[:count]:
+                self._modified.pop(receipt, None)
         if ids and not is_settled:
             self._ages.add(self._loop.time(), ids[-1])
             if self._timeout is None:
                 self._check_age()
         return count
+
+    def _encode(self, deliveries: Sequence[Delivery]) -> list[bytes]:
+        """Return the messages as they are delivered now. Deliveries of several batches may
+        alternate: each batch keeps its encoder."""
+        group, now_ms = self._wanted.group, self._parts.wall_us() // 1000
+        modified = self._parts.modified
+        is_modified = bool(modified or self._modified)
+        encoders: dict[int, RowEncoder] = {}
+        messages = []
+        for topic, _, _, batch, row, receipt, attempt, _, failures, _ in deliveries:
+            encoder = encoders.get(id(batch))
+            if encoder is None or not encoder.first_row <= row < encoder.end_row:
+                is_durable = topic.config.durability == "fsync"
+                encoder = encoders[id(batch)] = RowEncoder(
+                    batch, row, is_durable=is_durable, topic=topic_to_show(topic, group)
+                )
+            changes = b""
+            if is_modified and attempt > 1 and isinstance(receipt, Receipt):
+                changes = self._modified.get(receipt) or modified.find(receipt)
+            messages.append(encoder.encode(row, attempt, failures, now_ms, changes))
+        return messages
 
     def _give_back_unsent(self, kept: int) -> None:
         """Give the messages that wait for the window back, except the first `kept`. Messages that
@@ -359,9 +388,31 @@ class LeasedSource:
         self, outcome: Outcome, receipts: Sequence[Receipt]
     ) -> "tuple[list[Status], asyncio.Future[Any] | None]":
         how = settlement_of(outcome, self._config.modified_backoff)
-        return self._groups.begin_settling(
+        annotations = annotations_of(outcome)
+        if annotations and how.verb in (Verb.NACK, Verb.RELEASE):
+            self._keep_annotations(annotations, receipts)
+        begun = self._groups.begin_settling(
             self._wanted.group, how.verb, receipts, delay_ms=how.delay_ms, reason=how.reason
         )
+        if self._parts.modified:
+            self._drop_annotations(receipts)
+        return begun
+
+    def _keep_annotations(
+        self, annotations: Mapping[Any, Any], receipts: Sequence[Receipt]
+    ) -> None:
+        """Keep the annotations of an outcome, before the messages can be delivered again. Ignore
+        receipts that are stale: other links may have their messages."""
+        parts, groups, group = self._parts, self._groups, self._wanted.group
+        leased = [each for each in receipts if groups.is_leased(group, each)]
+        client, config = self._peer.client, self._config
+        parts.modified.keep(client, group, leased, annotations, config, groups.may_return)
+
+    def _drop_annotations(self, receipts: Sequence[Receipt]) -> None:
+        """Drop the annotations of those messages that are settled for good now."""
+        modified, groups, group = self._parts.modified, self._groups, self._wanted.group
+        found = [each for each in receipts if modified.find(each)]
+        modified.drop([each for each in found if not groups.may_return(group, each)])
 
     def _answer_settled(
         self, ids: Sequence[int], state: Outcome, durable: "asyncio.Future[Any] | None"
@@ -398,22 +449,6 @@ class LeasedSource:
                 "all unsettled messages of the link return to the group",
             )
         )
-
-
-def _encode(deliveries: Sequence[Delivery], group: str, now_ms: int) -> list[bytes]:
-    """Return the messages as they are delivered now. Deliveries of several batches may alternate:
-    each batch keeps its encoder."""
-    encoders: dict[int, RowEncoder] = {}
-    messages = []
-    for topic, _, _, batch, row, _, attempt, _, failures, _ in deliveries:
-        encoder = encoders.get(id(batch))
-        if encoder is None or not encoder.first_row <= row < encoder.end_row:
-            is_durable = topic.config.durability == "fsync"
-            encoder = encoders[id(batch)] = RowEncoder(
-                batch, row, is_durable=is_durable, topic=topic_to_show(topic, group)
-            )
-        messages.append(encoder.encode(row, attempt, failures, now_ms))
-    return messages
 
 
 def _unsent(delivery: Delivery) -> Unsent:

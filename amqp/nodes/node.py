@@ -27,6 +27,7 @@ from holdfast.amqp.engine.incoming_link import Delivery
 from holdfast.amqp.engine.link import Link
 from holdfast.amqp.engine.outgoing_link import Sent
 from holdfast.amqp.nodes.filters import FilterBudget
+from holdfast.amqp.nodes.modified_annotations import ModifiedAnnotations
 from holdfast.amqp.nodes.temporary import TemporaryNodes
 from holdfast.amqp.termini.subscription_groups import SubscriptionGroups
 from holdfast.amqp.wire.conditions import AmqpError
@@ -68,6 +69,7 @@ class BrokerParts:
     """Answers requests to `/management`; None if the broker has no HTTP API."""
     filter_budget: FilterBudget = field(default_factory=FilterBudget)
     subscriptions: SubscriptionGroups = field(default_factory=SubscriptionGroups)
+    modified: ModifiedAnnotations = field(default_factory=ModifiedAnnotations)
 
 
 class Peer(Protocol):

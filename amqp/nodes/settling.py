@@ -8,11 +8,15 @@
 | modified(undeliverable-here)                | becomes a dead letter                             |
 | modified(delivery-failed)                   | has failed: it is available again after a delay   |
 
+The broker keeps the message-annotations of the outcome for later deliveries
+(modified_annotations.py), if the message is available again.
+
 The delay of a failed message is the annotation `x-opt-delay-ms` of the outcome. Without the
 annotation, `amqp.modified_backoff` decides: no delay, or the delays of the group.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from holdfast.amqp.nodes.terminus import Outcome
 from holdfast.amqp.wire.performatives import Accepted, Error, Modified, Rejected, Released
@@ -56,3 +60,10 @@ def settlement_of(outcome: Outcome, modified_backoff: str) -> Settlement:
     if isinstance(delay, int) and not isinstance(delay, bool) and delay >= 0:
         return Settlement(Verb.NACK, min(int(delay), MAX_BACKOFF_MS))
     return Settlement(Verb.NACK, None if modified_backoff == "group" else 0)
+
+
+def annotations_of(outcome: Outcome) -> Mapping[Any, Any]:
+    """Return the annotations of an outcome that later deliveries of the message have. The delay is
+    left out: it is for the broker."""
+    given = outcome.message_annotations if isinstance(outcome, Modified) else None
+    return {key: each for key, each in given.items() if key != DELAY} if given else {}

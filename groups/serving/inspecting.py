@@ -1,4 +1,4 @@
-"""Answers questions of operators about single messages: who holds them, and what their state is.
+"""Answers questions about single messages: who holds them, and what their state is.
 
 On the event loop.
 """
@@ -13,6 +13,7 @@ from holdfast.consumequeue.slices import in_slices
 from holdfast.consumequeue.state.topic_table import TopicTable
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.core.group_topic import QueueLane
+from holdfast.groups.core.receipts import Receipt
 from holdfast.groups.cursor.cursor import NOT_KEPT, Cursor, End, State
 from holdfast.groups.cursor.leases import NO_DEADLINE
 from holdfast.groups.descriptions import LeaseReply, MessageStateReply
@@ -102,6 +103,25 @@ def state_of(
     elif state is State.DYING:
         reply.state = "dying"
     return reply
+
+
+def is_leased(group: GroupServer, receipt: Receipt) -> bool:
+    """Return whether the lease of a receipt is live."""
+    if receipt.group_id != group.core.group_id:
+        return False
+    key = receipt.topic_id, receipt.queue
+    return group.core.lease(key, receipt.offset, receipt.lease_number) is not None
+
+
+def may_return(group: GroupServer, receipt: Receipt) -> bool:
+    """Return whether the group may deliver the message of a receipt again, as
+    `GroupService.may_return` describes."""
+    lane = group.core.lane((receipt.topic_id, receipt.queue))
+    if receipt.group_id != group.core.group_id or lane is None:
+        return False
+    cursor, offset = lane.cursor, receipt.offset
+    is_ended = offset in cursor.done or offset in cursor.dying
+    return receipt.epoch == cursor.epoch and not is_ended
 
 
 def _add_settlement(

@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.amqp.engine.connection import ConnectionSettings
 from holdfast.amqp.engine.events import Ended
+from holdfast.amqp.messages.sections import Sections
 from holdfast.amqp.nodes.publish_target import PublishTarget
 from holdfast.amqp.protocol import AmqpConnection
 from holdfast.amqp.wire.frames import frame
@@ -19,12 +20,15 @@ from holdfast.amqp.wire.performatives import (
     Begin,
     Coordinator,
     Detach,
+    Modified,
     Open,
+    Released,
     Source,
     Target,
     TransactionalState,
     encode_composite,
 )
+from holdfast.amqp.wire.types import Symbol
 from holdfast.http_api.access.token_file import TokenFile, revoke_tokens
 from tests.amqp.broker import amqp_broker, figure
 from tests.amqp.client import TIMEOUT_S, AmqpClient, amqp_client, data_message
@@ -46,6 +50,31 @@ async def test_messages_go_from_a_sender_to_a_receiver(tmp_path: Path) -> None:
         session.dispose(deliveries[0].id, deliveries[-1].id, Accepted(), settled=True)
         receiver.grant(10)
         assert (await client.receive(10))[0].message[-2:] == b"10"
+
+
+async def test_the_annotations_of_an_outcome_last_until_the_broker_restarts(tmp_path: Path) -> None:
+    async def receive(client: AmqpClient, outcome: Any) -> dict[str, Any]:
+        """Settle the message with an outcome, and return its annotations."""
+        session = await client.session()
+        await client.receiver(session, "orders", credit=1)
+        (delivery,) = await client.receive(1)
+        session.dispose(delivery.id, delivery.id, outcome, settled=True)
+        client.write()
+        return Sections(delivery.message).annotations()
+
+    changed = Modified(True, None, {Symbol("note"): "broken"})
+    async with amqp_broker(tmp_path) as broker, amqp_client(port_of(broker)) as client:
+        sender = await client.sender(await client.session(), "orders")
+        await client.outcomes(await client.send(sender, data_message(b"first")))
+        assert "note" not in await receive(client, changed)
+        async with amqp_client(port_of(broker)) as other:
+            assert (await receive(other, Released()))["note"] == "broken"
+        assert 640 < await figure(broker, "modified_bytes") < 700
+        assert await figure(broker, "modified_dropped_total") == 0
+    async with amqp_broker(tmp_path) as broker, amqp_client(port_of(broker)) as client:
+        again = await receive(client, Accepted())
+        assert "note" not in again
+        assert again["x-opt-attempt"] == 3
 
 
 async def test_the_answer_to_an_attach_has_the_values_in_force(tmp_path: Path) -> None:

@@ -142,6 +142,27 @@ def test_the_topic_is_an_annotation_if_it_is_given(name: str, theirs: dict[str, 
     assert len(Sections(plain).annotations()) == 5
 
 
+@pytest.mark.parametrize("theirs", [{}, {"a": 1}, {"b": 1, "x-opt-queue": "wrong", "c": "y" * 300}])
+def test_the_annotations_of_an_outcome_replace_those_of_the_message(theirs: dict[str, Any]) -> None:
+    symbols = {Symbol(key): value for key, value in theirs.items()}
+    section = ANNOTATIONS + encode(symbols) if theirs else b""
+    envelope = Envelope(7, annotations=section, before=BEFORE, after=FOOTER)
+    amqp, plain = _batch([b"ab"], envelopes=[encode_envelope(envelope)]), _batch([b"ab"])
+    modified = {Symbol("b"): ULong(2), Symbol("x-opt-offset"): "wrong"}
+    ours = {"x-opt-queue": 3, "x-opt-offset": 0x1000}
+    for batch, expected, end in (
+        (amqp, theirs, BEFORE + b"ab" + FOOTER),
+        (plain, {}, b"\x00\x53\x75\xa0\x02ab"),
+    ):
+        for attempt in (1, 2):
+            encoder = RowEncoder(batch, 0, is_durable=True)
+            octets = encoder.encode(0, attempt, 0, NOW_MS, encode(modified))
+            sections = Sections(octets)
+            added = {"x-opt-attempt": attempt, "x-opt-enqueued-time": STORED_US // 1000}
+            assert sections.annotations() == expected | {"b": 2} | ours | added
+            assert octets.endswith(end)
+
+
 def test_a_plain_amqp_message_is_only_its_data() -> None:
     batch = _batch([b"ab"], envelopes=[encode_envelope(Envelope(7))])
     octets = RowEncoder(batch, 0, is_durable=True).encode(0, 1, 0, NOW_MS)

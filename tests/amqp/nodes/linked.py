@@ -307,10 +307,11 @@ async def linked(
     """Run a broker; yield it, and a function that connects clients."""
     set_reader(read_fields)
     async with running(tmp_path, hold=hold) as broker:
+        parts = parts_of(broker, **config)
         clients: list[Client] = []
 
         def connect(**fields: Any) -> Client:
-            clients.append(Client(parts_of(broker, **config), **fields))
+            clients.append(Client(parts, **fields))
             return clients[-1]
 
         yield broker, connect
