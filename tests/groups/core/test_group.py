@@ -1,6 +1,7 @@
 """A group in steps: delivered messages, their order, and the wake-up of waiting requests."""
 
 import heapq
+import random
 
 import pytest
 
@@ -79,6 +80,36 @@ def test_returned_messages_regain_their_places_in_any_order() -> None:  # Q1, Q1
     for offset in (7, 2, 5):
         settle(stage, Verb.RELEASE, [messages[offset]])
     assert stage.offsets("b") == [2, 5, 7, 10, 11]
+
+
+def test_a_returned_head_comes_before_the_messages_after_it() -> None:  # Q14
+    stage = Stage()
+    stage.publish(4)
+    head = stage.take("a", 1)
+    assert [each.offset for each in head] == [0]
+    assert stage.offsets("b", 1) == [1]
+    assert settle(stage, Verb.RELEASE, head) == [DONE]
+    assert stage.offsets("b", 1) == [0]
+    assert stage.offsets("b") == [2, 3]
+
+
+@pytest.mark.parametrize("taken", [1, 3])
+def test_a_release_marks_only_the_released_message_as_redelivered(taken: int) -> None:  # Q17
+    stage = Stage()
+    stage.publish(3)
+    first = stage.take("a", taken)
+    assert [(each.offset, each.redelivered) for each in first] == [
+        (at, False) for at in range(taken)
+    ]
+    assert settle(stage, Verb.RELEASE, first[:1]) == [DONE]
+    rest = stage.take("b")
+    flags = [(0, True), (1, False), (2, False)]
+    assert [(each.offset, each.redelivered) for each in rest] == (
+        flags[:1] if taken == 3 else flags
+    )
+    if taken == 3:  # the flags of the others stay clear, and count no delivery by the release
+        assert [(each.redelivered, each.attempt) for each in first[1:]] == [(False, 1)] * 2
+        assert settle(stage, Verb.ACK, first[1:]) == [DONE] * 2
 
 
 def test_a_settled_prefix_is_scanned_once() -> None:  # Q13
@@ -386,19 +417,105 @@ def test_an_exclusive_member_keeps_other_members_out() -> None:  # T29
     assert settle(stage, Verb.ACK, messages) == [STALE]
 
 
+@pytest.mark.parametrize("held", [0, 2])
+def test_an_exclusive_member_that_falls_silent_is_succeeded_and_fenced(held: int) -> None:  # T29
+    # The time to live begins when the last lease of the silent member has ended.
+    stage = Stage(mode="exclusive", member_ttl_ms=9_000, lease_ms=5_000)
+    stage.publish(3)
+    messages = stage.take("a", held)
+    assert len(messages) == held
+    stage.later(9_000 - 1 + (5_000 if held else 0))
+    for _ in range(2):
+        with pytest.raises(ExclusiveHeld) as refused:
+            stage.ask("b")
+        assert refused.value.holder == "a"
+    stage.later(1)
+    assert stage.ask("b", 0).is_active
+    assert settle(stage, Verb.ACK, messages) == [STALE] * held, "no other member has leased them"
+    with pytest.raises(ExclusiveHeld) as refused:
+        stage.ask("a")
+    assert refused.value.holder == "b"
+    assert stage.offsets("b") == [0, 1, 2]
+
+
 # -- priorities ----------------------------------------------------------------------------------
 
 
 def test_the_highest_level_comes_first_even_if_it_is_late() -> None:  # Q19, Q21, Q23
     stage = Stage(levels=3, queues=3)
     stage.publish(4, (1, 0))
-    # Q25: the leases are kept
     assert [message.queue[1] for message in stage.take(max_messages=2)] == [0, 0]
     stage.publish(1, (1, 2))
     stage.publish(1, (1, 1))
     messages = stage.take("b")
     places = [(message.queue[1], message.offset) for message in messages]
     assert places == [(2, 0), (1, 0), (0, 2), (0, 3)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_lower_level_is_delivered_while_a_higher_one_is_available(seed: int) -> None:  # Q19
+    # Two queues of three levels each: queue = index * 3 + level. Messages arrive, are returned and
+    # acknowledged between the deliveries; `waiting` has the available ones of each level.
+    draw = random.Random(seed)
+    stage = Stage(levels=3, queues=6)
+    waiting: dict[int, set[tuple[int, int]]] = {0: set(), 1: set(), 2: set()}
+    held: dict[str, list[SelectedMessage]] = {"a": [], "b": [], "c": []}
+    ends = [0] * 6
+    delivered = [0] * 3
+    for _ in range(600):
+        queue, member = draw.randrange(6), draw.choice("abc")
+        act = draw.randrange(4)
+        if act == 0:
+            stage.publish(1, (1, queue))
+            waiting[queue % 3].add((queue, ends[queue]))
+            ends[queue] += 1
+        elif act == 1 and held[member]:
+            message = held[member].pop(draw.randrange(len(held[member])))
+            if draw.random() < 0.5:
+                assert settle(stage, Verb.RELEASE, [message]) == [DONE]
+                waiting[message.queue[1] % 3].add((message.queue[1], message.offset))
+            else:
+                assert settle(stage, Verb.ACK, [message]) == [DONE]
+        elif act == 2:
+            for message in stage.take(member, draw.randint(1, 3)):
+                level = message.queue[1] % 3
+                assert not any(waiting[higher] for higher in range(level + 1, 3))
+                waiting[level].remove((message.queue[1], message.offset))
+                held[member].append(message)
+                delivered[level] += 1
+    assert min(delivered) > 10
+
+
+def test_an_empty_level_is_skipped_and_the_lowest_is_the_last() -> None:  # Q21
+    stage = Stage(levels=3, queues=3)
+    stage.publish(2, (1, 0))
+    stage.publish(2, (1, 2))
+    places = [((1, 2), 0), ((1, 2), 1), ((1, 0), 0), ((1, 0), 1)]
+    place: dict[QueueKey, int] = {}
+    shown = []
+    while found := browse_stage(stage, place, max_messages=1):
+        place.update(found.place)
+        if not found.messages:
+            break
+        shown += found.messages
+    assert shown == places
+    taken = [stage.take("a", 1) for _ in range(5)]
+    assert [(each.queue, each.offset) for one in taken for each in one] == places
+    assert taken[4] == []
+
+
+def test_a_lease_stands_when_a_message_of_a_higher_level_arrives() -> None:  # Q25
+    stage = Stage(levels=2, queues=2)
+    stage.publish(2, (1, 0))
+    (low,) = stage.take("a", 1)
+    stage.publish(1, (1, 1))
+    assert stage.group.lease_count == 1
+    (high,) = stage.take("b", 1)
+    assert (high.queue, high.offset) == ((1, 1), 0)
+    assert [(each.queue, each.offset) for each in stage.take("b")] == [((1, 0), 1)]
+    assert settle(stage, Verb.ACK, [low]) == [DONE]
+    stage.group.leave("b", stage.now)
+    assert [(each.queue, each.offset) for each in stage.take("c")] == [((1, 1), 0), ((1, 0), 1)]
 
 
 def test_queues_of_one_level_alternate_before_a_lower_level() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,28 @@ async def test_the_highest_level_is_delivered_first_and_in_order(api: GroupApi) 
     await api.ask("POST", "/v1/topics/orders/messages", {"messages": messages})
     assert bodies(await waiting) == ["9a", "9b", "7a"]
     assert bodies(await api.receive()) == ["4a", "4b", "0a", "0b"]
+
+
+@pytest.mark.parametrize("max_messages", [1, 5, 20])
+async def test_twelve_messages_of_mixed_priorities_come_by_level_and_then_in_order(
+    api: GroupApi, max_messages: int
+) -> None:
+    # Q21, Q22: the levels between these three are empty
+    texts = [f"{priority} {number}" for number, priority in enumerate("941491419149")]
+    messages = [{"body": text, "priority": int(text[0])} for text in texts]
+    await api.ask("POST", "/v1/topics/orders/messages", {"messages": messages})
+    expected = [text for level in "941" for text in texts if text[0] == level]
+
+    async def all_bodies(**more: Any) -> list[str]:
+        found: list[str] = []
+        while reply := bodies(await api.receive("m", max_messages=max_messages, **more)):
+            assert len(reply) <= max_messages
+            found += reply
+        return found
+
+    assert await all_bodies(browse=True) == expected
+    assert await all_bodies() == expected
+    assert await all_bodies(browse=True) == []
 
 
 async def test_a_browse_shows_leased_messages_with_their_holders_if_asked(api: GroupApi) -> None:

@@ -57,6 +57,29 @@ async def test_acknowledged_messages_are_not_delivered_again(api: GroupApi) -> N
     assert (await api.queue())["in_flight"] == 1
 
 
+async def test_an_exclusive_group_and_a_second_member_exclude_each_other(api: GroupApi) -> None:
+    # T29: refused in both orders, until the holder has left or was silent for its time to live
+    await api.publish("a", "b")
+    held = await api.receive("first", max_messages=1, lease_ms=60_000)
+    change = {"topics": {"orders": {}}, "mode": "exclusive", "member_ttl_ms": 5_000}
+    assert await api.refused("PUT", "/v1/groups/g", change) == (409, "group-busy")
+    assert await api.settle("release", held) == ["done"]
+    await api.ask("PUT", "/v1/groups/g", change)
+    held = await api.receive("second", max_messages=1, lease_ms=10_000)
+    asked = {"member": "first"}
+    exclusive = (409, "group-exclusive")
+    assert await api.refused("POST", "/v1/groups/g/receive", asked) == exclusive
+    api.later(12.0)  # the lease has ended, and the member is silent for less than its time to live
+    assert await api.refused("POST", "/v1/groups/g/receive", asked) == exclusive
+    api.later(5.0)
+    reply = await api.receive("first", max_messages=0)
+    assert (reply["active"], reply["available"]) == (True, 2)
+    assert await api.settle("ack", held) == ["stale"]
+    assert bodies(await api.receive("first")) == ["a", "b"]
+    refused = await api.refused("POST", "/v1/groups/g/receive", {"member": "second"})
+    assert refused == exclusive
+
+
 async def test_filters_of_the_group_and_of_a_member(api: GroupApi) -> None:
     await api.group("tags", {"orders": {"filter": "new,paid"}})
     await api.group("sql", {"orders": {"filter": "n > 1"}})

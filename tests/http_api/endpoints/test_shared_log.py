@@ -76,6 +76,18 @@ async def test_a_receive_gets_at_most_max_messages(api: GroupApi) -> None:
     assert got == [["10"], ["11"], ["12"]]
 
 
+async def test_a_member_leases_only_the_messages_that_it_asks_for(api: GroupApi) -> None:
+    # T20: the other 980 messages are there for a member that joins later, at its first request
+    sent = [f"{number}" for number in range(1_000)]
+    await api.publish(*sent)
+    reply = await api.receive("a", max_messages=20)
+    assert (bodies(reply), reply["available"]) == (sent[:20], 980)
+    described = await api.queue()
+    assert (described["in_flight"], described["available"]) == (20, 980)
+    reply = await api.receive("b", max_messages=1_000)
+    assert (bodies(reply), reply["available"]) == (sent[20:], 0)
+
+
 async def test_settling_delivers_no_other_messages(api: GroupApi) -> None:
     # A19
     await api.publish("a", "b", "c")
