@@ -18,11 +18,10 @@ from holdfast.http_api.config import HttpConfig
 def amqp_config(folder: Path, **settings: Any) -> Config:
     """Return a configuration with these settings of AMQP; `http`, `access` and `commitlog` are
     sections."""
+    commitlog = {"segment_bytes": 1 << 20, "reserve_bytes": 0, **settings.pop("commitlog", {})}
     return Config(
         data_dir=folder / "data",
-        commitlog=CommitLogConfig(
-            segment_bytes=1 << 20, reserve_bytes=0, **settings.pop("commitlog", {})
-        ),
+        commitlog=CommitLogConfig(**commitlog),
         http_api=HttpConfig(port=0, **settings.pop("http", {})),
         access=AccessConfig(**settings.pop("access", {})),
         amqp=AmqpConfig(**settings),

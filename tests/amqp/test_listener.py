@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import time
+import tracemalloc
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from holdfast import __version__
 from holdfast.amqp.engine.connection import ConnectionSettings
 from holdfast.amqp.engine.events import Ended, Opened, SaslEnded
 from holdfast.amqp.listener import CannotListen
+from holdfast.amqp.messages.sections import Sections
 from holdfast.amqp.wire.frames import AMQP_HEADER, EMPTY_FRAME, SASL_FRAME, SASL_HEADER, frame
 from holdfast.amqp.wire.performatives import Begin, Open, SaslInit, Transfer, encode_composite
 from holdfast.broker import Broker
@@ -22,7 +24,7 @@ from holdfast.http_api.access.service import RemoteWithoutAccess, RemoteWithoutT
 from holdfast.http_api.access.token_file import TokenFile, create_token
 from holdfast.http_api.wire.listener import Listener
 from tests.amqp.broker import amqp_broker, amqp_config, figure
-from tests.amqp.client import TIMEOUT_S, amqp_client
+from tests.amqp.client import TIMEOUT_S, amqp_client, data_message
 from tests.support.certificates import Certificates
 
 AUTHENTICATION = {"authentication": True, "token_check_ms": 20}
@@ -280,6 +282,40 @@ async def test_the_number_of_sessions_is_limited(tmp_path: Path, limit: str) -> 
                 await wait_for_figure(broker, "sessions", 1)
                 await client.session()
         await wait_for_figure(broker, "sessions", 0)
+
+
+async def test_a_thousand_sessions_of_a_connection_deliver_with_bounded_memory(
+    tmp_path: Path,
+) -> None:
+    # T6: the memory is that of both ends, which run in this process
+    async with (
+        amqp_broker(tmp_path) as broker,
+        amqp_client(port_of(broker), opens=False) as client,
+    ):
+        assert (await client.next(Opened)).open.channel_max == 65_534
+        publisher = await client.sender(await client.session(), "/topics/news")
+        for number in range(1_000):
+            if number == 900:
+                tracemalloc.start()
+            name = f"link {number}"
+            await client.receiver(await client.session(), "/topics/news", name, credit=1)
+        used_bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert used_bytes < 100 * 32 * 1024
+        await wait_for_figure(broker, "sessions", 1_001)
+        await client.send(publisher, data_message(b"to all"))
+        found = await client.receive(1_000)
+        assert len({id(each.link) for each in found}) == 1_000
+        assert {Sections(each.message).body_value() for each in found} == {b"to all"}
+
+
+async def test_the_65536th_session_of_a_connection_is_refused(tmp_path: Path) -> None:
+    # T6: channels number the sessions from 0
+    async with amqp_broker(tmp_path) as broker:
+        begins = [(channel, Begin(None, 0, 9, 9)) for channel in (0, 65_534, 65_535)]
+        answer = await exchange(port_of(broker), raw_frames([(0, Open("c")), *begins]))
+        assert b"framing-error" in answer
+        assert b"65535" in answer
 
 
 async def test_a_connection_that_ignores_the_limit_of_sessions_is_closed(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 from contextlib import AsyncExitStack
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from holdfast.amqp.wire.performatives import (
     Source,
     Target,
     TransactionalState,
+    Transfer,
     encode_composite,
 )
 from holdfast.amqp.wire.types import Symbol
@@ -75,6 +77,36 @@ async def test_the_annotations_of_an_outcome_last_until_the_broker_restarts(tmp_
         again = await receive(client, Accepted())
         assert "note" not in again
         assert again["x-opt-attempt"] == 3
+
+
+async def test_messages_whose_frames_alternate_on_one_connection_arrive_whole(
+    tmp_path: Path,
+) -> None:
+    # T17: ten links, each with a message of 1 MiB; no frame follows one of its own message
+    async with (
+        amqp_broker(tmp_path, commitlog={"segment_bytes": 16 << 20}) as broker,
+        amqp_client(port_of(broker)) as client,
+    ):
+        session = await client.session()
+        links = [await client.sender(session, "orders", f"link {at}") for at in range(10)]
+        for link in links:
+            await client.until(lambda link=link: link.sendable, "credit")  # type: ignore[misc]
+        bodies = [Random(at).randbytes(1 << 20) for at in range(10)]
+        messages = [data_message(body) for body in bodies]
+        part = 40_000
+        for start in range(0, len(messages[0]), part):
+            for at, link in enumerate(links):
+                transfer = Transfer(link.handle, more=start + part < len(messages[at]))
+                if not start:
+                    transfer = transfer._replace(
+                        delivery_id=at, delivery_tag=b"t", message_format=0
+                    )
+                payload = messages[at][start : start + part]
+                client.transport.write(frame(session.channel, encode_composite(transfer) + payload))
+        async with amqp_client(port_of(broker)) as other:
+            await other.receiver(await other.session(), "orders", credit=20)
+            found = await other.receive(10)
+        assert sorted(Sections(each.message).body_value() for each in found) == sorted(bodies)
 
 
 async def test_the_answer_to_an_attach_has_the_values_in_force(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Channels against a broker in a process of its own."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -170,6 +171,41 @@ def test_several_consumers_share_a_channel(setting: Setting) -> None:
         until(lambda: sum(map(len, seen.values())) == 120)
         assert seen == {tag: [str(number) for number in range(40)] for tag in tags}
         until(lambda: all(setting.in_flight(each) == 0 for each in groups))
+
+
+def test_three_consumers_of_a_channel_all_receive_and_never_at_once(setting: Setting) -> None:
+    # T11: two consumers share one queue, and one consumer has another queue
+    groups = [setting.name, setting.name, setting.add_group()]
+    seen: dict[str, list[str]] = {}
+    overlaps: list[str] = []
+    busy = threading.Lock()
+
+    def callback(message: ChannelMessage) -> None:
+        if not busy.acquire(blocking=False):
+            overlaps.append(message.text)
+            return
+        seen.setdefault(message.consumer_tag, []).append(message.text)
+        time.sleep(0.0005)  # an overlap would show
+        message.ack()
+        busy.release()
+
+    with (
+        ThreadPoolExecutor(8) as executor,
+        holdfast.connect(setting.broker.url, executor=executor) as connection,
+    ):
+        channel = connection.channel()
+        tags = [channel.consume(callback, group=each, credit=5) for each in groups]
+        for each in {*groups}:
+            setting.publish(200, each)
+        until(lambda: sum(map(len, seen.values())) + len(overlaps) >= 400)
+        assert overlaps == []
+        until(lambda: all(setting.in_flight(each) == 0 for each in {*groups}))
+    one, two, three = (seen[tag] for tag in tags)
+    numbers = [str(number) for number in range(200)]
+    assert one and two
+    assert sorted(one + two, key=int) == three == numbers
+    for part in (one, two):
+        assert part == sorted(part, key=int)
 
 
 def test_a_stuck_executor_stops_no_reading_and_no_acknowledgement(setting: Setting) -> None:
