@@ -198,6 +198,37 @@ class Crowd:
         wait_until(holds, what, timeout_s=120)
 
 
+@pytest.mark.parametrize("crashed", ["members", "broker"])
+def test_after_a_crash_only_deliveries_that_were_not_settled_are_repeated(
+    tmp_path: Path, crashed: str
+) -> None:
+    # T22: two members get their replies and crash; only one of them had to settle its messages
+    with running(tmp_path / "data") as broker:
+        scene = Scene(broker, messages=30)
+
+        def receive(member: str, most: int, **more: object) -> dict[str, tuple[int, bool]]:
+            """Return the attempt and the flag of each received message."""
+            asked = {"member": member, "max_messages": most, "lease_ms": LEASE_MS, **more}
+            messages = scene.calls("POST", f"/v1/groups/{GROUP}/receive", asked).json["messages"]
+            return {each["body"]: (each["attempt"], each["redelivered"]) for each in messages}
+
+        explicit = receive("explicit", 10)
+        automatic = receive("automatic", 10, settled=True)
+        assert [*(explicit | automatic).values()] == [(1, False)] * 20
+        if crashed == "broker":
+            broker.kill()
+            broker.start()
+        found: dict[str, tuple[int, bool]] = {}
+        deadline = time.monotonic() + 60
+        while len(found) < 20:
+            assert time.monotonic() < deadline, found
+            found |= receive("next", 30, wait_ms=1_000)
+        assert {body for body, seen in found.items() if seen == (2, True)} == {*explicit}
+        assert {body for body, seen in found.items() if seen == (1, False)}.isdisjoint(explicit)
+        assert {*found} == {f"message {number}" for number in range(30)} - {*automatic}
+        assert scene.calls("GET", f"/v1/groups/{GROUP}").json["available"] == 0
+
+
 def test_500_leases_outlive_a_sigkill(tmp_path: Path) -> None:  # Q16, section 6.2
     with running(tmp_path / "data") as broker:
         scene = Scene(broker)

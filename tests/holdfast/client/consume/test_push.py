@@ -2,18 +2,22 @@
 
 import asyncio
 import threading
+import tracemalloc
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from holdfast.client.async_client import AsyncClient
 from holdfast.client.consume.delivery import Delivery
 from holdfast.client.read.pull import PullOptions
 from holdfast.client.sync_client import Client
 from holdfast.client.transport.async_transport import AsyncConnection
 from holdfast.client.transport.http1 import ReplyParser
 from holdfast.testing import RunningBroker
+from tests.support.broker_calls import Calls
 from tests.support.dropping_proxy import dropping_proxy
 from tests.support.fake_group import GROUP, fake_group, until
 
@@ -104,6 +108,42 @@ async def test_each_consumer_of_a_program_has_its_own_limit() -> None:
                     assert await consumer.next() is not None
             held = [list(group.holders.values()).count(each.member) for each in (one, other)]
             assert held == [10, 10]
+
+
+def test_a_backlog_of_a_million_does_not_grow_a_consumer_without_settings(
+    shared_broker: RunningBroker, topic: str
+) -> None:
+    # T19: the client's default holds few messages, and the group's default is the ceiling
+    assert signature(AsyncClient.consume).parameters["max_in_flight"].default == 32
+    with shared_broker.client() as client, shared_broker.client() as observer:
+        client.create_topic(topic, queues=1, durability="written")
+        client.create_group(topic, [topic])
+        with client.producer(topic) as producer:
+            for _ in range(1_000_000):
+                producer.send(b"x")
+
+        def in_flight() -> int:
+            return observer.describe_group(topic).in_flight or 0
+
+        with client.consume(topic, topic) as consumer:
+            for _ in range(1_000):  # a buffer grows to its size, and caches fill
+                consumer.next()
+            held = [in_flight()]
+            tracemalloc.start()
+            for number in range(3_000):
+                consumer.next()
+                if number % 500 == 0:
+                    held.append(in_flight())
+            _, peak_bytes = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert consumer.available > 990_000
+        assert 1 < max(held) <= 32
+        assert peak_bytes < 1 << 20
+        calls = Calls(shared_broker.url)
+        for member in "abc":
+            asked = {"member": member, "max_messages": 10_000}
+            assert calls("POST", f"/v1/groups/{topic}/receive", asked).status == 200
+        assert in_flight() == 1_000
 
 
 async def test_ack_returns_before_the_broker_has_answered() -> None:
