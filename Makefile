@@ -14,7 +14,7 @@ BIN := .venv/bin
 OPERATIONS ?= 1000000
 KILLS ?= 200
 SEED ?=
-.PHONY: help venv demo campaign test test-faults test-cluster test-browser interop test-inputs fuzz check format format-check lint types bench bench-peers docs lock clean
+.PHONY: help venv demo campaign test test-faults test-cluster test-browser interop test-inputs fuzz check format format-check lint types bench bench-peers docs lock release clean
 
 help:  ## list these verbs
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -108,6 +108,10 @@ lock: $(READY)  ## pin the newest versions that pyproject.toml allows
 	$(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --all-extras --upgrade \
 	  --no-annotate --no-emit-index-url --no-emit-find-links \
 	  --custom-compile-command "make lock" --output-file requirements.lock
+
+# Asks PyPI for the tools and for known vulnerabilities. Publishes nothing.
+release: $(READY)  ## dist/: source archive, wheel, SBOM, checksums, all checked; of what is committed
+	packaging/release/build $(BIN)/python
 
 clean:  ## remove everything that these verbs made
 	rm -rf .venv .interop build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
