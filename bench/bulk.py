@@ -17,7 +17,8 @@ BATCH_TYPE = "application/vnd.holdfast.batch"
 #: The bytes of one publish request. A producer with several queues sends requests of this size.
 REQUEST_BYTES = 8 * 1024 * 1024
 READ_BYTES = 16 * 1024 * 1024
-#: The broker's limits: messages per answer, and queues per poll request.
+#: The broker's limits: batches per publish, messages per answer, and queues per poll request.
+BATCHES_PER_REQUEST = 2_000
 MESSAGES_PER_POLL = 10_000
 QUEUES_PER_POLL = 100
 
@@ -131,7 +132,7 @@ def _requests(
     # queue would take longer than sending them.
     header, rest = BatchHeader.decode(block), block[HEADER_SIZE:]
     heads = [bytes(replace(header, queue_id=queue).encode()) for queue in range(queues)]
-    each = max(1, request_bytes // len(block))
+    each = min(max(1, request_bytes // len(block)), BATCHES_PER_REQUEST)
     count = messages // batch
     for first in range(0, count, each):
         numbers = range(first, min(first + each, count))
