@@ -224,7 +224,7 @@ def _cut(log: CommitLog, offset: int) -> int:
         end = segment.start_offset + segment.file.data_end(at - segment.start_offset)
         while at < end:
             chunk = segment.read(at, min(len(_ZEROS), end - at))
-            if chunk.count(0) != len(chunk):
+            if chunk != _ZEROS[: len(chunk)]:
                 segment.file.write([_ZEROS[: len(chunk)]], at - segment.start_offset)
                 cut += len(chunk.rstrip(b"\0"))
             at += max(len(chunk), 1)

@@ -10,6 +10,9 @@ otherwise it prints the damage and exits with status 1.
 import struct
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from itertools import islice
+from operator import add, lt
 from pathlib import Path
 
 import lmdb
@@ -18,11 +21,18 @@ from holdfast.commitlog.format.checksum import crc32c
 from holdfast.consumequeue.lmdb_env.env import CORRUPT, check_env_files
 
 _DATABASES = (b"entries", b"meta", b"producers")
+#: Entries are compared together, without a loop in Python. More at a time leave the CPU's caches.
+_TOGETHER = 128
+#: The CRC32C of any bytes that are followed by their own CRC32C, in little-endian order.
+_RESIDUE = crc32c(crc32c(b"").to_bytes(4, "little"))
+_CRC_BYTES = 4
+
+_Items = Sequence[tuple[bytes, bytes]]
 
 
 def check_in_child(directory: Path) -> None:
     """Check the index in `directory` in a child process. Nothing else may have the index open.
-    Raises lmdb.CorruptedError if it is damaged. Takes about 16 s of CPU time per GiB."""
+    Raises lmdb.CorruptedError if it is damaged. Takes about 10 s of CPU time per GiB."""
     command = [sys.executable, "-m", "holdfast.consumequeue.index.check", str(directory)]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode:
@@ -47,20 +57,52 @@ def find_damage(directory: Path, *, values: bool = True) -> str | None:
                 db = env.open_db(name, create=False)
                 with env.begin(db=db) as txn, txn.cursor() as cursor:
                     before, count = b"", 0
-                    for key, value in cursor:
-                        if key <= before:
-                            return f"{name!r} is out of order at {key.hex()}"
-                        if values and key != b"format" and not _has_valid_crc(key, value):
-                            return f"the checksum of {key.hex()} does not match its value"
-                        # A cursor would search from its position, not from the root.
-                        if txn.get(key) is None:
-                            return f"{name!r} does not find {key.hex()}"
-                        before, count = key, count + 1
+                    entries = iter(cursor)
+                    while items := list(islice(entries, _TOGETHER)):
+                        if not _are_sound(items, before, txn.get, values=values) and (
+                            damage := _damage_of(items, name, before, txn.get, values=values)
+                        ):
+                            return damage
+                        before, count = items[-1][0], count + len(items)
                     if count != (expected := txn.stat(db)["entries"]):
                         return f"{name!r} has {count} entries, not {expected}"
     except (*CORRUPT, lmdb.NotFoundError) as error:
         return str(error)
     return None
+
+
+def _are_sound(
+    items: _Items, before: bytes, get: Callable[[bytes], bytes | None], *, values: bool
+) -> bool:
+    """Return True if `_damage_of` would return None. This is faster. If it returns
+    False, only `_damage_of` tells whether there is damage: one key has no checksum."""
+    keys, found = zip(*items, strict=True)
+    return (
+        all(map(lt, (before, *keys), keys))
+        and (not values or _have_valid_crcs(keys, found))
+        # A cursor would search from its position, not from the root.
+        and tuple(map(get, keys)) == found
+    )
+
+
+def _damage_of(
+    items: _Items, name: bytes, before: bytes, get: Callable[[bytes], bytes | None], *, values: bool
+) -> str | None:
+    """Return a description of the first damage in entries that follow the key `before`, or None."""
+    for key, value in items:
+        if key <= before:
+            return f"{name!r} is out of order at {key.hex()}"
+        if values and key != b"format" and not _has_valid_crc(key, value):
+            return f"the checksum of {key.hex()} does not match its value"
+        if get(key) != value:
+            return f"{name!r} does not find {key.hex()}"
+        before = key
+    return None
+
+
+def _have_valid_crcs(keys: Sequence[bytes], values: Sequence[bytes]) -> bool:
+    has_room = min(map(len, values)) >= _CRC_BYTES
+    return has_room and set(map(crc32c, map(add, keys, values))) == {_RESIDUE}
 
 
 def _has_valid_crc(key: bytes, value: bytes) -> bool:

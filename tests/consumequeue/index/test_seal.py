@@ -1,11 +1,14 @@
 """The seal of a closed index, and the full check of an index without a seal."""
 
 import random
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import lmdb
 import pytest
 
+from holdfast.commitlog.format.checksum import crc32c
 from holdfast.consumequeue.index import index as index_module
 from holdfast.consumequeue.index.check import check_in_child, find_damage
 from holdfast.consumequeue.index.consume_queue import CqUnit
@@ -123,3 +126,48 @@ def test_a_check_that_ends_early_counts_as_damage(
     monkeypatch.setattr("holdfast.consumequeue.index.check.sys.executable", "/bin/false")
     with pytest.raises(lmdb.CorruptedError, match="status 1"):
         check_in_child(tmp_path)
+
+
+def change_entry(directory: Path, number: int, change: Callable[[bytes], bytes]) -> str:
+    """Change the value of an entry, and return its key in hexadecimal."""
+    with (
+        lmdb.open(str(directory), map_size=MAP, max_dbs=3) as env,
+        env.begin(db=env.open_db(b"entries"), write=True) as txn,
+    ):
+        key, value = next(islice(txn.cursor(), number, None))
+        txn.put(key, change(value))
+        return str(key.hex())
+
+
+@pytest.mark.parametrize("number", [0, 1, 127, 128, 1000, 1999])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda value: bytes([value[0] ^ 1]) + value[1:],
+        lambda value: value[:-1] + bytes([value[-1] ^ 128]),
+        lambda value: value[:-4],
+        lambda value: value[:3],
+        lambda value: b"",
+    ],
+    ids=["first bit", "last bit", "no checksum", "three bytes", "empty"],
+)
+def test_a_wrong_value_is_found_at_every_place(
+    tmp_path: Path, number: int, change: Callable[[bytes], bytes]
+) -> None:
+    filled(tmp_path)
+    key = change_entry(tmp_path, number, change)
+    assert find_damage(tmp_path) == f"the checksum of {key} does not match its value"
+    assert find_damage(tmp_path, values=False) is None
+    with pytest.raises(lmdb.CorruptedError, match=key):
+        check_in_child(tmp_path)
+
+
+def test_the_checksum_of_a_key_does_not_stand_for_that_of_its_value(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with (
+        lmdb.open(str(tmp_path), map_size=MAP, max_dbs=3) as env,
+        env.begin(db=env.open_db(b"entries"), write=True) as txn,
+    ):
+        key = b"\xff" * 12
+        txn.put(key + crc32c(key).to_bytes(4, "little"), b"")
+    assert find_damage(tmp_path) is not None
