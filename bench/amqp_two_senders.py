@@ -15,10 +15,9 @@ from collections.abc import Iterator
 
 import uvloop
 
-from bench.amqp_local import LocalLink, local_broker
+from bench.amqp_local import LocalLink, local_broker, slow_down_syncs
 from bench.rows import RATE, TIMES, Row, report
 from holdfast.amqp.wire.types import Described, ULong, encode
-from holdfast.commitlog.disk.disk import LinuxFile
 
 _BODY_BYTES = 100
 _MESSAGE = encode(Described(ULong(0x75), bytes(_BODY_BYTES)))
@@ -37,7 +36,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    _slow_down_syncs()
+    slow_down_syncs(_SYNC_S)
     report(rows(options.seconds, options.rounds), as_json=options.json)
 
 
@@ -58,16 +57,6 @@ def rows(seconds: float, rounds: int) -> Iterator[Row]:
     yield Row("", "fast link, compared with alone", "-", TIMES, shares, at_least=0.9)
     totals = [sum(each["fast and slow"].values()) / sum(each["coupled"].values()) for each in found]
     yield Row("", "both links, compared with coupled", "-", TIMES, totals, at_least=4.0)
-
-
-def _slow_down_syncs() -> None:
-    sync = LinuxFile.sync
-
-    def slow(file: LinuxFile) -> None:
-        time.sleep(_SYNC_S)
-        sync(file)
-
-    LinuxFile.sync = slow  # type: ignore[assignment, method-assign]
 
 
 async def _measure(mode: str, seconds: float) -> dict[str, float]:
