@@ -218,7 +218,8 @@ async def test_many_requests_that_wait_are_one_warning(caplog: pytest.LogCapture
         await asyncio.gather(*(client.info() for _ in range(10)))
     (warning,) = warnings(caplog)
     assert "draining" in warning
-    assert all(record.name == "holdfast.client" for record in caplog.records)
+    names = {record.name for record in caplog.records}
+    assert names - {"aiohttp.access"} == {"holdfast.client"}  # the stand-in may log requests
 
 
 async def test_the_synchronous_client_and_its_parts_are_one_warning(
