@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bench.bulk import BulkConnection
+from bench.bulk import REQUEST_BYTES, BulkConnection
 from bench.harness import plain_loop_s
 from holdfast.client import Client
 from holdfast.log_files.file_catalog import FileCatalog
@@ -48,6 +48,8 @@ from holdfast.spark.read.reading import open_catalog, read_rows
 
 TOPIC = "tables"
 QUEUES = 4
+#: At most this many batches per publish request; the broker allows 2,000.
+_BATCHES = 1000
 COLUMNS = ("queue", "offset", "store_timestamp", "body")
 _SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("price", pa.float64())])
 
@@ -127,6 +129,7 @@ def publish(broker: RunningBroker, client: Client, workload: Workload) -> None:
         body_bytes=workload.body_bytes,
         batch=workload.batch,
         queues=QUEUES,
+        request_bytes=min(REQUEST_BYTES, _BATCHES * workload.batch * workload.body_bytes),
     )
     connection.close()
 
