@@ -59,6 +59,8 @@ PARTS = (
     Part("amqp_publish", (), _own_rows),
     Part("amqp_two_senders", (), _own_rows),
     Part("amqp_sender_receiver", (), _own_rows),
+    Part("amqp_apps", (), _own_rows),
+    Part("amqp_pauses", (), _own_rows),
     Part("amqp_websocket", (), _own_rows),
     Part("amqp_wake", (), _own_rows, needs="redis-server"),
     Part("amqp_singles", (), _own_rows, needs="redis-server"),

@@ -8,7 +8,6 @@ message, or each frame of AMQP as one message, as some libraries do.
 """
 
 import asyncio
-import socket
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 import uvloop
 
 from bench.harness import ARGUMENTS, arguments, broker, measure
+from bench.peers.system import free_port
 from bench.rows import RATE, TIMES, Row, report
 from holdfast.amqp.engine.connection import Connection, ConnectionSettings
 from holdfast.amqp.engine.events import (
@@ -53,9 +53,7 @@ def main() -> None:
 def rows(messages: int, rounds: int) -> Iterator[Row]:
     """Measure each way in turns; yield its rates, and their ratio to TCP."""
     found: dict[tuple[str, str], Row] = {}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     settings = ("--amqp-port", port, "--amqp-publish-credit", _CREDIT, "--amqp-incoming-window",
                 2 * _CREDIT, "--amqp-non-durable", "written")  # fmt: skip
     for _ in range(rounds):
