@@ -45,6 +45,10 @@ class FakeGroup:
     cost: str = "count"
     lease_ms: int = 30_000
     exists: bool = True
+    #: Whether the broker knows the field `settle` of a receive.
+    knows_settle: bool = True
+    #: The longest wait of a receive.
+    max_wait_ms: int = 60_000
     url: str = ""
     bodies: dict[Place, tuple[bytes, str | None]] = field(default_factory=dict)
     available: list[Place] = field(default_factory=list)
@@ -109,7 +113,15 @@ class FakeGroup:
         config = {"mode": self.mode, "lease_ms": self.lease_ms, "fairness": {"cost": self.cost}}
         return {"group": GROUP, "topics": [], "config": config}
 
-    async def _receive(self, asked: dict[str, Any]) -> web.Response:
+    async def _receive(self, asked: dict[str, Any]) -> web.StreamResponse:
+        if "settle" in asked and not self.knows_settle:
+            return problem(400, "invalid-parameter", parameter="settle")
+        if asked["wait_ms"] > self.max_wait_ms:
+            return problem(400, "limit-exceeded", parameter="wait_ms", limit=self.max_wait_ms)
+        outcomes = [
+            {"results": [{"status": self._settle(each["verb"], r)} for r in each["receipts"]]}
+            for each in asked.get("settle", ())
+        ]
         key = asked.get("attempt_id", "")
         if not self.answers.get(key):
             picked = self._pick(asked)
@@ -121,7 +133,12 @@ class FakeGroup:
                             await self._arrived.wait()
                             picked = self._pick(asked)
             self.answers[key] = [self._delivered(place, asked) for place in picked]
-        reply = {"messages": self.answers[key], "available": len(self.available), "active": True}
+        reply = {
+            "messages": self.answers[key],
+            "available": len(self.available),
+            "active": True,
+            "outcomes": outcomes,
+        }
         return web.Response(body=msgspec.msgpack.encode(reply), content_type="application/msgpack")
 
     def _pick(self, asked: dict[str, Any]) -> list[Place]:

@@ -11,6 +11,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from holdfast.client.consume.ack_batcher import AckBatcher, AckKind, PendingAck
@@ -28,6 +29,7 @@ from holdfast.client.consume.leases import LeaseRenewer, RedeliveredKeys
 from holdfast.client.consume.prefetch import FEW, Credit, ProcessingTimes
 from holdfast.client.errors import ClientClosed, HoldfastError
 from holdfast.client.read.sources import EMPTY_PULL_S
+from holdfast.client.read.wait_limit import WaitLimit
 from holdfast.client.transport.requests import Transport, drop_none
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.client.values import Status, Verb
@@ -79,6 +81,7 @@ class Membership:
             on_confirmed=self._on_confirmed,
             on_failed=self._fail,
         )
+        self._wait_limit = WaitLimit()
         self._facts = GroupFacts()
         self._leave_by_s: float | None = None
         #: With `follow`, requests are retried for ever, otherwise as the client's policy allows.
@@ -288,13 +291,13 @@ class Membership:
         excluded: Mapping[OrderingKey, int],
         now_s: float,
     ) -> ReceiveReply | None:
-        """Receive once and return the reply.
+        """Receive once and return the reply. If the broker allows only a shorter wait, use that.
 
         Cancel the request and return None as soon as the limits are outdated: when an excluded
         ordering key has no waiting message left, or when an excluded ordering key becomes stuck
         (see prefetch.py) while it has waiting messages that can be released.
         """
-        receive = self._group.receive(fields, wait_ms)
+        receive = self._wait_limit.send(partial(self._group.receive, fields), wait_ms)
         if not excluded:
             return await receive
         self._excluded = excluded

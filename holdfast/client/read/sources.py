@@ -8,6 +8,7 @@ the end of the queues it long-polls: the broker holds the request until messages
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Protocol, TypeVar
 
@@ -22,6 +23,7 @@ from holdfast.client.read.pull import (
     Start,
     TopicRequests,
 )
+from holdfast.client.read.wait_limit import WaitLimit
 from holdfast.client.transport.requests import Transport
 from holdfast.client.transport.retry import FOREVER
 
@@ -79,6 +81,7 @@ class _PollingSource:
     def __post_init__(self) -> None:
         policy = FOREVER if self.follow else None
         self._requests = TopicRequests(self.transport, self.topic, policy)
+        self._wait_limit = WaitLimit()
 
     async def _await_reply(
         self, request: Awaitable[Fetched], asked: Mapping[int, int], *, may_pause: bool
@@ -136,7 +139,9 @@ class QueueSource(_PollingSource):
         # messages that arrive before the next pull.
         wait_ms = 0 if offset is None or not self.follow else self.options.wait_ms
         start = self.start if offset is None else Start(offset=offset)
-        request = self._requests.pull(queue, start, self.options, wait_ms)
+        request = self._wait_limit.send(
+            partial(self._requests.pull, queue, start, self.options), wait_ms
+        )
         asked = {} if offset is None else {queue: offset}
         fetched = await self._await_reply(request, asked, may_pause=True)
         if offset is None and not self.follow:
@@ -190,7 +195,7 @@ class TopicSource(_PollingSource):
             return None
         self._has_asked = True
         asked, wait_ms = self._next_poll()
-        request = self._requests.poll(asked, self.options, wait_ms)
+        request = self._wait_limit.send(partial(self._requests.poll, asked, self.options), wait_ms)
         fetched = await self._await_reply(request, asked, may_pause=self.follow)
         found = self._truncate(fetched)
         self._max_offsets.update(fetched.max_offsets)
