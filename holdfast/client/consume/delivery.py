@@ -82,7 +82,7 @@ class Settling:
     async def _wait(self) -> Status:
         if not self.done():
             assert self._consumer is not None
-            self._consumer.flush_soon()
+            self._consumer.confirm_soon()
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             await waiter
@@ -110,13 +110,13 @@ class Settling:
 
 class DeliveryOwner(Protocol):
     """The member that holds a delivery. `settle` and `extend` may be called from any thread,
-    `flush_soon` only on the loop."""
+    `confirm_soon` only on the loop."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
     def settle(self, delivery: "Delivery", verb: Verb, delay_ms: int | None = None) -> Settling: ...
     def extend(self, delivery: "Delivery", lease_ms: int | None) -> Settling: ...
-    def flush_soon(self) -> None: ...
+    def confirm_soon(self) -> None: ...
 
 
 class OrderingKey(NamedTuple):

@@ -54,20 +54,27 @@ class Redriven(NamedTuple):
         return sum(self.topics.values())
 
 
-class ReceiveReply(msgspec.Struct):
-    """The msgpack reply to a receive request."""
-
-    messages: list[DeliveredMessage]
-    available: int = 0
-    active: bool = True
-
-
 class _Result(msgspec.Struct):
     status: Status
 
 
-class _SettleReply(msgspec.Struct):
+class SettleReply(msgspec.Struct):
+    """The statuses of receipts, in the order of the request."""
+
     results: list[_Result]
+
+    @property
+    def statuses(self) -> list[Status]:
+        return [each.status for each in self.results]
+
+
+class ReceiveReply(msgspec.Struct):
+    """The msgpack reply to a receive request. `outcomes` has one entry for each in `settle`."""
+
+    messages: list[DeliveredMessage]
+    available: int = 0
+    active: bool = True
+    outcomes: list[SettleReply] = []
 
 
 class SeekReply(msgspec.Struct):
@@ -145,7 +152,7 @@ class GroupRequests:
             used_ms=used_ms,
             cumulative=cumulative or None,
         )
-        return [each.status for each in (await self.post(verb, body)).json(_SettleReply).results]
+        return (await self.post(verb, body)).json(SettleReply).statuses
 
     async def leave(self, member: str) -> None:
         """Remove a member from the group; its messages are released."""

@@ -27,7 +27,7 @@ from holdfast.client.consume.group_requests import GroupRequests, ReceiveReply
 from holdfast.client.consume.join import ConsumeOptions, GroupFacts, join
 from holdfast.client.consume.leases import LeaseRenewer, RedeliveredKeys
 from holdfast.client.consume.prefetch import FEW, Credit, ProcessingTimes
-from holdfast.client.errors import ClientClosed, HoldfastError
+from holdfast.client.errors import ApiError, ClientClosed, HoldfastError
 from holdfast.client.read.sources import EMPTY_PULL_S
 from holdfast.client.read.wait_limit import WaitLimit
 from holdfast.client.transport.requests import Transport, drop_none
@@ -38,6 +38,9 @@ _log = logging.getLogger("holdfast.client")
 
 #: A leaving member retries its last requests for at most this long.
 LEAVING_S = 10.0
+#: Acknowledgements that a receive carries are sent again if its reply takes longer than this, or
+#: than a quarter of the lease.
+CONFIRM_S = 10.0
 #: One receive limits at most this many slow keys and queues; every broker accepts this number.
 MAX_LIMITS = 256
 
@@ -80,7 +83,14 @@ class Membership:
             interval_s=options.ack_interval_ms / 1000,
             on_confirmed=self._on_confirmed,
             on_failed=self._fail,
+            on_due=self._announce_due,
         )
+        #: Whether receives may carry acknowledgements. Older brokers refuse such receives.
+        self._may_carry = True
+        #: Whether the next receive waits until there is room for its messages.
+        self._waits_for_room = False
+        #: Whether a receive is in flight.
+        self._is_in_flight = False
         self._wait_limit = WaitLimit()
         self._facts = GroupFacts()
         self._leave_by_s: float | None = None
@@ -218,8 +228,13 @@ class Membership:
     async def _join_and_receive(self) -> None:
         self._facts = await join(self._group, self.options)
         self._leases.lease_s = (self.options.lease_ms or self._facts.lease_ms) / 1000
+        self._acks.confirm_within_s = min(CONFIRM_S, self._leases.lease_s / 4)
         self._renewing = asyncio.create_task(self._run_guarded(self._leases.run))
-        await self._receive()
+        try:
+            await self._receive()
+        finally:
+            self._waits_for_room = False
+            self._acks.send_soon()  # no receive carries them any more
 
     async def _receive(self) -> None:
         fields = self._receive_fields()
@@ -236,16 +251,18 @@ class Membership:
                 may_return = slow.keys() if attempt_id is None else slow.keys() & excluded.keys()
                 if await self._return_messages({each: slow[each] for each in may_return}, slow):
                     continue  # handlers may have returned during the wait, so `slow` is outdated
-            credit = self._credit.request_size(self._buffered(slow), self._held)
+            credit = self._request_size(self._buffered(slow))
             if not credit:
                 times = self._times
+                self._waits_for_room = True
                 await self.wait_for_change(times.time_until_change_s(asked_at_s) if times else None)
+                self._waits_for_room = False
                 continue
             self._redelivered.forget_answered()
             attempt_id = attempt_id or secrets.token_hex(8)
             limits, excluded = self._limits(slow)
             waits = self.options.follow or waits_for_delayed
-            reply = await self._receive_within_limits(
+            reply = await self._receive_and_settle(
                 {**fields, **limits, "max_messages": credit, "attempt_id": attempt_id},
                 self.options.wait_ms if waits else 0,
                 excluded,
@@ -271,6 +288,58 @@ class Membership:
                 self.is_at_end = True
                 self.notify_change()
                 return
+
+    def _request_size(self, buffered: int) -> int:
+        """Return how many messages to request now; 0 if the buffer is still full enough or there is
+        no room. The acknowledgements that the request carries make room. If there is no request
+        that may carry due acknowledgements, begin to send them."""
+        credit = self._credit.request_size(buffered, self._held)
+        if self._may_carry and (credit or self._acks.is_due):
+            credit = self._credit.request_size(buffered, self._held - self._acks.carriable)
+        if not credit and self._acks.is_due:
+            self._acks.send_soon()
+        return credit
+
+    def _announce_due(self, is_late: bool) -> bool:
+        """Return whether a receive that carries the due acknowledgements will be sent soon: now, or
+        unless `is_late`, after the receive in flight, for which the broker has messages."""
+        if not self._may_carry:
+            return False
+        if self._waits_for_room:
+            self.notify_change()
+            return True
+        return not is_late and self._is_in_flight and self.available > 0
+
+    async def _receive_and_settle(
+        self,
+        fields: Mapping[str, Any],
+        wait_ms: int,
+        excluded: Mapping[OrderingKey, int],
+        now_s: float,
+    ) -> ReceiveReply | None:
+        """Receive once, and carry the pending acknowledgements. Return the reply.
+
+        Return None if the receive must be repeated: it was cancelled (see _receive_within_limits),
+        or the broker refuses receives that carry acknowledgements. They are pending again then.
+        """
+        carried = self._acks.take_acks() if self._may_carry else {}
+        if carried:
+            settle = [{"verb": kind.verb, **_terms(kind, acks)} for kind, acks in carried.items()]
+            fields = {**fields, "settle": settle}
+        self._is_in_flight = True
+        try:
+            reply = await self._receive_within_limits(fields, wait_ms, excluded, now_s)
+            if reply is not None and carried:
+                self._acks.confirm_carried(carried, [each.statuses for each in reply.outcomes])
+            return reply
+        except ApiError as error:
+            if not carried or error.members.get("parameter") != "settle":
+                raise
+            self._may_carry = False
+            return None
+        finally:
+            self._is_in_flight = False
+            self._acks.put_back()
 
     async def _process_reply(self, reply: ReceiveReply) -> bool:
         """Accept the messages of a reply. Return True if the reply has messages, or if this member
@@ -478,9 +547,9 @@ class Membership:
             self._on_loop(self._enqueue_extend, delivery, lease_ms, settling)
         return settling
 
-    def flush_soon(self) -> None:
-        """Begin to send pending acknowledgements now."""
-        self._acks.flush_soon()
+    def confirm_soon(self) -> None:
+        """Begin to send the acknowledgements that the broker has not confirmed."""
+        self._acks.confirm_soon()
 
     def _on_loop(self, call: Callable[..., None], *arguments: object) -> None:
         if asyncio._get_running_loop() is self._loop:
@@ -523,14 +592,18 @@ class Membership:
         )
 
     async def _send(self, kind: AckKind, acks: Sequence[PendingAck]) -> list[Status]:
-        return await self._group.settle(
-            kind.verb,
-            [each.receipt for each in acks],
-            delay_ms=kind.delay_ms,
-            lease_ms=kind.lease_ms,
-            used_ms=sum(each.used_ms for each in acks) / len(acks) if kind.topic else None,
-        )
+        return await self._group.settle(kind.verb, **_terms(kind, acks))
 
     def _on_confirmed(self, count: int) -> None:
         self._unconfirmed -= count
         self.notify_change()
+
+
+def _terms(kind: AckKind, acks: Sequence[PendingAck]) -> dict[str, Any]:
+    """Return the fields of a request that settles or extends these deliveries."""
+    return drop_none(
+        receipts=[each.receipt for each in acks],
+        delay_ms=kind.delay_ms,
+        lease_ms=kind.lease_ms,
+        used_ms=sum(each.used_ms for each in acks) / len(acks) if kind.topic else None,
+    )
