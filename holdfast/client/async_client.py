@@ -19,7 +19,7 @@ from holdfast.client.errors import (
     PackageMissing,
     UnknownTopic,
 )
-from holdfast.client.produce.identities import IdentityPool
+from holdfast.client.produce.identities import IdentityPool, ProducerIds
 from holdfast.client.produce.options import Body, ProducerOptions
 from holdfast.client.produce.publish_queue import PublishOptions
 from holdfast.client.read.options import PullOptions, Start
@@ -121,11 +121,17 @@ class AsyncClient:
         self._set_transport(async_transport.AsyncTransport(target, retry), retry)
         self.url = url
 
-    def _set_transport(self, transport: Transport, sharing: RetryPolicy | None = None) -> None:
+    def _set_transport(
+        self,
+        transport: Transport,
+        sharing: RetryPolicy | None = None,
+        producer_ids: ProducerIds | None = None,
+    ) -> None:
         """Initialize the client; with `sharing`, concurrent publishes share their requests."""
         self.url = transport.url
         self._transport = transport
-        self._identities = IdentityPool()
+        self._producer_ids = producer_ids or ProducerIds()
+        self._identities = IdentityPool(self._producer_ids)
         self._coalescer: coalescing.PublishCoalescer | None = None
         if sharing is not None:
             self._coalescer = coalescing.PublishCoalescer(transport, self._identities, sharing)
@@ -134,14 +140,14 @@ class AsyncClient:
         self._sessions: weakref.WeakSet[sessions.AsyncSession] = weakref.WeakSet()
 
     @classmethod
-    def over(cls, transport: Transport) -> Self:
+    def over(cls, transport: Transport, producer_ids: ProducerIds | None = None) -> Self:
         """Return a client that sends its requests over the given transport.
 
         Each publish is sent in its own request. Producers and consumers need an event loop
-        and an AsyncTransport.
+        and an AsyncTransport. Clients with the same `producer_ids` are one for `no_local`.
         """
         client = cls.__new__(cls)
-        client._set_transport(transport)
+        client._set_transport(transport, producer_ids=producer_ids)
         return client
 
     async def close(self) -> None:
@@ -335,7 +341,7 @@ class AsyncClient:
                 await self._request_json("PUT", _topic_path(topic), body={})
                 return await facts.fetch_facts(self._transport, topic)
 
-        return producers.ProducerTarget(self._transport, topic, describe)
+        return producers.ProducerTarget(self._transport, topic, describe, self._producer_ids)
 
     # -- links -------------------------------------------------------------------------------
 
@@ -598,6 +604,7 @@ class AsyncClient:
         follow: bool = True,
         wait_for_delayed: bool = False,
         filter: str | None = None,
+        no_local: bool = False,
         lease_ms: int | None = None,
         settled: bool = False,
         max_bytes: int = 1024 * 1024,
@@ -616,17 +623,21 @@ class AsyncClient:
         `max_in_flight`. Up to `concurrency` messages are processed at the same time, but only one
         per key (in a keyed group) or per queue; `serial_by` ("key", "queue" or "nothing") changes
         this rule.
-        Each receive waits up to `wait_ms` at the broker and returns up to `max_bytes`.
+        Each receive waits up to `wait_ms` at the broker, or up to the broker's limit. It returns up
+        to `max_bytes`.
 
         A lease lasts `lease_ms` (default: the group's setting). Until the message is settled, the
         consumer extends the lease when half of its time has passed. Acknowledgements are sent in
         batches: after `ack_batch` of them, after `ack_interval_ms`, or when the consumer is idle.
+        If a receive is sent at that time, it carries them.
         With `settled`, the broker acknowledges messages as it sends them. If the consumer then
         crashes, the messages that it has received but not processed are lost.
 
         `filter` is a list of tags separated by commas, or a SQL92 condition; other members get
-        the messages that do not match. With `follow=False` the consumer ends when no message is
-        available; with `wait_for_delayed` it also waits for the messages that have a retry delay.
+        the messages that do not match. With `no_local` only other members get the messages that
+        this client published, except those of its sessions. A keyed group refuses both. With
+        `follow=False` the consumer ends when no message is available; with `wait_for_delayed` it
+        also waits for the messages that have a retry delay.
         With `follow`, requests are retried for ever while the broker is unreachable.
 
         `member` is this member's name in the group; each member needs a different name. The
@@ -646,6 +657,7 @@ class AsyncClient:
                 follow=follow,
                 wait_for_delayed=wait_for_delayed,
                 filter=filter,
+                no_local=self._producer_ids.session if no_local else None,
                 lease_ms=lease_ms,
                 settled=settled,
                 max_bytes=max_bytes,

@@ -180,8 +180,8 @@ FIELDS: Mapping[str, Doc] = {
     "QueueLagReply.next": Doc("No message at or after this offset was delivered."),
     "next_offset": Doc("The offset to continue from.", 12),
     "no_local": Doc(
-        "The session whose own messages the reply leaves out: the name or number of a producer, or "
-        "the container-id of an AMQP client.",
+        "The session whose own messages the reply leaves out: the name or number of a producer, a "
+        'range of such numbers ("10-19"), or the container-id of an AMQP client.',
         "billing-1",
     ),
     "notice": Doc(

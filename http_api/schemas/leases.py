@@ -66,7 +66,8 @@ class ReceiveRequest(Request):
     messages that a member holds. A second request with the same `attempt_id`
     gets the same messages, if they are still leased. `limits` restricts the messages of single
     queues and keys. With `no_local`, the reply has no messages that this session published: the
-    name or number of a producer (`Holdfast-Producer-Id`), or the container-id of an AMQP client.
+    name or number of a producer (`Holdfast-Producer-Id`), a range of such numbers ("10-19"), or the
+    container-id of an AMQP client.
     `settle` settles other messages before the request receives.
     """
 

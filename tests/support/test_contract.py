@@ -158,6 +158,7 @@ ADDED_AREAS = (
 ADDED_PARAMETERS = (
     ", auto_delete_after_ms: int | None = None",
     ", auto_delete_after_ms: int = 0",
+    ", no_local: bool = False",
     ", born_timestamp_ms: int | float | datetime | None = None",
 )
 

@@ -28,6 +28,8 @@ class ConsumeOptions:
     follow: bool
     wait_for_delayed: bool
     filter: str | None
+    #: The session whose messages the member does not get.
+    no_local: str | None
     lease_ms: int | None
     settled: bool
     max_bytes: int

@@ -465,6 +465,7 @@ class Membership:
             topics=list(self.options.topics),
             lease_ms=self.options.lease_ms,
             filter=self.options.filter,
+            no_local=self.options.no_local,
             settled=self.options.settled or None,
         )
 

@@ -21,6 +21,7 @@ import msgspec
 
 from holdfast.client.errors import ProducerBufferFull, ProducerClosed, PublishFailed
 from holdfast.client.produce.accumulator import Accumulator, PendingBatch, ProducerOptions
+from holdfast.client.produce.identities import ProducerIds
 from holdfast.client.produce.new_message import Body
 from holdfast.client.produce.sender import Sender
 from holdfast.client.read.facts import TopicFacts
@@ -97,6 +98,7 @@ class ProducerTarget:
     transport: Transport
     topic: str
     describe: Callable[[], Coroutine[Any, Any, TopicFacts]]
+    ids: ProducerIds
 
 
 class _BaseProducer(ABC):
@@ -132,6 +134,7 @@ class _BaseProducer(ABC):
             target.transport,
             target.topic,
             self.options,
+            ids=target.ids,
             lock=self._lock,
             on_resolved=self._wake_callers,
         )

@@ -13,7 +13,7 @@ from holdfast.client.produce.accumulator import (
     ProducerOptions,
     Stored,
 )
-from holdfast.client.produce.identities import ProducerIdentity
+from holdfast.client.produce.identities import ProducerIdentity, ProducerIds
 from holdfast.client.produce.publish_queue import PublishOptions
 from holdfast.client.produce.publish_request import PublishReply
 from holdfast.client.transport.requests import BATCH, Transport
@@ -44,6 +44,7 @@ class Sender:
         topic: str,
         options: ProducerOptions,
         *,
+        ids: ProducerIds,
         lock: AbstractContextManager[object],
         on_resolved: Callable[[Sequence[PendingBatch]], None],
     ) -> None:
@@ -56,6 +57,7 @@ class Sender:
         self._retry = RetryPolicy(give_up_after_s=options.delivery_timeout_ms / 1000)
         self._lock = lock
         self._on_resolved = on_resolved
+        self._ids = ids
         self._identities: dict[int, ProducerIdentity] = {}
         self._requests: set[asyncio.Task[list[Stored]]] = set()
         self._has_warned = False
@@ -143,7 +145,7 @@ class Sender:
     def _encode(self, batch: PendingBatch) -> bytes:
         identity = self._identities.get(batch.queue)
         if identity is None:
-            identity = self._identities[batch.queue] = ProducerIdentity()
+            identity = self._identities[batch.queue] = ProducerIdentity(self._ids.create())
         sequence = identity.next_sequence
         identity.next_sequence += 1
         return batch.encode(producer_id=identity.producer_id, sequence=sequence)

@@ -79,6 +79,29 @@ async def test_a_session_gets_the_messages_of_others_and_its_own_stay_available(
     assert set(bodies(rest)) == {f"mine {number}" for number in range(1, 4)}
 
 
+async def test_a_range_of_producers_is_a_session(api: GroupApi) -> None:
+    # T28
+    await api.topic()
+    await api.group()
+    for producer_id in (99, 100, 150, 199, 200, 2**63 - 1):
+        await publish_batch(api, producer_id, b"%d" % producer_id)
+    await publish(api, "100-199", 0, "a name")
+    await api.publish("nobody")
+
+    async def look(no_local: str) -> set[str]:
+        reply = await api.receive("looks", max_messages=99, no_local=no_local)
+        await api.settle("release", reply)
+        return set(bodies(reply))
+
+    others = {"a name", "nobody", str(2**63 - 1)}
+    assert await look("100-199") == {"99", "200"} | others
+    assert await look("150-150") == {"99", "100", "199", "200"} | others
+    assert await look(f"200-{2**63 - 1}") == {"99", "100", "150", "199", "nobody"}
+    everything = {"99", "100", "150", "199", "200"} | others
+    for name in ("199-100", "100-", "-199", "100-199-", "0-199", f"100-{2**63}"):
+        assert await look(name) == everything, name
+
+
 async def test_a_container_of_amqp_is_a_session_too(api: GroupApi) -> None:
     await api.topic()
     await api.group()

@@ -17,7 +17,7 @@ from holdfast.client.errors import (
     UnknownQueue,
 )
 from holdfast.client.produce.coalescing import PublishCoalescer
-from holdfast.client.produce.identities import IdentityPool
+from holdfast.client.produce.identities import IdentityPool, ProducerIds
 from holdfast.client.produce.new_message import NewMessage
 from holdfast.client.produce.publish_queue import PublishOptions, PublishQueue
 from holdfast.client.read.message import PublishResult
@@ -305,7 +305,9 @@ class ClockedTransport(Transport):
 
 async def test_each_caller_fails_after_its_own_timeout() -> None:
     requests = ClockedTransport()
-    sharing = PublishCoalescer(requests, IdentityPool(), RetryPolicy(give_up_after_s=10))
+    sharing = PublishCoalescer(
+        requests, IdentityPool(ProducerIds()), RetryPolicy(give_up_after_s=10)
+    )
     ends: dict[str, float] = {}
 
     async def publish(name: str) -> None:
