@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import tomllib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -78,6 +79,10 @@ def test_the_build_gets_the_whole_source_of_the_package() -> None:
     assert parts
     assert sent >= {"holdfast", "pyproject.toml", "requirements.lock", "README.md", "LICENSE"}
     assert sent >= parts
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    data_files = project["tool"]["setuptools"]["data-files"].values()
+    for path in (each for files in data_files for each in files):
+        assert any(Path(path).is_relative_to(each) for each in sent), path
     copied = {source for line in last_stage()["COPY"] for source in line.split()[:-1]}
     assert {each for each in copied if not each.startswith("/")} <= {*sent, "--from=build"}
     assert all((ROOT / each).exists() for each in sent)
