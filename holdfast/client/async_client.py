@@ -1018,6 +1018,13 @@ class AsyncClient:
                 raise
             return dict(error.members)
 
+    async def overview(self) -> dict[str, Any]:
+        """Return the reply of GET /v1/overview: disk, groups, totals since the start, connections,
+        and the broker's delays. Needs the grant operate. Raises Unavailable while the broker
+        recovers or stops."""
+        reply = await self._transport.request("GET", "/v1/overview")
+        return reply.json(dict[str, Any])
+
     async def metrics(self) -> str:
         """Return the broker's metrics in the Prometheus text format."""
         reply = await self._transport.request("GET", "/metrics")

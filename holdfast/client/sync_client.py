@@ -209,6 +209,7 @@ class Client:
     info = _derive(AsyncClient.info, _run)
     ready = _derive(AsyncClient.ready, _run)
     status = _derive(AsyncClient.status, _run)
+    overview = _derive(AsyncClient.overview, _run)
     metrics = _derive(AsyncClient.metrics, _run)
 
     pull = _derive(AsyncClient.pull, _read)

@@ -21,11 +21,11 @@ from holdfast.cli.commands.broker_status import (
     GroupStatus,
     TopicStatus,
 )
-from holdfast.cli.commands.status import show_status, show_top
+from holdfast.cli.commands.status import Snapshot, show_status, show_top
 from holdfast.cli.output import figures
 from holdfast.client import Client
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
-from tests.cli.screen import Terminal, compare, shown_by
+from tests.cli.screen import SCREENS, Terminal, compare, shown_by
 
 NOW_MS = 1_795_255_200_000
 
@@ -86,6 +86,7 @@ def screen(
         )
     monkeypatch.setattr(figures, "now_ms", lambda: NOW_MS)
     monkeypatch.setattr("holdfast.cli.commands.status.read_status", lambda client: STATUS)
+    monkeypatch.setattr(Client, "overview", lambda self: OVERVIEW)
 
     def run(arguments: tuple[str, ...], width: int | None) -> str:
         return shown_by(arguments, width, monkeypatch, HOLDFAST_URL=broker.url)
@@ -124,6 +125,33 @@ STATUS = BrokerStatus(
         ],
     ),
 )
+
+OVERVIEW: dict[str, Any] = {
+    "disk": {
+        "free_bytes": 80 << 30,
+        "total_bytes": 100 << 30,
+        "min_free_bytes": 1 << 30,
+        "log_bytes": 1 << 30,
+        "bytes_per_day": 2 << 30,
+    },
+    "groups": {
+        "count": 2,
+        "in_flight": 1200,
+        "waiting": 1,
+        "dead_letters": 4,
+        "letters_not_kept": 1,
+        "expired_leases": 5,
+    },
+    "messages_in_total": 5_000,
+    "bytes_in_total": 5 << 20,
+    "messages_out_total": 9_000,
+    "bytes_out_total": 9 << 20,
+    "held_pulls": 3,
+    "connections": 12,
+    "amqp_connections": 2,
+    "event_loop_lag_seconds": 0.0021,
+    "sync_p99_seconds": 0.0125,
+}
 
 #: The screens, by name. Commands that write come last, and no later screen shows their effect.
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -189,9 +217,13 @@ TROUBLED = replace(
     degraded=[{"reason": "bad-magic", "detail": "orders: a bad block"}],
 )
 
+BUSIER = {**OVERVIEW, "messages_in_total": 7_400, "bytes_out_total": 29 << 20}
+
 VIEWS: dict[str, Callable[[], None]] = {
-    "top": lambda: show_top(later(2.0), STATUS),
-    "top-first": lambda: show_top(STATUS, None),
+    "top": lambda: show_top(Snapshot(later(2.0), BUSIER), Snapshot(STATUS, OVERVIEW)),
+    "top-first": lambda: show_top(Snapshot(STATUS, OVERVIEW), None),
+    "top-not-well": lambda: show_top(Snapshot(TROUBLED, None), Snapshot(STATUS, OVERVIEW)),
+    "top-without-figures": lambda: show_top(Snapshot(replace(STATUS, figures=None), None), None),
     "status-not-well": lambda: show_status(TROUBLED),
     "status-without-figures": lambda: show_status(replace(STATUS, figures=None)),
 }
@@ -223,9 +255,43 @@ def test_a_status_that_is_not_well_is_code_1(
 
 
 def test_top_is_one_snapshot_without_a_terminal(screen: Callable[..., str]) -> None:
-    (line, code) = screen(("top",), None).splitlines()
-    assert json.loads(line)["figures"]["topic_count"] == 12
-    assert code == "--- code 0"
+    for arguments in (("top",), ("top", "--once")):
+        (line, code) = screen(arguments, None).splitlines()
+        assert json.loads(line)["figures"]["topic_count"] == 12
+        assert json.loads(line)["overview"] == OVERVIEW
+        assert code == "--- code 0"
+
+
+def test_top_once_is_one_screen_with_the_rates_of_an_interval(
+    screen: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = iter([STATUS, later(2.0)])
+    overviews = iter([OVERVIEW, BUSIER])
+    waits: list[float] = []
+    monkeypatch.setattr("holdfast.cli.commands.status.read_status", lambda client: next(read))
+    monkeypatch.setattr(Client, "overview", lambda self: next(overviews))
+    monkeypatch.setattr("time.sleep", waits.append)
+    shown = screen(("top", "--once", "--interval", "500ms"), 80)
+    assert waits == [0.5]
+    assert shown == (SCREENS / "top.80.txt").read_text("utf-8") + "--- code 0\n"
+
+
+def test_top_shows_a_screen_per_interval_until_it_is_interrupted(
+    screen: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", wait)
+    shown = screen(("top", "--interval", "3s"), 80)
+    assert waits == [3.0, 3.0, 3.0]
+    assert shown.count("all is well") == 3
+    assert shown.count("since the start: 5,000 messages in") == 3  # the fake clock stands still
+    assert shown.endswith("--- code 130\n")
 
 
 def test_the_configuration_shows_sizes_with_their_units(screen: Callable[..., str]) -> None:
@@ -240,6 +306,7 @@ PRINTING: tuple[tuple[str, ...], ...] = (
     ("--help",),
     ("config", "reference"),
     ("status",),
+    ("top",),
     ("topic", "list"),
     ("group", "describe", "billing", "--watch", "--interval", "100ms"),
     ("pull", "orders", "--follow"),

@@ -26,6 +26,12 @@ ADDITIONS = {
     "+ /metrics/holdfast_reput_behind_messages",
     "+ /settings/consumequeue.eager_tail",
     "+ /commands/holdfast serve/--consumequeue-eager-tail",
+    "+ /commands/holdfast top/--once",
+    *(
+        f"+ /python/{module}/{client}/members/overview"
+        for module in ("holdfast", "holdfast.client")
+        for client in ("AsyncClient", "Client")
+    ),
     "+ /settings/commitlog.append_on_loop_bytes",
     "+ /commands/holdfast serve/--commitlog-append-on-loop-bytes",
     "+ /golden_files/golden/batch_envelopes.bin",

@@ -2,11 +2,18 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.commands.broker_status import BrokerStatus, TopicStatus, read_status
+from holdfast.cli.commands.broker_status import (
+    BrokerFigures,
+    BrokerStatus,
+    TopicStatus,
+    read_status,
+)
 from holdfast.cli.exits import ExitCode
 from holdfast.cli.input.connection import with_client
 from holdfast.cli.input.values import as_span
@@ -17,6 +24,7 @@ from holdfast.cli.output.figures import (
     format_seconds,
     format_span,
 )
+from holdfast.cli.output.overview_view import Overview, overview_lines
 from holdfast.cli.output.terminal import (
     Column,
     is_terminal,
@@ -74,6 +82,31 @@ def status(client: "Client") -> None:
         raise click.exceptions.Exit(ExitCode.FAILED)
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What `top` shows. `overview` is None if the token does not permit reading it, or if the
+    broker is not ready."""
+
+    status: BrokerStatus
+    overview: Overview | None
+
+    def as_row(self) -> dict[str, Any]:
+        """Return the snapshot in the form that is written as a line of JSON."""
+        return {**self.status.as_row(), "overview": self.overview}
+
+
+def read_snapshot(client: "Client") -> Snapshot:
+    """Return a snapshot of the client's broker. Raises all errors of the client, except those that
+    make `overview` None."""
+    from holdfast.client.errors import Forbidden, Unauthenticated, Unavailable
+
+    found = read_status(client)
+    overview = None
+    with suppress(Forbidden, Unauthenticated, Unavailable):
+        overview = client.overview()
+    return Snapshot(found, overview)
+
+
 @click.command()
 @click.option(
     "--interval",
@@ -84,25 +117,31 @@ def status(client: "Client") -> None:
     metavar="TIME",
     help="Time between updates: 2s, 500ms, or seconds.",
 )
+@click.option("--once", is_flag=True, help="Measure rates for one --interval, print them, and end.")
 @with_client
-def top(client: "Client", interval_ms: int) -> None:
-    """Show topic rates and group lag until Ctrl-C.
+def top(client: "Client", interval_ms: int, once: bool) -> None:
+    """Show traffic, delays, topic rates and group lag until Ctrl-C.
 
-    If the output is not a terminal, one snapshot is printed as JSON, as status prints it.
+    If the output is not a terminal, one snapshot is printed as JSON: what status prints, and the
+    broker's overview.
     """
     from time import sleep
 
-    before = read_status(client)
+    before = read_snapshot(client)
     if not is_terminal():
         write_json_line(before.as_row())
         return
-    show_top(before, None)
+    if not once:
+        show_top(before, None)
     while True:
         sys.stdout.flush()
         sleep(interval_ms / 1000)
-        now = read_status(client)
-        click.clear()
+        now = read_snapshot(client)
+        if not once:
+            click.clear()
         show_top(now, before)
+        if once:
+            return
         before = now
 
 
@@ -119,21 +158,30 @@ def show_status(status: BrokerStatus) -> None:
         click.echo("none of them is behind")
 
 
-def show_top(now: BrokerStatus, before: BrokerStatus | None) -> None:
-    """Write a broker's status, with the rates since the status `before` if it is given."""
-    _show_head(now)
-    if now.figures is None:
+def show_top(now: Snapshot, before: Snapshot | None) -> None:
+    """Write a snapshot, with the rates since the snapshot `before` if it is given."""
+    _show_title(now.status)
+    old = before.status.figures if before is not None else None
+    seconds = now.status.read_at - before.status.read_at if before is not None else 0.0
+    figures = now.status.figures
+    if figures is not None:
+        click.echo(_uptime(figures))
+    if now.overview is not None:
+        earlier = before.overview if before is not None else None
+        for line in overview_lines(now.overview, earlier, seconds):
+            click.echo(line)
+    if figures is None:
         return
-    old = before.figures if before is not None else None
-    seconds = now.read_at - before.read_at if before is not None else 0.0
+    _show_certificate(figures)
     known = {each.topic: each for each in old.topics} if old is not None else {}
-    rows = [_with_rates(each, known.get(each.topic), seconds) for each in now.figures.topics]
+    rows = [_with_rates(each, known.get(each.topic), seconds) for each in figures.topics]
     rows.sort(key=lambda row: -((row["in_rate"] or 0) + (row["out_rate"] or 0)))
-    _show_some("topic", rows, now.figures.topic_count, _TOPIC_RATES, dict)
-    _show_some("group", now.figures.groups, now.figures.group_count, _GROUPS, _row)
+    _show_some("topic", rows, figures.topic_count, _TOPIC_RATES, dict)
+    _show_some("group", figures.groups, figures.group_count, _GROUPS, _row)
 
 
-def _show_head(status: BrokerStatus) -> None:
+def _show_title(status: BrokerStatus) -> None:
+    """Write whether all is well, and the problems."""
     figures = status.figures
     name = f"holdfast {figures.version}" if figures is not None else "holdfast"
     click.echo(
@@ -143,12 +191,21 @@ def _show_head(status: BrokerStatus) -> None:
         click.echo(f"  {safe_text(problem)}")
     if figures is None:
         click.echo("the numbers need a token with the grant operate")
-        return
-    click.echo(
+
+
+def _uptime(figures: BrokerFigures) -> str:
+    return (
         f"up {format_span(figures.uptime_seconds * 1000)}, "
-        f"{format_bytes(figures.resident_bytes)} of memory, "
-        f"{format_count(figures.connections, 'connection')}"
+        f"{format_bytes(figures.resident_bytes)} of memory"
     )
+
+
+def _show_head(status: BrokerStatus) -> None:
+    _show_title(status)
+    figures = status.figures
+    if figures is None:
+        return
+    click.echo(f"{_uptime(figures)}, {format_count(figures.connections, 'connection')}")
     click.echo(
         f"held: {format_count(figures.held_pulls, 'pull')} and "
         f"{format_count(figures.held_receives, 'receive')}; "
@@ -158,6 +215,11 @@ def _show_head(status: BrokerStatus) -> None:
         f"disk: {format_bytes(figures.disk_free_bytes)} free; the log has "
         f"{format_bytes(figures.log_bytes)} in {format_count(figures.log_segments, 'segment')}"
     )
+    _show_certificate(figures)
+
+
+def _show_certificate(figures: BrokerFigures) -> None:
+    """Write when the certificate expires. Write nothing without TLS."""
     if figures.certificate_expires_seconds is not None:
         click.echo(
             f"the certificate expires in {format_span(figures.certificate_expires_seconds * 1000)}"

@@ -3,6 +3,7 @@
 import json
 
 from holdfast.cli.commands.broker_status import parse_figures
+from holdfast.cli.output.overview_view import overview_lines
 from holdfast.testing import RunningBroker
 from tests.cli.conftest import Run
 
@@ -28,6 +29,9 @@ def test_the_status_is_that_of_the_broker(holdfast: Run, shared_broker: RunningB
         assert figures["disk_free_bytes"] > 0
         assert figures["resident_bytes"] > 10_000_000
         assert figures["certificate_expires_seconds"] is None
+    overview = json.loads(holdfast("top", "--once").stdout)["overview"]
+    assert (overview["topics"], overview["disk"]["free_bytes"] > 0) == (1, True)
+    assert overview_lines(overview, None, 0.0)[0].startswith("since the start: ")
 
 
 def test_figures_of_no_metrics_are_zero() -> None:

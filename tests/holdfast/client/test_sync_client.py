@@ -288,6 +288,7 @@ def one_shot_calls(client: Client, topic: str) -> dict[str, Callable[[], object]
         "info": client.info,
         "ready": lambda: client.ready(wait_ms=1),
         "status": client.status,
+        "overview": client.overview,
         "metrics": client.metrics,
         "delete_group": lambda: client.delete_group(topic),
         "delete_topic": lambda: client.delete_topic(topic),
