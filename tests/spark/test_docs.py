@@ -26,11 +26,13 @@ from holdfast.spark.options.write import (
     MAX_BATCH_ROWS,
     WRITE_OPTIONS,
 )
+from tests.support.page_session import Session, shown_outputs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
+TUTORIAL = "docs/tutorials/spark.md"
 PAGE = (ROOT / "docs" / "spark.md").read_text()
 README = (ROOT / "README.md").read_text()
 READING, _, BEHIND = PAGE.partition("\n## Streaming\n")
@@ -116,6 +118,24 @@ def test_every_example_runs(spark: "SparkSession", running: RunningBroker, tmp_p
     finally:
         for query in spark.streams.active:
             query.stop()
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(180)
+def test_the_tutorial_prints_what_it_shows(
+    spark: "SparkSession",
+    running: RunningBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.spark.local_session", lambda: spark)
+    session = Session(running, tmp_path, {"spark": spark})
+    session.run(TUTORIAL)
+    assert not session.failures, "\n\n".join(session.failures)
+    shown = shown_outputs(TUTORIAL)
+    assert len(shown) == 4
+    for block, output in shown.items():
+        assert session.printed[block] == output, block.place
 
 
 @pytest.mark.spark
