@@ -1,6 +1,7 @@
-"""Every command and all Python of README.md and of the pages that it lists, in one session in
-README's order, except SKIPPED and the examples with Java in tests/spark/test_docs.py."""
+"""Every command and all Python of README.md and of the pages that docs/index.md lists, in one
+session in this order, except SKIPPED and the examples with Java in tests/spark/test_docs.py."""
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -11,15 +12,18 @@ from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.support.page_session import ROOT, SKIPPED, Session
 
 README = "README.md"
+INDEX = "docs/index.md"
 
-#: Pages with tests of their own.
+#: Pages with tests of their own. (tests/e2e/test_tutorials.py and tests/spark/test_docs.py)
 SKIPPED_PAGES = {"docs/spark.md"}
+SKIPPED_FOLDER = "docs/tutorials/"
 
 
 def pages() -> list[str]:
-    """Return README and the pages that it lists, in its order."""
-    listed = re.findall(r"^\| \[\S+?\]\((\S+?\.md)\)", (ROOT / README).read_text(), re.MULTILINE)
-    return [README, *listed]
+    """Return README and the pages that the index lists, in its order, without the tutorials."""
+    listed = re.findall(r"^\| \[.+?\]\((\S+?\.md)\)", (ROOT / INDEX).read_text(), re.MULTILINE)
+    found = [os.path.normpath(f"docs/{each}") for each in listed]
+    return [README, *(page for page in found if not page.startswith(SKIPPED_FOLDER))]
 
 
 def _log_line(number: int) -> str:
