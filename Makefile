@@ -14,7 +14,7 @@ BIN := .venv/bin
 OPERATIONS ?= 1000000
 KILLS ?= 200
 SEED ?=
-.PHONY: help venv demo campaign test test-faults test-cluster test-browser interop test-inputs fuzz check format format-check lint types bench bench-peers docs lock release clean
+.PHONY: help venv demo campaign test test-faults test-cluster test-browser interop test-inputs fuzz check format format-check lint types bench bench-peers docs site lock release clean
 
 help:  ## list these verbs
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -81,6 +81,7 @@ format-check: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	.ci/check-console-types
+	.ci/check-site
 
 types: $(READY)
 	$(BIN)/mypy
@@ -100,6 +101,9 @@ docs: $(READY)  ## write from the code: docs/configuration.md, the picture in AR
 	  _HOLDFAST_COMPLETE=bash_source holdfast > bash/holdfast && \
 	  _HOLDFAST_COMPLETE=zsh_source holdfast > zsh/_holdfast && \
 	  _HOLDFAST_COMPLETE=fish_source holdfast > fish/holdfast.fish
+
+site: $(READY)  ## build the documentation site into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # One lock for Python 3.11 and newer, all extras; no hashes and no addresses, so that it can be
 # installed from any mirror.
