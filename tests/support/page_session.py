@@ -22,7 +22,7 @@ SKIPPED = {
     r"^holdfast serve\b": "the broker runs already",
     r"^curl .*https://broker:8711": "needs a machine of that name",
     r"_HOLDFAST_COMPLETE": "writes to the shell's start-up file",
-    r"^(systemctl|journalctl|podman|docker) ": "needs a service manager or a container engine",
+    r"^(systemctl|journalctl|podman|docker|helm) ": "needs a service manager or a container engine",
     r"^go run |^npx ": "need Go, or Node, and what they fetch: tests/interop",
 }
 #: Kinds of blocks that are not run. `py` is a program for another broker.
