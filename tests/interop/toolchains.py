@@ -26,6 +26,7 @@ TOOLCHAINS: Mapping[str, str] = {
     "cargo": "fe2o3-amqp (package cargo)",
     "prometheus": "the queries of the dashboard and the alerts (package prometheus)",
     "promtool": "the alerts' own cases (package prometheus)",
+    "dpkg-deb": "the Debian package (package dpkg)",
 }
 
 OAPI_CODEGEN = "github.com/oapi-codegen/oapi-codegen/v2/cmd/oapi-codegen@v2.8.2"
