@@ -98,5 +98,8 @@ def test_a_publish_imports_only(tmp_path: Path) -> None:
         assert imported(publish) - PUBLISH == set()
         with broker.client() as client:
             assert [message.body for message in client.pull("t", follow=False)] == [b"x"]
+        read = f"import holdfast; client = holdfast.Client({broker.url!r})"
+        read += "; client.publish('t', 'y'); assert len(list(client.pull('t', follow=False))) == 2"
+        assert not {"asyncio", "ssl", "uvloop"} & modules_after(read), "a thread needs no loop"
         broker.stop()
         assert imported(publish) - PUBLISH == set(), "the failure, too, imports no more"

@@ -1,14 +1,19 @@
 """Messages that a group delivers. The receipt of a message is needed to settle it. A consumer
 returns Deliveries, which have methods to settle them. The consumer sends these calls in batches."""
 
-import asyncio
 from collections.abc import Generator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from holdfast.client.read.message import LoneMessage, Message
 from holdfast.client.values import Status, Verb
+from holdfast.commitlog.lazy_import import import_at_first_use
+
+if TYPE_CHECKING:
+    import asyncio
+else:
+    import_at_first_use(globals(), asyncio="asyncio")
 
 
 class ReceivedMessage(Message, frozen=True, gc=False, eq=False):
@@ -113,7 +118,7 @@ class DeliveryOwner(Protocol):
     `confirm_soon` only on the loop."""
 
     @property
-    def loop(self) -> asyncio.AbstractEventLoop: ...
+    def loop(self) -> "asyncio.AbstractEventLoop": ...
     def settle(self, delivery: "Delivery", verb: Verb, delay_ms: int | None = None) -> Settling: ...
     def extend(self, delivery: "Delivery", lease_ms: int | None) -> Settling: ...
     def confirm_soon(self) -> None: ...

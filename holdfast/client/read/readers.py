@@ -9,12 +9,11 @@ little later. So after a crash some messages are delivered again, and no message
 (at-least-once delivery).
 """
 
-import asyncio
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from itertools import chain
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from holdfast.client.read.group_offsets import OffsetCommitter, OffsetConsumeOptions, ThreadLock
 from holdfast.client.read.message import Message
@@ -25,6 +24,12 @@ from holdfast.client.transport.blocking_transport import (
     run_blocking,
 )
 from holdfast.client.transport.requests import Transport
+from holdfast.commitlog.lazy_import import import_at_first_use
+
+if TYPE_CHECKING:
+    import asyncio
+else:
+    import_at_first_use(globals(), asyncio="asyncio")
 
 F = TypeVar("F")
 T = TypeVar("T")
