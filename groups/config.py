@@ -48,6 +48,8 @@ class GroupConfig:
     member_ttl_ms: int = 30_000
     #: If the group has no member for this time, it is deleted. If it is 0, it is never deleted.
     auto_delete_after_ms: int = 0
+    #: If True, a message is delivered only while it is the newest message of its key in its queue.
+    last_value: bool = False
     #: For this time, a repeated request gets the same answer again.
     repeat_ms: int = 300_000
 
@@ -150,6 +152,15 @@ class GroupsConfig:
         minimum=1,
         memory_divisor=32,
         bytes_each=512,
+    )
+    max_last_value_keys: int = setting(
+        1_000_000,
+        "Keys that all groups with `last_value` together keep in memory, about 300 bytes each. At "
+        "this limit such a group still delivers only the newest message of each key, but it reads "
+        "its queues several times.",
+        minimum=1,
+        memory_divisor=8,
+        bytes_each=300,
     )
     max_receive_messages: int = setting(
         10_000, "Most messages that one receive may request.", minimum=1

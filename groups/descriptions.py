@@ -30,7 +30,8 @@ class QueueLagReply(Struct):
 
     For a group with leases, `offset` is the same as `floor`: every message below it is settled. No
     message at or after `next` was delivered. `dead`, `expired` and `lost` count the messages that
-    were settled for these reasons.
+    were settled for these reasons. Only groups with `last_value` have `superseded`: how many
+    messages were settled since the broker started because a later one has the same key.
     """
 
     queue: int
@@ -51,6 +52,7 @@ class QueueLagReply(Struct):
     expired: int | UnsetType = UNSET
     lost: int | UnsetType = UNSET
     served: ServedReply | UnsetType = UNSET
+    superseded: int | UnsetType = UNSET
 
 
 class TopicLagReply(Struct):

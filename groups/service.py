@@ -18,6 +18,7 @@ from holdfast.consumequeue.reading.fetched import MessageFilter
 from holdfast.consumequeue.slices import LoopBudget, in_slices
 from holdfast.consumequeue.topics import QueueKey, Topic, check_name, check_queue
 from holdfast.groups.config import GroupsConfig
+from holdfast.groups.core.last_values import KnownKeys
 from holdfast.groups.core.members import AllInFlight, OnActive
 from holdfast.groups.descriptions import GroupReply, LeaseReply, MessageStateReply
 from holdfast.groups.errors import TooManyMembers
@@ -90,7 +91,8 @@ class GroupService:
         in_flight = AllInFlight(
             config.max_leases, config.max_returned, config.max_returned_per_group
         )
-        shared = SharedParts(store, opened, hold, clock, in_flight)
+        known_keys = KnownKeys(config.max_last_value_keys)
+        shared = SharedParts(store, opened, hold, clock, in_flight, known_keys)
         self.registry = GroupRegistry(shared)
         self.queue_changes = shared.changes
         """Callers report here which queues have new messages or a new first offset."""

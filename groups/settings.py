@@ -87,6 +87,7 @@ class GroupSettings(Struct, frozen=True, forbid_unknown_fields=True):
         UNSET
     )
     auto_delete_after_ms: Annotated[int, _bounded(0, MAX_AUTO_DELETE_MS)] | UnsetType = UNSET
+    last_value: bool | UnsetType = UNSET
 
 
 def maxima(limits: GroupsConfig) -> dict[str, tuple[int, str | None]]:
@@ -140,3 +141,4 @@ class GroupConfigReply(Struct):
     strict_leases: bool
     member_ttl_ms: int
     auto_delete_after_ms: int = 0
+    last_value: bool = False

@@ -21,6 +21,7 @@ from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.config import SHORTEST_LEASE_MS, GroupConfig
 from holdfast.groups.core.fair_set import Costs, FairSet
 from holdfast.groups.core.group_topic import GroupTopic, QueueLane
+from holdfast.groups.core.last_values import KnownKeys
 from holdfast.groups.core.members import AllInFlight, InFlight, Members, member_rule
 from holdfast.groups.core.outbox import Outbox
 from holdfast.groups.core.requests import (
@@ -52,8 +53,9 @@ class Group:
         config: GroupConfig,
         source: HeadSource,
         everyone: AllInFlight | None = None,
+        known_keys: KnownKeys | None = None,
     ) -> None:
-        """`everyone` counts the leases of all groups."""
+        """`everyone` counts the leases of all groups, `known_keys` their keys in memory."""
         self.group_id = group_id
         self.config = config
         self.topics: dict[int, GroupTopic] = {}
@@ -62,6 +64,7 @@ class Group:
         self.members = Members(config.member_ttl_ms)
         self.waiters = Waiters()
         self.in_flight = InFlight(config, everyone)
+        self._known_keys = known_keys or KnownKeys()
         self.costs = Costs(config.cost)
         self.answers = AnswerCache(config.repeat_ms)
         self.outbox = Outbox(group_id, self.activity, self.members)
@@ -115,7 +118,14 @@ class Group:
         """Add a queue of a topic, at the position of its cursor."""
         topic = self.topics[key[0]]
         lane = QueueLane(
-            self.group_id, key, cursor, self._source, self.config, topic.filter, self.update_lane
+            self.group_id,
+            key,
+            cursor,
+            self._source,
+            self.config,
+            topic.filter,
+            self.update_lane,
+            self._known_keys,
         )
         topic.add(lane)
         self._count_restored_leases(lane)
@@ -133,6 +143,7 @@ class Group:
             may_deliver |= self.in_flight.count_returned(-lane.counted_returned)
             self._timers.set(lane.key, None)
             self.outbox.remove(lane)
+            lane.close()
         self.fair.remove(topic_id)
         self.account_ended(topic_id, ended, None)
         if may_deliver:

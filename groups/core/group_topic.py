@@ -11,6 +11,7 @@ this rotation until something changes in it.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice, zip_longest
 from typing import NamedTuple, TypeVar
 
@@ -18,11 +19,12 @@ from holdfast.commitlog.format.priority import level_of_queue
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.config import GroupConfig
 from holdfast.groups.core.key_selection import KeyedSelection
+from holdfast.groups.core.last_values import KnownKeys, LastValues
 from holdfast.groups.core.receipts import Receipt
 from holdfast.groups.core.requests import Room
 from holdfast.groups.core.selection import OrderedSelection, QueueView, Selection
 from holdfast.groups.cursor.cursor import NOT_KEPT, REJECTED, Cursor, End, State
-from holdfast.groups.cursor.heads import UNKNOWN_SIZE, Head, HeadSource
+from holdfast.groups.cursor.heads import UNKNOWN_SIZE, Head, HeadSource, NeedsRead
 from holdfast.groups.cursor.leases import Lease
 
 T = TypeVar("T")
@@ -53,8 +55,10 @@ class QueueLane:
         config: GroupConfig,
         filter: object | None,
         on_skipped: Callable[["QueueLane"], None],
+        known_keys: KnownKeys,
     ) -> None:
-        """`on_skipped` is called when a `peek` has settled messages that it skipped."""
+        """`on_skipped` is called when a `peek` has settled messages that it skipped. `known_keys`
+        counts the keys that the groups of the broker keep in memory (`LastValues`)."""
         self.group_id = group_id
         self.key = key
         self.cursor = cursor
@@ -70,6 +74,9 @@ class QueueLane:
         self.view = QueueView(cursor, key, source)
         self.view.filter = filter
         self.selection = self._new_selection()
+        self._known_keys = known_keys
+        self._last_values: LastValues | None = None
+        self._last_values = self._new_last_values()
         for offset in self.selection.overtaken_offsets():
             lease = cursor.leases.get(offset)
             if lease is not None:
@@ -86,10 +93,21 @@ class QueueLane:
         """Return the message that a member would get next from this queue. Raises NeedsRead."""
         settled = self.cursor.done.count_all
         try:
-            return self.selection.peek(member, filter, now_ms, room)
+            if self._last_values is not None:
+                self._last_values.catch_up()
+            while True:
+                head = self.selection.peek(member, filter, now_ms, room)
+                if head is None or self._is_newest(head):
+                    return head
         finally:
             if self.cursor.done.count_all != settled:
                 self._on_skipped(self)
+
+    def known_heads(self, filter: object | None, now_ms: int, most: int) -> list[Head]:
+        """Return the messages that successive calls of `peek` would return if each message were
+        taken: at most `most`, and only messages that need no read of the queue."""
+        heads = self.selection.known_heads(filter, now_ms, most)
+        return heads if self._last_values is None else self._last_values.judged(heads)
 
     def lease(
         self,
@@ -111,6 +129,7 @@ class QueueLane:
         for head in heads:
             self.cursor.reach(head.offset)
             self.cursor.finish(head.offset, End.ACKED)
+            self._note_settled(head.offset)
         self.selection.mark_taken(heads, member)
 
     # -- ends of leases ----------------------------------------------------------------------
@@ -120,6 +139,7 @@ class QueueLane:
         lease = self.cursor.leases.get(offset)
         self.cursor.finish(offset, end, number)
         self.selection.mark_settled(offset)
+        self._note_settled(offset)
         return [] if lease is None else [lease]
 
     def finish_run(self, leases: Sequence[Lease]) -> None:
@@ -127,6 +147,7 @@ class QueueLane:
         self.cursor.finish_run(leases)
         for lease in leases:
             self.selection.mark_settled(lease.head.offset)
+        self._note_settled(leases[0].head.offset, len(leases))
 
     def give_back(
         self,
@@ -143,6 +164,10 @@ class QueueLane:
         ended = [] if lease is None else [lease]
         if lease and end is not End.REJECTED and self.view.has_expired(lease.head, now_ms):
             self.cursor.drop_expired(offset)
+            self.selection.mark_settled(offset)
+            return ended
+        if end is not End.REJECTED and self._is_superseded(offset):
+            self.cursor.finish(offset, End.SUPERSEDED)
             self.selection.mark_settled(offset)
             return ended
         most = self.config.max_attempts
@@ -189,6 +214,8 @@ class QueueLane:
         if cursor.grace_bound and cursor.grace_end_ms <= now_ms:
             cursor.end_grace()
             ended += self._revoke(self.selection.end_grace(), now_ms)
+            if self._last_values is not None:
+                self._last_values.restart()
         return ended
 
     def expire(self, lease: Lease, now_ms: int) -> list[Lease]:
@@ -211,6 +238,7 @@ class QueueLane:
         """Continue at another offset; all receipts become stale."""
         self.cursor.seek(target)
         self.selection.reset()
+        self._last_values = self._new_last_values()
         self.dead_letters.clear()
 
     def configure(self, config: GroupConfig) -> None:
@@ -221,6 +249,8 @@ class QueueLane:
         is_cost_new = config.cost != before.cost and config.cost == "given"
         if is_limit_new or is_cost_new or config.mode != before.mode:
             self.selection = self._new_selection()
+        if config.last_value != before.last_value:
+            self._last_values = self._new_last_values()
 
     def set_filter(self, filter: object | None) -> None:
         """Change the filter. Messages at `next` and beyond that the old filter skipped are
@@ -228,6 +258,13 @@ class QueueLane:
         self.view.filter = filter
         self.cursor.offer_skipped()
         self.selection.reset()
+        if self._last_values is not None:
+            self._last_values.restart()
+
+    def close(self) -> None:
+        """Release what the lane uses of the limits of the broker. May be called twice."""
+        if self._last_values is not None:
+            self._last_values.close()
 
     def receipt(self, lease: Lease) -> Receipt:
         """Return the receipt of a live lease."""
@@ -258,6 +295,38 @@ class QueueLane:
         if self.cursor.keeps_heads:
             return KeyedSelection(self.view, self.config.max_in_flight_per_key)
         return OrderedSelection(self.view)
+
+    def _new_last_values(self) -> LastValues | None:
+        self.close()
+        if not self.config.last_value:
+            return None
+        return LastValues(
+            self.cursor, self.key, self.view.source, self._known_keys, self._mark_settled
+        )
+
+    def _mark_settled(self, offset: int) -> None:
+        self.selection.mark_settled(offset)  # the selection may be another one than before
+
+    def _is_newest(self, head: Head) -> bool:
+        """Return whether a message may be offered as the newest of its key. If this is not known,
+        read on. Raises NeedsRead."""
+        if self._last_values is None or self._last_values.is_judged(head.offset):
+            return True
+        self._last_values.extend()
+        return False
+
+    def _is_superseded(self, offset: int) -> bool:
+        """Return whether a message that is given back is superseded, as far as this is known
+        without a fetch."""
+        if self._last_values is None:
+            return False
+        with suppress(NeedsRead):
+            self._last_values.catch_up()
+        return self._last_values.take_held(offset)
+
+    def _note_settled(self, offset: int, count: int = 1) -> None:
+        if self._last_values is not None:
+            self._last_values.note_settled(offset, count)
 
     def _revoke(self, offsets: Iterable[int], now_ms: int) -> list[Lease]:
         ended = []
@@ -348,7 +417,7 @@ class GroupTopic:
         ends = False
         for lane in islice(lanes, most):
             count = rounds if room is None else min(rounds, room.of_queue(lane.key))
-            heads = lane.selection.known_heads(filter, now_ms, count)
+            heads = lane.known_heads(filter, now_ms, count)
             if not heads:  # the run ends at this lane's turn
                 ends = True
                 break

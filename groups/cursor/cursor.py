@@ -64,6 +64,12 @@ class End(Enum):
     REVOKED = "revoked"
     #: The message's time to live was over, so it was settled instead of being offered (again).
     DROPPED = "dropped"
+    #: A later message has the same key, and the group delivers only the newest one (last_value).
+    SUPERSEDED = "superseded"
+
+
+#: There may be many offsets that ended in these ways, so no row stores their ends.
+UNSTORED_ENDS = (End.DROPPED, End.SUPERSEDED)
 
 
 @dataclass(slots=True)
@@ -175,6 +181,8 @@ class Cursor:
         self.dead_count = 0
         self.expired_count = 0
         self.lost_count = 0
+        #: How many messages were settled because they are superseded. It is not stored.
+        self.superseded_count = 0
         self.changes = Changes()
         self.notes = PageNotes()
         self.last_lease = max(boot << BOOT_SHIFT, last_lease)
@@ -371,6 +379,19 @@ class Cursor:
         self.finish(offset, End.DROPPED)
         self.changes.is_cursor_dirty = True
 
+    def drop_superseded(self, offset: int) -> None:
+        """Settle an available or delayed offset whose message is superseded by a later message of
+        its key."""
+        if offset in self.attempts:
+            self.finish(offset, End.SUPERSEDED)
+        else:
+            self._mark_done(offset, offset + 1)
+
+    def drop_untouched(self, start: int, end: int) -> None:
+        """Settle the offsets in [start, end), all of which were never delivered."""
+        assert start >= max(self.next, self.grace_bound)
+        self._mark_done(start, end)
+
     def skip(self, start: int, end: int) -> None:
         """Settle all available offsets in [start, end), because the group's filter does not match
         them."""
@@ -499,11 +520,11 @@ class Cursor:
 
     def _note_settled(self, offset: int, number: int, end: End, position: int = NOT_KEPT) -> None:
         self.settled[offset] = Settlement(number, end, position)
-        if end is not End.DROPPED:  # there may be many dropped offsets, and they have no receipts
+        if end not in UNSTORED_ENDS:
             self.changes.settled.add(offset)
         if len(self.settled) > SETTLED_KEPT:
             oldest = next(iter(self.settled))
-            if self.settled.pop(oldest).end is not End.DROPPED:
+            if self.settled.pop(oldest).end not in UNSTORED_ENDS:
                 self.changes.settled.add(oldest)
 
 

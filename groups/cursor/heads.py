@@ -5,6 +5,7 @@ the HeadSource returns None, and the core raises NeedsRead. The caller of the co
 message and repeats the call.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -49,6 +50,10 @@ class HeadSource(Protocol):
 
     def matches(self, queue: QueueKey, offset: int, filter: object) -> bool | None:
         """Return whether one message matches; None if a fetch is needed."""
+
+    def keys(self, queue: QueueKey, start: int, end: int) -> Sequence[bytes] | None:
+        """Return the keys of at least one message of [start, end), from `start` on, in UTF-8. The
+        key is b"" if a message has none, or cannot be read. None if a fetch is needed."""
 
     def wall_ms(self, now_ms: int) -> int:
         """Return the time of the wall clock, by which messages expire. `now_ms` is the group's

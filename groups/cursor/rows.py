@@ -40,6 +40,7 @@ from holdfast.groups.cursor.cursor import (
     NO_BOOT,
     REJECTED,
     SETTLED_KEPT,
+    UNSTORED_ENDS,
     Attempts,
     Changes,
     Cursor,
@@ -212,7 +213,7 @@ def _attempts_row(cursor: Cursor, offset: int) -> AttemptsRow | None:
 
 
 def _settled_value(settled: Settlement | None) -> bytes | None:
-    if settled is None or settled.end is End.DROPPED:
+    if settled is None or settled.end in UNSTORED_ENDS:
         return None
     return encode_settled(SettledRow(settled.position, settled.lease, _END_NUMBERS[settled.end]))
 

@@ -55,7 +55,10 @@ async def _topic(
             rate = group.rates.get(lane.key)
             if rate is not None:
                 of_queue = rate.read(now_ms)
-                queues.append(describe_queue(lane.key[1], lane.cursor, of_queue))
+                described = describe_queue(lane.key[1], lane.cursor, of_queue)
+                if group.record.config.last_value:
+                    described.superseded = lane.cursor.superseded_count
+                queues.append(described)
                 served.count += of_queue.count
                 served.bytes += of_queue.bytes
                 served.rate += of_queue.rate

@@ -517,7 +517,8 @@ class GroupChanges:
 
     def _check(self, group: GroupServer | None, record: GroupRecord) -> None:
         """Raise an error if a change is not allowed: it exceeds a limit, or changes the mode while
-        messages are leased, or the dead-letter topic is one of the group's own topics."""
+        messages are leased, or the dead-letter topic is one of the group's own topics, or
+        the mode does not allow `last_value`."""
         config, registry = self._config, self._registry
         if group is None:
             if not record.subscriptions:
@@ -528,6 +529,10 @@ class GroupChanges:
             _check_leases(group, record)
         if record.dead_letter_topic in record.subscriptions:
             raise InvalidGroup("dead_letter_topic", "it is one of the group's own topics")
+        if record.config.last_value and record.config.mode != "competing":
+            raise InvalidGroup(
+                "last_value", f"it needs the mode competing, not {record.config.mode}"
+            )
         had = set() if group is None else set(group.core.topics)
         new = [self._store.table.by_id(each) for each in record.topics if each not in had]
         added = sum(topic.queue_count for topic in new if topic is not None)

@@ -22,6 +22,7 @@ from holdfast.consumequeue.topics import QueueKey, QueueState, Topic
 from holdfast.groups.core import settling
 from holdfast.groups.core.group import ENDED_A_TURN, Group, MayEnd
 from holdfast.groups.core.group_topic import QueueLane
+from holdfast.groups.core.last_values import KnownKeys
 from holdfast.groups.core.members import ActiveListeners, AllInFlight, OnActive
 from holdfast.groups.core.receipts import Receipt, ReceiptCodec
 from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
@@ -73,6 +74,7 @@ class SharedParts:
     """It limits how many requests wait, and how long."""
     clock: GroupClock
     in_flight: AllInFlight
+    known_keys: KnownKeys
     counters: GroupCounters = field(default_factory=GroupCounters)
     changes: QueueChanges = field(default_factory=QueueChanges)
     recent: RecentBatches = field(default_factory=lambda: RecentBatches(RECENT_BYTES))
@@ -127,7 +129,9 @@ class GroupServer:
             wall_ms=clock.wall_ms,
             on_trimmed=self.note_log_start,
         )
-        self.core = Group(record.group_id, record.config, self.source, shared.in_flight)
+        self.core = Group(
+            record.group_id, record.config, self.source, shared.in_flight, shared.known_keys
+        )
         self._flow = flow = ReceiveFlow(self.core, self.source, clock, shared.codec)
         self.commits = Commits(self.core, shared.opened.store, clock.now_ms, shared.counters)
         self.dead_letters = DeadLetters(

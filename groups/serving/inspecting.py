@@ -135,7 +135,7 @@ def _add_settlement(
     settlement = cursor.settled.get(offset)
     if offset < cursor.log_start:
         reply.state = "deleted"
-    elif settlement is None or settlement.end is End.ACKED:
+    elif settlement is None or settlement.end in (End.ACKED, End.SUPERSEDED):
         reply.state = "settled"
     elif settlement.end is End.DROPPED:
         reply.state = "expired"

@@ -134,8 +134,9 @@ def encode_group(group: GroupRecord) -> bytes:
 
 def _stored_values(config: GroupConfig) -> dict[str, Any]:
     values = {name: getattr(config, name) for name in _STORED_FIELDS}
-    if not config.auto_delete_after_ms:  # then the record is as in release 0.1.0
-        del values["auto_delete_after_ms"]
+    for name in ("auto_delete_after_ms", "last_value"):
+        if not values[name]:  # then the record is as in release 0.1.0
+            del values[name]
     return values
 
 

@@ -785,6 +785,7 @@ class AsyncClient:
         strict_leases: bool | None = None,
         member_ttl_ms: int | None = None,
         auto_delete_after_ms: int | None = None,
+        last_value: bool | None = None,
     ) -> "descriptions.GroupDescription":
         """Create a group with leases, or change it; return its description.
 
@@ -807,6 +808,7 @@ class AsyncClient:
             strict_leases=strict_leases,
             member_ttl_ms=member_ttl_ms,
             auto_delete_after_ms=auto_delete_after_ms,
+            last_value=last_value,
             fairness=drop_none(engine=engine, cost=cost) or None,
         )
         if dead_letter_topic is not None:

@@ -146,6 +146,7 @@ class GroupQueue(Description):
     expired: int | None = None
     lost: int | None = None
     served: Served | None = field(default=None, metadata={"of": Served})
+    superseded: int | None = None
 
 
 class GroupTopic(Description):
@@ -203,6 +204,7 @@ class GroupConfig(Description):
     strict_leases: bool
     member_ttl_ms: int
     auto_delete_after_ms: int = 0
+    last_value: bool = False
 
 
 class GroupSummary(Description):

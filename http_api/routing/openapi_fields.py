@@ -130,6 +130,9 @@ FIELDS: Mapping[str, Doc] = {
     "lag_bytes": Doc("Stored bytes of the messages that are not consumed."),
     "lag_messages": Doc("Messages that are not consumed."),
     "lag_seconds": Doc("The age of the oldest message that is not consumed."),
+    "last_value": Doc(
+        "Deliver a message only while it is the newest message of its key in its queue."
+    ),
     "lease": Doc("The lease that pins the messages of the plan."),
     "lease_ms": Doc("How long a message is leased, in milliseconds.", 30_000),
     "ReadLeaseRequest.lease_ms": Doc("The duration of the lease from now on.", 600_000),
@@ -240,6 +243,7 @@ FIELDS: Mapping[str, Doc] = {
         "When the broker stored the message, milliseconds since 1970.", _TIME_MS
     ),
     "strict_leases": Doc("Refuse to settle a message after its lease has ended."),
+    "superseded": Doc("Messages that were settled because a later one has the same key."),
     "tag": Doc("The message's tag, for filters. Null: no tag.", "paid"),
     "timestamp_ms": Doc("The time.", _TIME_MS),
     "title": Doc("A short text for this type of problem."),

@@ -65,6 +65,13 @@ class Queues:
     def matches(self, queue: QueueKey, offset: int, filter: object) -> bool | None:
         return str(filter) in self.messages[queue][offset].tag
 
+    def keys(self, queue: QueueKey, start: int, end: int) -> list[bytes] | None:
+        stop = min(end, start + self.step, self.cold_from.get(queue, end))
+        if self.is_cold or start >= stop:
+            return None
+        messages = self.messages[queue][start:stop]
+        return [b"%d" % message.key if message.key else b"" for message in messages]
+
     def wall_ms(self, now_ms: int) -> int:
         return now_ms
 

@@ -133,6 +133,7 @@ class World:
         strict: bool = False,
         make_group: type[Group] = Group,
         share_bound: float = 0.3,
+        last_value: bool = False,
     ) -> None:
         """`share_bound` is the share of requests that ask for bound leases."""
         self.make_group = make_group
@@ -154,7 +155,12 @@ class World:
             has_dead_letters=self.rng.random() < 0.7,
             strict_leases=strict,
             member_ttl_ms=8_000,
+            last_value=last_value,
         )
+        #: The number of different keys; messages with the key 0 have none.
+        self.key_count = 25 if last_value else 6
+        #: The offsets that were superseded at any time: a power loss may remove the later message.
+        self.superseded: set[tuple[QueueKey, int]] = set()
         # Q24: the same must hold with and without priorities in one group.
         self.levels = {1: 1, 2: self.rng.choice([2, 3]), 3: 1}
         self.weights = {1: 3, 2: 1, 3: 0}
@@ -348,7 +354,8 @@ class World:
         """
         model = self.models[key]
         was_sent = (key, model.epoch, offset) in self.sent_settled
-        assert was_sent or self.is_useless(key, offset), (key, offset)  # I7, I14
+        was_superseded = (key, offset) in self.superseded
+        assert was_sent or was_superseded or self.is_useless(key, offset), (key, offset)  # I7, I14
         model.finish(offset)
         model.settled[offset] = -1, Verb.ACK
 
@@ -451,6 +458,7 @@ class World:
         model.start = min(model.start, model.end)
         model.max_sent = min(model.max_sent, model.end - 1)
         model.noted = {}
+        self.superseded = {at for at in self.superseded if at[0] != key or at[1] < model.end}
 
     # -- steps -------------------------------------------------------------------------------
 
@@ -470,11 +478,19 @@ class World:
             return
         for _ in range(self.rng.choice([1, 1, 3, 12])):
             expires = self.now + self.rng.randrange(1, 20_000) if self.rng.random() < 0.1 else 0
-            size_bytes, number = self.rng.randrange(1, 200), self.rng.randrange(0, 6)
+            size_bytes, number = self.rng.randrange(1, 200), self.rng.randrange(0, self.key_count)
             tag = self.rng.choice(["x", "xy", "y", "xz"])
+            if self.config.last_value:
+                self.supersede(key, number)
             self.queues.messages[key].append(Message(size_bytes, number, tag, expires))
             model.end += 1
         self.group.note_end(key, model.end)
+
+    def supersede(self, key: QueueKey, number: int) -> None:
+        """Record that a message with the key `number` is published."""
+        for offset, message in enumerate(self.queues.messages[key]):
+            if number and message.key == number:
+                self.superseded.add((key, offset))
 
     def receive(self) -> None:
         topics = None if self.rng.random() < 0.8 else frozenset(self.rng.sample([1, 2, 3], 2))
@@ -819,7 +835,10 @@ class World:
             for offset in range(model.start, model.end):
                 state, expected = cursor.state(offset), model.state(offset)
                 if state is State.DONE and expected is not State.DONE:
-                    assert expected in (State.AVAILABLE, State.GRACE)
+                    allowed = {State.AVAILABLE, State.GRACE}
+                    if (key, offset) in self.superseded:  # Q24
+                        allowed.add(State.DELAYED)
+                    assert expected in allowed, (key, offset, expected)
                     self.record_done(key, offset)
                 else:
                     assert state is expected, (key, offset, state, expected, self.last, model)  # I1
@@ -876,7 +895,16 @@ class World:
 
     def is_useless(self, key: QueueKey, offset: int) -> bool:
         message = self.queues.messages[key][offset]
-        return self.is_unwanted(key, message) or self.is_old(message)
+        is_useless = self.is_unwanted(key, message) or self.is_old(message)
+        return is_useless or self.is_superseded(key, offset)
+
+    def is_superseded(self, key: QueueKey, offset: int) -> bool:
+        """Q24: return whether a later message of the queue has the same key."""
+        messages = self.queues.messages[key]
+        number = messages[offset].key
+        if not self.config.last_value or not number:
+            return False
+        return any(each.key == number for each in messages[offset + 1 :])
 
     def is_unwanted(self, key: QueueKey, message: Message) -> bool:
         wanted = self.filters[key[0]]
@@ -1059,6 +1087,10 @@ class World:
         old = self.is_old(self.queues.messages[key][offset]) and not is_restart
         if was_leased and verb is not Verb.REJECT and old and not entry.is_adopted:
             model.finish(offset)  # Q18
+            model.settled[offset] = 0, Verb.RELEASE
+            return
+        if verb is not Verb.REJECT and self.is_superseded(key, offset):
+            model.finish(offset)  # Q24
             model.settled[offset] = 0, Verb.RELEASE
             return
         if not is_late:

@@ -11,6 +11,16 @@ from tests.support.contract import SNAPSHOT, contract, differences
 #: What may be new. Anything else that is added, changed or removed is a change of a promise:
 #: write the contract again (`python -m tests.support.contract --write`) only if it is meant.
 ADDITIONS = {
+    "+ /commands/holdfast group create/--last-value --all-values",
+    "+ /commands/holdfast serve/--groups-max-last-value-keys",
+    "+ /http/schemas/schemas/GroupConfigReply/properties/last_value",
+    "+ /http/schemas/schemas/GroupSettings/properties/last_value",
+    "+ /http/schemas/schemas/QueueLagReply/properties/superseded",
+    "+ /python/holdfast.client.descriptions/GroupConfig/members/last_value",
+    "+ /python/holdfast.client.descriptions/GroupQueue/members/superseded",
+    "+ /python/holdfast.client/GroupConfig/members/last_value",
+    "+ /python/holdfast.client/GroupQueue/members/superseded",
+    "+ /settings/groups.max_last_value_keys",
     "+ /commands/holdfast group create/--auto-delete-after-ms",
     "+ /http/schemas/schemas/GroupConfigReply/properties/auto_delete_after_ms",
     "+ /http/schemas/schemas/GroupSettings/properties/auto_delete_after_ms",
@@ -166,6 +176,9 @@ ADDED_PARAMETERS = (
     ", auto_delete_after_ms: int = 0",
     ", no_local: bool = False",
     ", born_timestamp_ms: int | float | datetime | None = None",
+    ", last_value: bool | None = None",
+    ", last_value: bool = False",
+    ", superseded: int | None = None",
 )
 
 

@@ -92,6 +92,11 @@ def group() -> None:
     metavar="TIME",
     help="Delete the group when it has had no member for this time, such as 1h; 0: never.",
 )
+@click.option(
+    "--last-value/--all-values",
+    default=None,
+    help="Deliver only the newest message of each key in its queue.",
+)
 @click.option("--replace", is_flag=True, help="Change the group if it exists with other settings.")
 @with_client
 def create(

@@ -107,6 +107,8 @@ def _heading(described: Mapping[str, Any], config: Mapping[str, Any] | None) -> 
         f"{described['group']}: {config['mode']}, {fairness['engine']} by {fairness['cost']}, "
         f"leases of {format_span(config['lease_ms'])}"
     ]
+    if config.get("last_value"):
+        lines.append("only the newest message of each key")
     if config["dead_letter_topic"] is not None:
         lines.append(f"dead letters to {config['dead_letter_topic']}")
     in_flight = f"{described['in_flight']:,} of {config['max_in_flight']:,} in flight"

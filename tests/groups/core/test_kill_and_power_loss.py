@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.groups.config import GroupConfig
 from holdfast.groups.core.group_topic import DeadLetter, QueueLane
+from holdfast.groups.core.last_values import KnownKeys
 from holdfast.groups.core.receipts import Receipt, ReceiptState, receipt_state
 from holdfast.groups.cursor.cursor import Cursor, End, State
 from holdfast.groups.cursor.heads import Head
@@ -128,7 +129,9 @@ def test_a_dead_letter_keeps_its_id_after_a_power_loss(tmp_path: Path) -> None:
 
 def _letters(cursor: Cursor) -> list[DeadLetter]:
     config = GroupConfig(has_dead_letters=True)
-    lane = QueueLane(KEY[0], KEY[1:], cursor, Queues(), config, None, lambda lane: None)
+    lane = QueueLane(
+        KEY[0], KEY[1:], cursor, Queues(), config, None, lambda lane: None, KnownKeys()
+    )
     return lane.dead_letters
 
 

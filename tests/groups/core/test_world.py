@@ -20,18 +20,24 @@ LONG_OPERATIONS = int(os.environ.get("TEST_LONG_OPERATIONS", "50000"))
 
 
 @pytest.mark.parametrize("engine", FAIR_ENGINES)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "last_value"),
+    [*((mode, False) for mode in MODES), pytest.param("competing", True, id="last_value")],
+)
 @settings(max_examples=2, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_a_group_does_what_its_model_does(mode: str, engine: str, seed: int) -> None:
+def test_a_group_does_what_its_model_does(
+    mode: str, last_value: bool, engine: str, seed: int
+) -> None:
     # Q24: topics with and without priority levels in one group
-    print(f"seed {seed}, {mode}, {engine}")
-    world = World(seed, mode=mode, engine=engine)
+    print(f"seed {seed}, {mode}, {engine}, last value {last_value}")
+    world = World(seed, mode=mode, engine=engine, last_value=last_value)
     for _ in range(OPERATIONS):
         world.step()
     world.drain()
     assert world.rescues == 0
     assert world.deliveries
+    assert bool(world.superseded) == last_value
 
 
 @pytest.mark.parametrize(

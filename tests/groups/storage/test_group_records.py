@@ -1,5 +1,8 @@
 """Records of groups: golden bytes, round trips, and invalid records."""
 
+from dataclasses import replace
+from typing import Any
+
 import msgpack
 import pytest
 
@@ -59,11 +62,13 @@ def test_a_record_is_read_as_it_was_written(group: GroupRecord) -> None:
     assert decode_group(group.name, encode_group(group)) == group
 
 
-def test_a_group_that_is_deleted_automatically_has_one_more_field() -> None:
-    config = GroupConfig(auto_delete_after_ms=60_000)
-    group = GroupRecord("brief", 8, config)
+@pytest.mark.parametrize(
+    ("name", "value"), [("auto_delete_after_ms", 60_000), ("last_value", True)]
+)
+def test_a_setting_of_a_later_release_is_one_more_field(name: str, value: Any) -> None:
+    group = GroupRecord("brief", 8, replace(GroupConfig(), **{name: value}))
     fields = msgpack.unpackb(encode_group(group), strict_map_key=False)
-    assert fields.pop("auto_delete_after_ms") == 60_000
+    assert fields.pop(name) == value
     assert decode_group("brief", encode_group(group)) == group
     plain = msgpack.unpackb(encode_group(GroupRecord("brief", 8)), strict_map_key=False)
     assert fields == plain

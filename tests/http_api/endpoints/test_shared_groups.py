@@ -87,6 +87,7 @@ async def test_a_new_group_has_the_defaults(api: Api) -> None:
         "strict_leases": False,
         "member_ttl_ms": 30_000,
         "auto_delete_after_ms": 0,
+        "last_value": False,
     }
 
 
@@ -105,6 +106,7 @@ EVERYTHING = {
     "strict_leases": True,
     "member_ttl_ms": 1_000,
     "auto_delete_after_ms": 60_000,
+    "last_value": False,
 }
 
 
@@ -113,6 +115,16 @@ async def test_every_setting_is_stored_and_returned(api: Api, media: str) -> Non
     encode = msgpack.packb if "msgpack" in media else msgspec.json.encode
     answer = await api.ask("PUT", G, encode(EVERYTHING), Content_Type=media)
     assert (answer.status, answer.json()["config"]) == (201, EVERYTHING)
+
+
+async def test_last_value_needs_the_mode_competing(api: Api) -> None:  # Q24
+    answer = await api.send_json("PUT", G, {**EVERYTHING, "last_value": True})
+    assert (answer.status, answer.problem) == (422, "invalid-group")
+    given = {**EVERYTHING, "last_value": True, "mode": "competing"}
+    answer = await api.send_json("PUT", G, given)
+    assert (answer.status, answer.json()["config"]) == (201, given)
+    answer = await api.send_json("PUT", G, {"mode": "keyed"})
+    assert (answer.status, answer.problem) == (422, "invalid-group")
 
 
 async def test_a_change_keeps_settings_that_are_not_given(api: Api) -> None:
