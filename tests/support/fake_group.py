@@ -44,6 +44,8 @@ class FakeGroup:
     mode: str = "competing"
     cost: str = "count"
     lease_ms: int = 30_000
+    #: The end of every body.
+    padding: bytes = b""
     exists: bool = True
     #: Whether the broker knows the field `settle` of a receive.
     knows_settle: bool = True
@@ -69,7 +71,7 @@ class FakeGroup:
     def publish(self, count: int, topic: str = "t", queue: int = 0, key: str | None = None) -> None:
         start = sum(place[:2] == (topic, queue) for place in self.bodies)
         for offset in range(start, start + count):
-            self.bodies[topic, queue, offset] = b"%d" % offset, key
+            self.bodies[topic, queue, offset] = b"%d" % offset + self.padding, key
             self.available.append((topic, queue, offset))
         self._arrived.set()
 
@@ -150,11 +152,15 @@ class FakeGroup:
             for each in asked.get("limits", [])
         }
         picked: list[Place] = []
+        left_bytes = asked.get("max_bytes", 1 << 60)
         for place in self.available:
             topic, queue, _ = place
             limited = [(topic, queue, None), (topic, None, self.bodies[place][1])]
             limited = [each for each in limited if each in rooms]
             if len(picked) < asked["max_messages"] and all(rooms[each] for each in limited):
+                left_bytes -= len(self.bodies[place][0])
+                if picked and left_bytes < 0:
+                    break
                 picked.append(place)
                 for each in limited:
                     rooms[each] -= 1

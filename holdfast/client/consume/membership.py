@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from holdfast.client.consume import prefetch
 from holdfast.client.consume.ack_batcher import AckBatcher, AckKind, PendingAck
 from holdfast.client.consume.delivery import (
     DeliveredMessage,
@@ -63,6 +64,8 @@ class Membership:
         self._renewing: asyncio.Task[None] | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._credit = Credit(options.concurrency, options.max_in_flight)
+        #: The size of the bodies of the messages that wait for the worker.
+        self._buffered_bytes = 0
         #: The processing times of each ordering key (key or queue). None if `concurrency` is 1,
         #: because such a member cannot process other ordering keys while one ordering key is slow.
         self._times: ProcessingTimes[OrderingKey] | None = (
@@ -104,6 +107,7 @@ class Membership:
         """Return the next delivery that may be processed now; None if there is none."""
         delivery = self.ready.take()
         if delivery is not None:
+            self._buffered_bytes -= len(delivery.body)
             delivery._lease.taken_at_s = self.loop.time()
             if self._times is not None:
                 ordering_key = delivery._lease.ordering_key
@@ -293,9 +297,13 @@ class Membership:
         """Return how many messages to request now; 0 if the buffer is still full enough or there is
         no room. The acknowledgements that the request carries make room. If there is no request
         that may carry due acknowledgements, begin to send them."""
-        credit = self._credit.request_size(buffered, self._held)
-        if self._may_carry and (credit or self._acks.is_due):
-            credit = self._credit.request_size(buffered, self._held - self._acks.carriable)
+        credit = 0
+        if not self._buffered_bytes or (
+            self._buffered_bytes + self.options.max_bytes <= prefetch.MAX_BUFFERED_BYTES
+        ):
+            credit = self._credit.request_size(buffered, self._held)
+            if self._may_carry and (credit or self._acks.is_due):
+                credit = self._credit.request_size(buffered, self._held - self._acks.carriable)
         if not credit and self._acks.is_due:
             self._acks.send_soon()
         return credit
@@ -412,7 +420,9 @@ class Membership:
         returned: list[Settling] = []
         for ordering_key, max_waiting in ordering_keys.items():
             if (lacks_room or max_waiting < FEW) and self._has_limit(ordering_key):
-                returned += self._release(self.ready.truncate(ordering_key, max_waiting))
+                removed = self.ready.truncate(ordering_key, max_waiting)
+                self._buffered_bytes -= sum(len(each.body) for each in removed)
+                returned += self._release(removed)
         for settling in returned:
             await settling
         return bool(returned)
@@ -506,6 +516,7 @@ class Membership:
     def _make_ready(self, delivery: Delivery) -> None:
         delivery._lease.ordering_key = ordering_key = self._ordering_key(delivery)
         self.ready.add(delivery, ordering_key)
+        self._buffered_bytes += len(delivery.body)
 
     def _ordering_key(self, delivery: Delivery) -> OrderingKey:
         """Return the ordering key of a delivery: its key, its queue, or only the message itself."""
@@ -523,7 +534,8 @@ class Membership:
 
     def _on_lease_lost(self, delivery: Delivery) -> None:
         delivery._lease.is_lost = True
-        self.ready.drop(delivery, self._ordering_key(delivery))
+        if self.ready.drop(delivery, self._ordering_key(delivery)):
+            self._buffered_bytes -= len(delivery.body)
         if delivery._lease.taken_at_s is not None:
             _log.warning(
                 "the lease of %s %d:%d has ended while it was processed; it will be redelivered",

@@ -16,6 +16,9 @@ U = TypeVar("U", bound=Hashable)
 
 SLOW_S = 0.1
 STUCK_S = 2.0
+#: A member requests no messages that could make its waiting messages larger than this in total. A
+#: single message may be larger than `max_bytes` of a receive, and exceed it.
+MAX_BUFFERED_BYTES = 100 * 1024 * 1024
 FEW = 2
 #: At most this many slow ordering keys without a delivery in progress are remembered.
 MAX_REMEMBERED = 64

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from holdfast.client.async_client import AsyncClient
+from holdfast.client.consume import prefetch
 from holdfast.client.consume.delivery import Delivery
 from holdfast.client.errors import ExclusiveHeld, Forbidden
 from holdfast.client.sync_client import Client
@@ -269,6 +270,36 @@ async def test_a_consumer_never_holds_more_than_max_in_flight() -> None:
             held += [len(group.leased) async for _ in consumer]
         assert len(group.acked) == 100
         assert max(held) <= 7
+
+
+async def test_the_waiting_messages_of_a_slow_consumer_are_limited_in_number_and_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # L24: here 2 MB instead of 100 MiB
+    assert signature(AsyncClient.consume).parameters["max_in_flight"].default <= 1_000
+    assert prefetch.MAX_BUFFERED_BYTES == 100 * 1024 * 1024
+    monkeypatch.setattr(prefetch, "MAX_BUFFERED_BYTES", 2_000_000)
+    async with fake_group(200, padding=bytes(100_000)) as (group, client):
+        async with client.consume(
+            "t",
+            GROUP,
+            max_in_flight=200,
+            max_bytes=500_000,
+            concurrency=50,
+            serial_by="nothing",
+        ) as consumer:
+            taken = [await anext(consumer) for _ in range(50)]  # the slow handlers
+            await until(lambda: len(group.leased) >= 50 + 16)
+            full = len(group.named("receive"))
+            for _ in range(200):
+                await asyncio.sleep(0.001)
+                assert len(group.leased) * 100_000 <= 5_000_000 + 2_000_000
+            assert len(group.named("receive")) == full, "a full consumer sends no requests"
+            for _ in range(150):
+                taken.pop(0).ack()
+                taken.append(await anext(consumer))
+            assert len({each.offset for each in taken}) == 50
+        assert len(group.acked) == 150
 
 
 async def test_a_message_whose_delay_has_just_ended_is_consumed_before_the_end() -> None:
