@@ -61,6 +61,8 @@ PARTS = (
     Part("amqp_sender_receiver", (), _own_rows),
     Part("amqp_apps", (), _own_rows),
     Part("amqp_pauses", (), _own_rows),
+    Part("amqp_two_targets", (), _own_rows),
+    Part("amqp_idle", (), _own_rows),
     Part("amqp_websocket", (), _own_rows),
     Part("amqp_wake", (), _own_rows, needs="redis-server"),
     Part("amqp_singles", (), _own_rows, needs="redis-server"),

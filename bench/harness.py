@@ -160,3 +160,9 @@ def process_cpu_s(pid: int) -> float:
     # The command name, in parentheses, may contain any character. The numbers follow it.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def process_resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process."""
+    fields = Path(f"/proc/{pid}/statm").read_text().split()
+    return int(fields[1]) * resource.getpagesize()

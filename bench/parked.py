@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import gc
 import os
-import resource
 import statistics
 import tempfile
 import time
@@ -25,7 +24,7 @@ from typing import Any
 
 import uvloop
 
-from bench.harness import broker, process_cpu_s
+from bench.harness import broker, process_cpu_s, process_resident_bytes
 from bench.hold_http import Client, Connection, held, metric, open_more_files, put_topic
 from bench.rows import TIMES, Row, report
 from holdfast.broker import Broker
@@ -71,10 +70,10 @@ async def _connections(running: RunningBroker, count: int, wakes: int) -> list[R
     each, idle = [], []
     for _ in range(_ROUNDS):
         for parked, costs in waking.items():
-            before = _resident(running.pid)
+            before = process_resident_bytes(running.pid)
             crowd = await _park(running.url, parked)
             if parked == count:
-                each.append((_resident(running.pid) - before) / count)
+                each.append((process_resident_bytes(running.pid) - before) / count)
                 spent = process_cpu_s(running.pid)
                 await asyncio.sleep(_IDLE_S)
                 idle.append(100 * (process_cpu_s(running.pid) - spent) / _IDLE_S)
@@ -232,7 +231,7 @@ async def _entries(folder: Path, count: int) -> tuple[float, float]:
     await asyncio.to_thread(put_topic, here.url, "parked", _QUEUES, DURABILITY)
     client = Client(here.url)
     gc.collect()
-    before = _resident(os.getpid())
+    before = process_resident_bytes(os.getpid())
     kept = []
     for number in range(count):
         protocol, transport = loop.connect(), KeepsNothing(number)
@@ -242,7 +241,7 @@ async def _entries(folder: Path, count: int) -> tuple[float, float]:
         if number % 100 == 0:
             await asyncio.sleep(0)
     await held_here(here, count)
-    each = (_resident(os.getpid()) - before) / count
+    each = (process_resident_bytes(os.getpid()) - before) / count
     spent = process_cpu_s(os.getpid())
     await asyncio.sleep(_IDLE_S)
     idle = 100 * (process_cpu_s(os.getpid()) - spent) / _IDLE_S
@@ -266,11 +265,6 @@ def _receive(protocol: asyncio.BaseProtocol, data: bytes) -> None:
     else:
         assert isinstance(protocol, asyncio.Protocol)
         protocol.data_received(data)
-
-
-def _resident(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/statm").read_text().split()
-    return int(fields[1]) * resource.getpagesize()
 
 
 if __name__ == "__main__":

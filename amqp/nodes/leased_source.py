@@ -11,7 +11,6 @@ flow that reduces the credit cancels the ask; the link gives messages beyond the
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -86,7 +85,7 @@ class LeasedSource:
         self._timeout: asyncio.TimerHandle | None = None
         #: Messages of the last slice for which the window had no room: other links of the session
         #: used it meanwhile.
-        self._unsent: deque[Unsent] = deque()
+        self._unsent: list[Unsent] = []
         #: The annotations of outcomes `modified`, of messages that were acknowledged and are not
         #: sent yet (pre-settled links only).
         self._modified: dict[Receipt, bytes] = {}
@@ -306,7 +305,8 @@ class LeasedSource:
         """Send the messages that wait for the window. Return False if the link must wait again."""
         self._give_back_unsent(self._link.delivery_room.left)
         room = self._work.room()
-        waiting = [self._unsent.popleft() for _ in range(min(room, len(self._unsent)))]
+        waiting = self._unsent[:room]
+        del self._unsent[:room]
         deliveries = []
         for each in waiting:
             found = await read_message(self._parts.store, each.topic, each.queue, each.offset)
@@ -320,7 +320,7 @@ class LeasedSource:
         if self._work.is_stopped:
             return False
         count = self._send_now(deliveries)
-        self._unsent.extendleft(map(_unsent, reversed(deliveries[count:])))
+        self._unsent[:0] = map(_unsent, deliveries[count:])
         self._peer.flush()
         return not self._unsent
 
