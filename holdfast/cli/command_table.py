@@ -24,7 +24,7 @@ class Entry(NamedTuple):
 ENTRIES = {
     "serve": Entry("serve", "Run a broker until a signal stops it."),
     "status": Entry("status", "Show the health of a broker on one screen."),
-    "top": Entry("status", "Show topic rates and group lag until Ctrl-C."),
+    "top": Entry("status", "Show traffic, delays, topic rates and group lag until Ctrl-C."),
     "topic": Entry("topic", "Create, list, describe, change and delete topics."),
     "publish": Entry("publish", "Publish lines of FILE or of standard input, or --body."),
     "pull": Entry("pull", "Print the messages of TOPIC, from all queues or one."),
