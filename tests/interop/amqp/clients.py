@@ -7,14 +7,15 @@ uses a connection of its own. `error` in an answer says why the command failed.
 |---------|----------------------------------------------------------------|---------------------|
 | send    | address, messages, settled                                     | outcomes            |
 | receive | address, count, credit, outcome, failed, undeliverable,        | messages, drained   |
-|         | selector, settled, second, drain                               |                     |
+|         | selector, settled, second, drain, annotations                  |                     |
 | manage  | requests: [method, path, body as text or null]                 | replies: [status,   |
 |         |                                                                | JSON]               |
 
 Only rhea has `manage`. `receive` grants `credit` (at least `count`), receives `count` messages,
 gives each one `outcome` (accept, reject, release, modify, or none), and then drains the link if
-`drain` is true. `second` asks for rcv-settle-mode second. `frame_bytes` sets the client's
-max-frame-size in any command.
+`drain` is true. `annotations` are those of the outcome modify; only rhea and go-amqp have them.
+`second` asks for rcv-settle-mode second. `frame_bytes` sets the client's max-frame-size in any
+command.
 
 values.py defines how messages and values look.
 """

@@ -83,6 +83,30 @@ def test_a_failed_delivery_is_counted(each_client: Client, address: str) -> None
     assert (bodies(again), counts(again)) == (["one", "two"], [2, 0])
 
 
+@only("go-amqp", "rhea")
+def test_the_annotations_of_a_failed_delivery_are_merged(each_client: Client, address: str) -> None:
+    def modify(name: str, value: str) -> list[Any]:
+        """Give the message back with an annotation; return the annotations that it had."""
+        pairs = [[["symbol", name], ["string", value]]]
+        (message,) = each_client.receive(
+            address, 1, outcome="modify", failed=True, annotations=pairs
+        )
+        return added(message)
+
+    def added(message: Message) -> list[Any]:
+        pairs = message["annotations"]
+        return sorted(
+            [key[1], value[1]] for key, value in pairs if key[1] in ("x-opt-by", "x-opt-why")
+        )
+
+    each_client.send(address, [text("one")])
+    assert modify("x-opt-why", "broken") == []
+    assert modify("x-opt-by", "me") == [["x-opt-why", "broken"]]
+    assert modify("x-opt-why", "late") == [["x-opt-by", "me"], ["x-opt-why", "broken"]]
+    (message,) = each_client.receive(address, 1)
+    assert added(message) == [["x-opt-by", "me"], ["x-opt-why", "late"]]
+
+
 def test_a_message_undeliverable_here_is_not_delivered_here_again(
     each_client: Client, address: str
 ) -> None:

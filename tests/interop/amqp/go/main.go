@@ -26,6 +26,7 @@ type command struct {
 	Failed, Undeliverable            bool
 	FrameBytes                       uint32 `json:"frame_bytes"`
 	Messages                         []object
+	Annotations                      []any
 }
 
 func main() {
@@ -195,8 +196,13 @@ func settle(ctx context.Context, receiver *amqp.Receiver, message *amqp.Message,
 	case "release":
 		return receiver.ReleaseMessage(ctx, message)
 	case "modify":
+		annotations := amqp.Annotations{}
+		for key, value := range decodePairs(asked.Annotations) {
+			annotations[string(key.(amqp.Symbol))] = value
+		}
 		return receiver.ModifyMessage(ctx, message, &amqp.ModifyMessageOptions{
 			DeliveryFailed: asked.Failed, UndeliverableHere: asked.Undeliverable,
+			Annotations: annotations,
 		})
 	}
 	return nil

@@ -153,6 +153,7 @@ function settle(delivery, asked) {
       amqpMessage.modified({
         delivery_failed: asked.failed ?? false,
         undeliverable_here: asked.undeliverable ?? false,
+        message_annotations: decodeFields(asked.annotations ?? []),
       }),
   };
   const outcome = outcomes[asked.outcome ?? "accept"];
