@@ -16,7 +16,12 @@ from holdfast.groups.core.group import Group
 from holdfast.groups.core.receipts import ReceiptCodec
 from holdfast.groups.core.requests import SelectedMessage
 from holdfast.groups.serving.clock import GroupClock
-from holdfast.groups.serving.head_source import MATCHES_A_TURN, RecentBatches, StoreHeads
+from holdfast.groups.serving.head_source import (
+    KEYS_A_TURN,
+    MATCHES_A_TURN,
+    RecentBatches,
+    StoreHeads,
+)
 from holdfast.groups.serving.parsed_filters import filter_of
 from holdfast.groups.serving.receive_flow import ReceiveFlow
 from tests.support.stored import batch
@@ -275,6 +280,44 @@ async def test_a_message_whose_read_fails_once_is_not_skipped(
     assert found is not None
     assert [head.offset for head in found.heads] == ([] if is_lost else [0, 1])
     assert bool(found.lost) == is_lost
+
+
+async def test_keys_are_read_from_memory_up_to_the_end_of_a_batch() -> None:  # Q24
+    made = [batch(["a", "b"], key="k"), batch(["c"]), batch(["d"], key="é")]
+    heads = _Source(_Store(*made)).heads
+    assert heads.keys(KEY, 0, 4) == [b"k", b"k"]
+    assert heads.keys(KEY, 1, 4) == [b"k"]
+    assert heads.keys(KEY, 0, 1) == [b"k"]
+    assert heads.keys(KEY, 2, 4) == [b""]
+    assert heads.keys(KEY, 3, 4) == ["é".encode()]
+
+
+async def test_keys_on_the_disk_need_a_fetch() -> None:  # Q24
+    store = _Store(batch(["a", "b"], key="k"), batch(["c"], key="l"), is_cold=True)
+    heads = _Source(store).heads
+    assert heads.keys(KEY, 1, 3) is None
+    await heads.fetch(KEY, 1)
+    assert (heads.keys(KEY, 1, 3), heads.keys(KEY, 2, 3)) == ([b"k"], [b"l"])
+    assert store.reads == [1]
+
+
+async def test_keys_that_cannot_be_read_count_as_none() -> None:  # Q24
+    store = _FailingStore(batch(["a", "b"], key="k"), failures=1, reason="payload-crc")
+    heads = _Source(store).heads
+    assert heads.keys(KEY, 0, 2) is None
+    await heads.fetch(KEY, 0)
+    assert (heads.keys(KEY, 0, 2), heads.keys(KEY, 1, 2)) == ((b"",), (b"",))
+
+
+async def test_one_loop_iteration_reads_a_limited_number_of_keys() -> None:  # Q24
+    count = KEYS_A_TURN + 10
+    store = _Store(batch(["x"] * count, key="k"))
+    heads = _Source(store).heads
+    assert heads.keys(KEY, 0, count) == [b"k"] * KEYS_A_TURN
+    assert heads.keys(KEY, KEYS_A_TURN, count) is None
+    await heads.fetch(KEY, KEYS_A_TURN)
+    assert heads.keys(KEY, KEYS_A_TURN, count) == [b"k"] * 10
+    assert store.reads == [0], "the keys are in memory, and only wait for their turn"
 
 
 # -- the cache of batches ------------------------------------------------------------------
