@@ -15,6 +15,7 @@ of its queue were examined, even if the keys do not fit into memory.
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.cursor.cursor import Cursor
@@ -23,6 +24,9 @@ from holdfast.groups.cursor.settled_offsets import CHUNK, SettledOffsets
 
 #: One reading of a queue keeps at least this many keys, even if the limit is reached.
 MIN_KEYS = 64
+#: Of a longer key only a digest is kept, so that each key needs about the same memory. A digest has
+#: one byte more, so that it differs from every short key.
+LONGEST_KEY_BYTES = 64
 #: For each new key and each settled message, this many keys are examined: if their newest message
 #: is settled, they are dropped.
 EXAMINED = 2
@@ -142,6 +146,8 @@ class LastValues:
         for offset, key in enumerate(keys, self._read_end):
             if not key:
                 continue
+            if len(key) > LONGEST_KEY_BYTES:
+                key = b"#" + blake2b(key, digest_size=LONGEST_KEY_BYTES).digest()
             known = newest.get(key)
             if known is None:
                 self._add_key(key, offset)

@@ -79,6 +79,7 @@ def test_a_group_with_other_settings_is_not_changed(orders: Run) -> None:
         ("orders=2", "--lease-ms", "6s"): "--lease-ms 5000, not 6000",
         ("--mode", "keyed"): "--mode competing, not keyed",
         ("--engine", "dwrr"): "--engine sfq, not dwrr",
+        ("--last-value",): "--last-value False, not True",
         ("--dead-letter-topic", "dead"): "--dead-letter-topic none, not dead",
     }
     for arguments, difference in refused.items():
@@ -89,6 +90,10 @@ def test_a_group_with_other_settings_is_not_changed(orders: Run) -> None:
     assert described["config"] == json.loads(made.stdout)["config"]
     replaced = orders("group", "create", "g", "refunds", "--replace")
     assert list(json.loads(replaced.stdout)["config"]["topics"]) == ["refunds"]
+    replaced = orders("group", "create", "g", "--last-value", "--replace")
+    assert json.loads(replaced.stdout)["config"]["last_value"] is True
+    replaced = orders("group", "create", "g", "--all-values", "--replace")
+    assert json.loads(replaced.stdout)["config"]["last_value"] is False
 
 
 def test_a_group_that_only_stores_offsets_gets_leases(

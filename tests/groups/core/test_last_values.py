@@ -267,6 +267,16 @@ def test_many_superseded_messages_of_one_key_are_dropped_together() -> None:
     assert sum(end - start for _, start, end in queues.reads) <= 10, "they are not read as heads"
 
 
+def test_long_keys_are_distinguished_by_their_ends() -> None:
+    class _LongKeys(_Counting):
+        def keys(self, queue: tuple[int, int], start: int, end: int) -> list[bytes] | None:
+            found = super().keys(queue, start, end)
+            return found and [b"k" * 1_000 + each for each in found]
+
+    group, _ = group_over(KnownKeys(), [1, 2, 1, 3], _LongKeys())
+    assert drained(group) == [1, 2, 3]
+
+
 def test_a_read_from_the_disk_continues_where_it_stopped() -> None:
     group, queues = group_over(KnownKeys(), [1] * 50 + [2])
     queues.step = 10
