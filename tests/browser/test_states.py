@@ -91,7 +91,8 @@ def test_damage_is_listed_with_its_remedy(console: Console, tmp_path: Path) -> N
     bodies = page.locator("td[data-title=Body]").all_inner_texts()
     assert bodies == ["whole again", "whole"]
     console.open("#/")
-    expect(page.locator(".box.warn")).to_contain_text("holdfast repair --accept-loss")
+    degraded = page.locator(".box.warn", has_text="Degraded")  # a busy machine may warn too
+    expect(degraded).to_contain_text("holdfast repair --accept-loss")
     expect(page.locator("#top .state")).to_have_text("degraded")
 
 
@@ -128,7 +129,8 @@ def test_alarms_have_their_remedies(console: Console) -> None:
     expect(box).to_contain_text("Publishing is stopped: the disk alarm.")
     expect(box).to_contain_text("60 MiB are left of the disk")
     expect(box).to_contain_text("lower the retention of a topic")
-    expect(page.locator(".box.warn")).to_contain_text("Degraded: no-segment")
+    degraded = page.locator(".box.warn", has_text="Degraded")  # a busy machine may warn too
+    expect(degraded).to_contain_text("no-segment")
     expect(page.locator("#top .state")).to_have_text("publishing stopped")
     page.unroute("**/readyz")
     fulfil(page, "/readyz", 200, {**ALARMS, "alarms": {}, "read_only": "a sync failed"})

@@ -35,7 +35,7 @@ export function findings(ready, all) {
   if (all.groups.letters_not_kept) found.push(box("warn", `${counted(all.groups.letters_not_kept, "dead letter")} could not be kept since the start.`, "The log says why; often the group has no dead-letter topic."));
   const fills = fillsIn(all.disk);
   if (fills !== null && fills < 3 * 86400) found.push(box("warn", `The disk is full in ${duration(fills)} at the present rate.`, "Lower the retention of a large topic, set commitlog.max_total_bytes, or enlarge the disk."));
-  if (all.event_loop_lag_seconds > 0.05) found.push(box("warn", `The broker answers late: its event loop lags by ${duration(all.event_loop_lag_seconds)}.`, "The processor is busy. See the requests per second, and the filters of held pulls."));
+  if (all.event_loop_lag_seconds > 0.25) found.push(box("warn", `The broker answers late: its event loop lags by ${duration(all.event_loop_lag_seconds)}.`, "The processor is busy. See the requests per second, and the filters of held pulls."));
   return found;
 }
 
