@@ -23,6 +23,7 @@ SKIPPED = {
     r"^curl .*https://broker:8711": "needs a machine of that name",
     r"_HOLDFAST_COMPLETE": "writes to the shell's start-up file",
     r"^(systemctl|journalctl|podman|docker|helm) ": "needs a service manager or a container engine",
+    r"^packaging/": "builds packages; tests/interop/test_deb.py and make release do that",
     r"^go run |^npx ": "need Go, or Node, and what they fetch: tests/interop",
 }
 #: Kinds of blocks that are not run. `py` is a program for another broker.
