@@ -15,7 +15,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(__file__.rpartition("/")[0]):
             item.add_marker(pytest.mark.interop)
-            item.add_marker(pytest.mark.timeout(590))
+            item.add_marker(pytest.mark.timeout(1500))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -32,7 +32,7 @@ TOOLCHAINS: Mapping[str, str] = {
 OAPI_CODEGEN = "github.com/oapi-codegen/oapi-codegen/v2/cmd/oapi-codegen@v2.8.2"
 
 #: Long enough for a download on a slow network, or a compiler on a busy machine.
-BUILD_S = 420
+BUILD_S = 1200
 
 
 def need(*tools: str) -> None:
