@@ -11,12 +11,15 @@ import msgspec
 from holdfast.client.errors import MessageTooLarge
 from holdfast.client.produce.options import Body as Body
 from holdfast.client.produce.options import check_priority as check_priority
+from holdfast.client.timestamps import Time, as_timestamp_ms
 from holdfast.commitlog.format.limits import MAX_TTL_MS, MessageLimits
 
 #: A larger message gets its own request, because sharing saves only the fixed cost of a request.
 MAX_SHARED_BYTES = 32 * 1024
 
 _LIMITS = MessageLimits()
+#: The latest time that a batch can store.
+_LATEST_US = 2**63 - 1
 
 
 class NewMessage(msgspec.Struct, omit_defaults=True):
@@ -107,3 +110,14 @@ def message_too_large(what: str, size: int, limit: int) -> MessageTooLarge:
         f"a {what} of {size} bytes; the limit is {limit} bytes",
         {"limit": limit},
     )
+
+
+def as_born_us(born_timestamp_ms: Time | None) -> int | None:
+    """Return a born time in microseconds since 1970; None if none is given. Raises TypeError, and
+    ValueError for a time that a batch cannot store."""
+    if born_timestamp_ms is None:
+        return None
+    born_us = as_timestamp_ms(born_timestamp_ms) * 1000
+    if born_us > _LATEST_US:
+        raise ValueError(f"born_timestamp_ms is at most {_LATEST_US // 1000}: {born_timestamp_ms}")
+    return born_us

@@ -22,11 +22,11 @@ import msgspec
 from holdfast.client.errors import ProducerBufferFull, ProducerClosed, PublishFailed
 from holdfast.client.produce.accumulator import Accumulator, PendingBatch, ProducerOptions
 from holdfast.client.produce.identities import ProducerIds
-from holdfast.client.produce.new_message import Body
+from holdfast.client.produce.new_message import Body, as_born_us
 from holdfast.client.produce.sender import Sender
 from holdfast.client.read.facts import TopicFacts
 from holdfast.client.read.results import PublishResult
-from holdfast.client.timestamps import Time, as_timestamp_ms
+from holdfast.client.timestamps import Time
 from holdfast.client.transport.loop_thread import LoopThread
 from holdfast.client.transport.requests import Transport
 from holdfast.commitlog.format.limits import MessageLimits
@@ -215,7 +215,7 @@ class AsyncProducer(_BaseProducer):
             raise ProducerClosed
         if accumulator.is_full:
             raise ProducerBufferFull(self.options.buffer_bytes)
-        born_us = None if born_timestamp_ms is None else as_timestamp_ms(born_timestamp_ms) * 1000
+        born_us = as_born_us(born_timestamp_ms)
         batch = accumulator.add(body, key, tag, properties, queue, priority, ttl_ms, born_us)
         return SendHandle(batch, len(batch.bodies) - 1)
 
@@ -321,7 +321,7 @@ class Producer(_BaseProducer):
 
         Everything else is as in `AsyncProducer.send`.
         """
-        born_us = None if born_timestamp_ms is None else as_timestamp_ms(born_timestamp_ms) * 1000
+        born_us = as_born_us(born_timestamp_ms)
         with self._lock:
             accumulator = self._accumulator
             while accumulator is not None and accumulator.is_full:

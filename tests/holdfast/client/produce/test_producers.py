@@ -225,6 +225,22 @@ async def test_after_drain_half_of_the_buffer_is_free() -> None:
     assert len(topic.queues[0]) == 450
 
 
+LATEST_MS = (2**63 - 1) // 1000
+
+
+@pytest.mark.parametrize("born_ms", [LATEST_MS + 1, 10**17, -1])
+async def test_only_the_message_with_a_time_out_of_range_is_refused(born_ms: int) -> None:
+    topic = StoredTopic()
+    async with producing(topic, queue=0) as producer:
+        handles = [producer.send(b"1", born_timestamp_ms=LATEST_MS)]
+        with pytest.raises(ValueError, match=r"born_timestamp_ms|1970"):
+            producer.send(b"2", born_timestamp_ms=born_ms)
+        handles += [producer.send(b"3")]
+        for handle in handles:
+            await handle
+    assert topic.queues == {0: [b"1", b"3"]}
+
+
 async def test_only_the_message_over_the_topics_limit_is_refused() -> None:
     topic = StoredTopic(max_message_bytes=10)
     async with producing(topic, queue=0) as producer:
