@@ -44,7 +44,7 @@ _HEARTBEAT_S = 15.0
 _IDLE_S = 20.0
 _WAKE_S = 0.01
 _CREDIT = 1_000
-#: `_links` attaches so many of each kind; a session has at most 1,000 (`amqp.max_links`).
+#: `_links` attaches this many links of each kind. A session may have 1,000 (`amqp.max_links`).
 _LINKS = 1_000
 _KINDS = {
     "receives from a group": Attach("", 0, True, source=Source("/groups/idle"), target=Target("x")),

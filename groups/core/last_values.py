@@ -181,7 +181,7 @@ class LastValues:
                 newest.move_to_end(key)
 
     def _settle(self, start: int, end: int) -> None:
-        """Settle the superseded messages in [start, end) that nobody holds."""
+        """Settle the superseded messages in [start, end) that no member holds."""
         cursor = self._cursor
         if start >= max(cursor.next, cursor.grace_bound):
             cursor.drop_untouched(start, end)

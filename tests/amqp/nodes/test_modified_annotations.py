@@ -137,7 +137,7 @@ def test_annotations_of_settled_messages_are_dropped() -> None:
     all_ = _Annotations()
     all_.keep(*range(10))
     all_.kept.drop([receipt(3), receipt(50)])
-    all_.settled = {0, 1, 8}  # over HTTP: nobody calls `drop`
+    all_.settled = {0, 1, 8}  # over HTTP, without a call of `drop`
     all_.keep(*range(10, 10 + 10 // CHECKED_AT_ONCE + 1))
     assert all_.offsets() == [2, 4, 5, 6, 7, 9, 10, 11, 12]
     all_.kept.drop([receipt(each) for each in all_.offsets()])

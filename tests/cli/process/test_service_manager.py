@@ -118,7 +118,9 @@ async def test_the_watchdog_is_fed_while_the_event_loop_runs(manager: Manager) -
     "watchdog",
     [{}, {"WATCHDOG_USEC": "0"}, {"WATCHDOG_USEC": "x"}, {"WATCHDOG_PID": "1"}],
 )
-async def test_nobody_is_fed_who_does_not_ask(watchdog: dict[str, str], tmp_path: Path) -> None:
+async def test_a_manager_that_does_not_ask_gets_no_reports(
+    watchdog: dict[str, str], tmp_path: Path
+) -> None:
     manager = Manager(str(tmp_path / "notify"))
     asked = {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": str(os.getpid())} if watchdog else {}
     service = ServiceManager({**manager.environ, **asked, **watchdog})
@@ -152,7 +154,7 @@ async def test_without_a_usable_address_nothing_is_sent(
 async def test_a_manager_that_is_gone_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    service = ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "nobody")})
+    service = ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "absent")})
     service.ready("serving")
     service.close()
     (line,) = caplog.messages
