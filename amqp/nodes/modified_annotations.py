@@ -14,8 +14,8 @@ changes the epoch.
 Above a limit, the oldest entries are dropped and counted.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 from holdfast.amqp.config import AmqpConfig
@@ -62,8 +62,8 @@ class ModifiedAnnotations:
         #: For each client its bytes, and its entries, the oldest first.
         self._bytes_of: dict[str, int] = {}
         self._places_of: dict[str, dict[_Place, None]] = {}
-        #: The places to check next. It may have places without an entry.
-        self._to_check: deque[_Place] = deque()
+        #: The places to check next, of the entries that there were when this round began.
+        self._to_check: Iterator[_Place] = iter(())
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -122,7 +122,6 @@ class ModifiedAnnotations:
         self.bytes += size
         self._bytes_of[client] = self._bytes_of.get(client, 0) + size
         self._places_of.setdefault(client, {})[place] = None
-        self._to_check.append(place)
 
     def _remove(self, place: _Place) -> None:
         entry = self._entries.pop(place)
@@ -133,12 +132,11 @@ class ModifiedAnnotations:
             del self._bytes_of[entry.client], self._places_of[entry.client]
 
     def _check_some(self, may_return: MayReturn) -> None:
-        for _ in range(min(CHECKED_AT_ONCE, len(self._to_check))):
-            place = self._to_check.popleft()
+        places = list(islice(self._to_check, CHECKED_AT_ONCE))
+        if len(places) < CHECKED_AT_ONCE:
+            self._to_check = iter(list(self._entries))
+            places += islice(self._to_check, CHECKED_AT_ONCE - len(places))
+        for place in places:
             entry = self._entries.get(place)
-            if entry is None:
-                continue
-            if may_return(entry.group, entry.receipt):
-                self._to_check.append(place)
-            else:
+            if entry is not None and not may_return(entry.group, entry.receipt):
                 self._remove(place)

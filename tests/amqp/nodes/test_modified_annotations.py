@@ -1,3 +1,4 @@
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -142,3 +143,17 @@ def test_annotations_of_settled_messages_are_dropped() -> None:
     assert all_.offsets() == [2, 4, 5, 6, 7, 9, 10, 11, 12]
     all_.kept.drop([receipt(each) for each in all_.offsets()])
     assert (len(all_.kept), all_.kept.bytes, all_.kept.dropped_total) == (0, 0, 0)
+
+
+def test_repeated_outcomes_of_one_message_need_no_more_memory() -> None:
+    all_ = _Annotations()
+    all_.keep(*range(10))
+    tracemalloc.start()
+    try:
+        for _ in range(5_000):
+            all_.keep(0)
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown < 20_000  # the list of places to check once had 8 bytes more for each outcome
+    assert all_.kept.bytes == 10 * SIZE
