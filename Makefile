@@ -26,7 +26,7 @@ $(READY): requirements.lock pyproject.toml .ci/make-venv
 venv: $(READY)  ## make the environment and nothing else
 
 demo: $(READY)  ## real input from publisher to consumer to Spark; FILE=... publishes a file's lines
-	@$(BIN)/holdfast demo $(if $(FILE),--file "$(FILE)")
+	@$(BIN)/holdfast demo --no-wait $(if $(FILE),--file "$(FILE)")
 
 test: $(READY)  ## every test; PYTEST_ARGS="tests/cli -k pull" picks some, JOBS=1 shows them in order
 	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)

@@ -41,7 +41,7 @@ ENTRIES = {
     "config": Entry("config", "Show a broker's settings."),
     "token": Entry("token", "Create, list and revoke access tokens."),
     "bench": Entry("bench", "Measure a broker's latency and throughput."),
-    "demo": Entry("demo", "Show the main features in a minute or two."),
+    "demo": Entry("demo", "Show the main features in 20 seconds, or in a minute with Spark."),
 }
 
 

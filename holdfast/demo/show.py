@@ -1,7 +1,7 @@
 """The demonstration: six steps, each explained in plain words and shown live.
 
 Everything runs on loopback, with one broker process over a temporary folder. At the end no process
-and no file is left.
+and no file is left. If asked, the broker serves on before that, until the user interrupts it.
 """
 
 import tempfile
@@ -27,7 +27,7 @@ TOPIC = "demo"
 QUEUES = 4
 #: This many readings are first published one by one, to show that each wakes the waiting consumer.
 SINGLES = 5
-STREAM_S = 12.0  # the longest time of streaming, without the restart of the broker
+STREAM_S = 6.0  # the longest time of streaming, without the restart of the broker
 ROUND_S = 0.05  # the longest pause between two rounds of readings or two slices of lines
 #: A file is streamed in slices of this many lines. The broker is killed after half of the slices.
 SLICE_LINES = 250
@@ -70,14 +70,13 @@ class Follower(threading.Thread):
             return self.bodies.keys() >= places
 
 
-def run_demo(file: Path | None, console: Console) -> bool:
-    """Run all steps. Return False if a step did not work as promised. Raises FileNotFoundError for
-    a missing file, and ModuleNotFoundError if psutil, which reads this machine's values, is not
-    installed."""
+def run_demo(file: Path | None, console: Console, *, serves_on: bool) -> bool:
+    """Run all steps. With `serves_on` the broker then serves until a KeyboardInterrupt. Return
+    False if a step did not work as promised. Raises FileNotFoundError for a missing file."""
     readings = machine_readings() if file is None else file_lines(file)
     first = list(islice(readings, SINGLES))
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
-        return _Demo(console, Path(folder), file).run(first, readings)
+        return _Demo(console, Path(folder), file).run(first, readings, serves_on=serves_on)
 
 
 class _Demo:
@@ -87,7 +86,7 @@ class _Demo:
         self._file = file
         self._acknowledged: dict[tuple[int, int], bytes] = {}
 
-    def run(self, first: list[Reading], rest: Iterator[Reading]) -> bool:
+    def run(self, first: list[Reading], rest: Iterator[Reading], *, serves_on: bool) -> bool:
         source = "this machine's own readings"
         if self._file is not None:
             source = f"the lines of {escape(str(self._file))}"
@@ -103,8 +102,9 @@ class _Demo:
                 survived = self._show_kill(broker, client, follower, rest)
                 replayed = self._show_replay(client, follower)
                 self._show_spark(broker.url)
-        self._step(6, "Done", "the broker was stopped and its folder removed.")
-        return survived and replayed
+            served = self._show_what_to_try(broker, serves_on=serves_on)
+        self._console.print("\nThe broker was stopped and its folder removed.")
+        return survived and replayed and served
 
     # -- the steps -------------------------------------------------------------------------
 
@@ -223,6 +223,27 @@ class _Demo:
         table = aggregate_with_spark(url, TOPIC, middle, is_reading=self._file is None)
         self._console.print(table)
 
+    def _show_what_to_try(self, broker: RunningBroker, *, serves_on: bool) -> bool:
+        """Return False if the broker ended while it served on."""
+        lead = "while the broker serves." if serves_on else "as long as a broker serves them."
+        self._step(6, "Try it yourself", lead)
+        self._say(f"The console: [bold]{broker.url}/console/[/]")
+        for purpose, command in curl_commands(broker.url):
+            self._say(f"{purpose}:")
+            # A terminal wraps the line, so that it can be copied as it is.
+            self._console.print(f"    {command}", soft_wrap=True, markup=False)
+        if not serves_on:
+            self._say("On a terminal, without --no-wait, the broker serves until you press Ctrl-C.")
+            return True
+        self._console.print("\nThe broker serves until you press [bold]Ctrl-C[/].")
+        try:
+            while broker.is_running:
+                time.sleep(0.5)
+        except KeyboardInterrupt:
+            return True
+        self._say("[bold red]WRONG[/]  the broker ended by itself")
+        return False
+
     # -- output in Rich's markup; text from outside the demonstration is escaped ---------------
 
     def _step(self, number: int, title: str, text: str) -> None:
@@ -233,6 +254,16 @@ class _Demo:
 
     def _verdict(self, is_right: bool, good: str, bad: str) -> None:
         self._say(f"[bold green]right[/]  {good}" if is_right else f"[bold red]WRONG[/]  {bad}")
+
+
+def curl_commands(url: str) -> list[tuple[str, str]]:
+    """Return three commands that work as they are, each with its purpose."""
+    messages = f"{url}/v1/topics/{TOPIC}/messages"
+    return [
+        ("Read the oldest messages", f"curl '{messages}?from=earliest&max_messages=3'"),
+        ("Wait up to a minute for a new one", f"curl '{messages}?from=latest&wait_ms=60000'"),
+        ("Publish it, in a second terminal", f"curl {messages} -d 'hello'"),
+    ]
 
 
 def _rounds(readings: Iterator[Reading], count: int) -> Iterator[list[Reading]]:

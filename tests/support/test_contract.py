@@ -11,6 +11,7 @@ from tests.support.contract import SNAPSHOT, contract, differences
 #: What may be new. Anything else that is added, changed or removed is a change of a promise:
 #: write the contract again (`python -m tests.support.contract --write`) only if it is meant.
 ADDITIONS = {
+    "+ /commands/holdfast demo/--no-wait",
     "+ /commands/holdfast group create/--last-value --all-values",
     "+ /commands/holdfast serve/--groups-max-last-value-keys",
     "+ /http/schemas/schemas/GroupConfigReply/properties/last_value",
