@@ -1,37 +1,16 @@
 """Take a backup of a data directory, also while a broker writes to it.
 
-The backup contains everything that was acknowledged before it began. It never changes a file that
-an earlier manifest in the same folder lists. So the earlier backup stays complete until the new
-manifest is in place, and from then on the new backup is complete.
+The backup contains everything that was acknowledged before it began. A Target stores its files.
 """
 
-import contextlib
-import fcntl
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.backup.files import (
-    Progress,
-    chunks,
-    clone_file,
-    fill_file,
-    read_chunks,
-    sha256_of,
-    sum_progress,
-    sync_tree,
-)
-from holdfast.backup.manifest import (
-    MANIFEST_NAME,
-    BackupFile,
-    Manifest,
-    NotABackup,
-    decode_manifest,
-    encode_manifest,
-)
+from holdfast.backup.files import Progress, chunks, sum_progress
+from holdfast.backup.folder_target import locked_target
+from holdfast.backup.manifest import BackupFile, Manifest
 from holdfast.backup.source import (
     STATE_FAILURES,
     LiveState,
@@ -40,15 +19,15 @@ from holdfast.backup.source import (
     identity,
     log_snapshot,
 )
+from holdfast.backup.target import Added, BackupRefused, Target
 from holdfast.commitlog.disk.data_dir import (
     LAYOUT_VERSION,
     is_readable,
     read_version,
     require_data_dir,
 )
-from holdfast.commitlog.disk.disk import make_directory
-from holdfast.commitlog.disk.owned_files import Folder, open_folder, read_file, refuse_planted
-from holdfast.commitlog.errors import LogError, UnknownFormatVersion
+from holdfast.commitlog.disk.owned_files import read_file, refuse_planted
+from holdfast.commitlog.errors import UnknownFormatVersion
 from holdfast.commitlog.segments.log_scan import Damage, scan_segment
 from holdfast.commitlog.segments.segment import Segment
 from holdfast.consumequeue.lmdb_env.env import CORRUPT
@@ -57,20 +36,7 @@ from holdfast.consumequeue.state.records import INCOMPLETE
 from holdfast.consumequeue.state.store import StateStore
 from holdfast.groups.storage.open import DIRECTORY as GROUPS_DIRECTORY
 
-#: This file exists while a backup is being taken. If it is there and no backup runs, the backup was
-#: interrupted, and its files may be removed.
-UNFINISHED = "UNFINISHED"
-
 _STATE_MAP_BYTES = 1024**3
-
-
-@dataclass(eq=False, repr=False)
-class BackupRefused(LogError):
-    """A backup may not be put into the given folder. `reason` includes how to fix it."""
-
-    sentence = "no backup is made in {where}: {reason}"
-    where: Path
-    reason: str
 
 
 @dataclass(slots=True)
@@ -107,11 +73,25 @@ def make_backup(
     _check_source(data_dir, target)
     if target.is_relative_to(data_dir):
         raise BackupRefused(target, "it is inside the data directory; use another folder")
-    with _locked_target(target) as (folder, previous):
-        if previous is not None and not incremental:
+    with locked_target(target) as place:
+        if place.previous is not None and not incremental:
             remedy = "add --incremental to update it, or use an empty folder"
             raise BackupRefused(target, f"it contains a backup; {remedy}")
-        return _Backup(data_dir, folder, previous, holdfast_version, progress).run()
+        return _Backup(data_dir, place, holdfast_version, progress).run()
+
+
+def make_backup_in(
+    target: Target,
+    data_dir: Path,
+    *,
+    holdfast_version: str = "",
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> BackupReport:
+    """Back up `data_dir` into any target. Sealed segments of the target's previous backup are
+    reused if they are intact. Raise what `make_backup` raises; the target's errors propagate."""
+    data_dir = data_dir.resolve()
+    _check_source(data_dir, "the given place")
+    return _Backup(data_dir, target, holdfast_version, progress).run()
 
 
 class _Backup:
@@ -120,43 +100,33 @@ class _Backup:
     def __init__(
         self,
         source: Path,
-        target: Folder,
-        previous: Manifest | None,
+        target: Target,
         holdfast_version: str,
         progress: Callable[[int, int], None],
     ) -> None:
         self._source = source
         self._target = target
+        previous = target.previous
         self._previous = {file.name: file for file in previous.files} if previous else {}
         self._version = holdfast_version
         self._progress = progress
         self._now_us = time.time_ns() // 1000
-        self._id = f"{self._now_us:016d}"
         self._files: list[BackupFile] = []
-        self._new: list[str] = []
-        """The files that this run wrote, as names in the target."""
         self._damage: list[str] = []
         self._notes: list[str] = []
         self._copied = self._reused = self._cloned = 0
         self._advance: Progress = lambda count: None
 
     def run(self) -> BackupReport:
-        os.close(self._target.open(UNFINISHED, os.O_WRONLY | os.O_CREAT))
-        unfinished = f"{MANIFEST_NAME}.new"
+        self._target.begin()
         try:
             manifest = self._copy()
-            self._write(unfinished, [encode_manifest(manifest)])
-            sync_tree(".", self._target.descriptor)
+            self._target.finish(manifest)
         except BaseException:
-            # Remove the copies: they only use space, perhaps on a full disk.
-            for name in self._new:
-                with contextlib.suppress(OSError):
-                    self._target.remove(name)
+            self._target.abandon()
             raise
-        self._target.rename(unfinished, MANIFEST_NAME)
-        os.fsync(self._target.descriptor)
-        self._remove_others(manifest)
-        return BackupReport(manifest, self._copied, self._reused, self._cloned, self._notes)
+        notes = [*self._notes, *self._target.notes]
+        return BackupReport(manifest, self._copied, self._reused, self._cloned, notes)
 
     def _copy(self) -> Manifest:
         # The state is read twice: before and after the end of the log is found. The stored offsets
@@ -182,7 +152,7 @@ class _Backup:
         self._write_state(records)
         self._copy_access()
         return Manifest(
-            self._id,
+            self._target.backup_id,
             self._now_us,
             self._version,
             LAYOUT_VERSION,
@@ -219,13 +189,8 @@ class _Backup:
         found = identity(segment)
         if self._is_reused(name, found):
             return
-        stored_as = name if not self._target.exists(name) else f"{name}.{self._id}"
-        size, checksum = self._clone(stored_as, segment) or self._write_segment(
-            stored_as, segment, segment.file.size()
-        )
-        self._files.append(
-            BackupFile("segment", name, stored_as, segment.size, size, checksum, found)
-        )
+        added = self._target.add_sealed(name, segment, self._advance)
+        self._append("segment", name, added, size=segment.size, identity=found)
         for damage in scan_segment(segment):
             if isinstance(damage, Damage):
                 self._note_damage(damage)
@@ -236,8 +201,7 @@ class _Backup:
         earlier = self._previous.get(name)
         if earlier is None or earlier.identity != found:
             return False
-        is_there = self._target.exists(earlier.stored_as)
-        if not is_there or self._sha256_of(earlier.stored_as) != earlier.sha256:
+        if not self._target.has_intact(earlier):
             self._notes.append(f"{earlier.stored_as} was damaged in the backup: copied again")
             return False
         self._files.append(earlier)
@@ -254,39 +218,8 @@ class _Backup:
             segment.file.size(),
             (end_offset if is_tail else segment.end_offset) - segment.start_offset,
         )
-        stored_as = f"{name}.{self._id}"
-        size, checksum = self._write_segment(stored_as, segment, stored)
-        role = "tail" if is_tail else "segment"
-        self._files.append(BackupFile(role, name, stored_as, segment.size, size, checksum))
-
-    def _clone(self, stored_as: str, segment: Segment) -> tuple[int, str] | None:
-        """Share the disk blocks of a sealed segment with the source. Return the segment's size and
-        checksum, or None if the file system cannot share blocks."""
-        self._new.append(stored_as)
-        size = segment.file.size()
-        copy = self._target.create(stored_as)
-        try:
-            is_whole = clone_file(segment.path, copy) and os.fstat(copy).st_size == size
-        finally:
-            os.close(copy)
-        if not is_whole:
-            return None
-        self._cloned += size
-        return size, self._sha256_of(stored_as, self._advance)
-
-    def _write_segment(self, stored_as: str, segment: Segment, size: int) -> tuple[int, str]:
-        written = self._write(stored_as, chunks(segment.file, size), self._advance)
-        self._copied += written[0]
-        return written
-
-    def _write(
-        self, stored_as: str, data: Iterable[bytes], progress: Progress = lambda count: None
-    ) -> tuple[int, str]:
-        self._new.append(stored_as)
-        return fill_file(self._target.create(stored_as), data, progress=progress)
-
-    def _sha256_of(self, stored_as: str, progress: Progress = lambda count: None) -> str:
-        return sha256_of(read_chunks(self._target.open(stored_as, may_have_names=True)), progress)
+        added = self._target.add(name, chunks(segment.file, stored), self._advance)
+        self._append("tail" if is_tail else "segment", name, added, size=segment.size)
 
     def _note_damage(self, damage: Damage) -> None:
         self._damage.append(
@@ -323,41 +256,49 @@ class _Backup:
         return records
 
     def _write_state(self, records: dict[bytes, bytes]) -> None:
-        folder = f"state-{self._id}"
-        self._new += [f"{folder}/data.mdb", f"{folder}/lock.mdb"]
-        with self._target.new_folder(folder) as made:
-            store = StateStore(made.path_by_descriptor, _STATE_MAP_BYTES)
+        def write(folder: Path) -> bool:
+            store = StateStore(folder, _STATE_MAP_BYTES)
             try:
                 store.restore(records)
             finally:
                 store.stop()
-            made.remove("lock.mdb")
-        self._add_written("state", "state/data.mdb", f"{folder}/data.mdb")
+            return True
 
-    def _add_written(self, role: str, name: str, stored_as: str) -> None:
-        """Add to the manifest a file that LMDB has written."""
-        descriptor = self._target.open(stored_as)
-        size = os.fstat(descriptor).st_size
-        checksum = sha256_of(read_chunks(descriptor))
-        self._files.append(BackupFile(role, name, stored_as, size, size, checksum))
-        self._copied += size
+        name = "state/data.mdb"
+        added = self._target.add_environment(name, write)
+        assert added is not None
+        self._append("state", name, added)
+
+    def _append(
+        self, role: str, name: str, added: Added, *, size: int | None = None, identity: str = ""
+    ) -> None:
+        """Add a stored file to the manifest. `size` is its size in a data directory."""
+        size = added.stored_bytes if size is None else size
+        self._files.append(
+            BackupFile(
+                *(role, name, added.stored_as, size, added.stored_bytes, added.sha256),
+                identity or None,
+            )
+        )
+        if added.is_cloned:
+            self._cloned += added.stored_bytes
+        else:
+            self._copied += added.stored_bytes
 
     def _copy_groups(self) -> None:
         """Copy the groups' cursors, if there are any. Without them a restored group continues
         from its stored offsets."""
-        folder = f"groups-{self._id}"
-        self._new += [f"{folder}/data.mdb", f"{folder}/lock.mdb"]
         source = self._source / "state" / GROUPS_DIRECTORY
+        name = f"state/{GROUPS_DIRECTORY}/data.mdb"
         try:
-            with self._target.new_folder(folder) as made:
-                is_there = copy_cursors(source, made.path_by_descriptor)
+            added = self._target.add_environment(name, lambda folder: copy_cursors(source, folder))
         except FileNotFoundError:
             return
         except CORRUPT as error:
             self._notes.append(f"state/groups: {error}; groups continue from stored offsets")
             return
-        if is_there:
-            self._add_written("groups", f"state/{GROUPS_DIRECTORY}/data.mdb", f"{folder}/data.mdb")
+        if added is not None:
+            self._append("groups", name, added)
 
     def _copy_access(self) -> None:
         """Copy the token files. Their writer replaces each file atomically, so each is complete."""
@@ -367,28 +308,12 @@ class _Backup:
         for path in sorted(folder.glob("tokens*")):
             if path.suffix in (".new", ".lock"):
                 continue
-            stored_as = f"access-{self._id}/{path.name}"
-            size, checksum = self._write(stored_as, [read_file(path)])
-            self._files.append(
-                BackupFile("access", f"access/{path.name}", stored_as, size, size, checksum)
-            )
-            self._copied += size
+            name = f"access/{path.name}"
+            self._append("access", name, self._target.add(name, [read_file(path)], _ignore))
 
-    # -- the end ---------------------------------------------------------------------------
 
-    def _remove_others(self, manifest: Manifest) -> None:
-        """Remove the files of earlier or interrupted backups: the manifest does not list them."""
-        kept = {file.stored_as for file in manifest.files}
-        kept_folders = {name.partition("/")[0] for name in kept}
-        for folder in _folders(self._target):
-            if folder != "commitlog" and folder not in kept_folders:
-                self._target.remove_folder(folder)
-                continue
-            for name in self._target.names(folder):
-                if f"{folder}/{name}" not in kept:
-                    self._target.remove(f"{folder}/{name}")
-        self._target.remove(UNFINISHED)
-        os.fsync(self._target.descriptor)
+def _ignore(count: int) -> None:
+    """Show no progress: the file is small."""
 
 
 def _merge_records(first: dict[bytes, bytes], second: dict[bytes, bytes]) -> dict[bytes, bytes]:
@@ -400,7 +325,7 @@ def _merge_records(first: dict[bytes, bytes], second: dict[bytes, bytes]) -> dic
     return others | offsets
 
 
-def _check_source(path: Path, target: Path) -> None:
+def _check_source(path: Path, target: object) -> None:
     require_data_dir(path)
     refuse_planted(path)
     found = read_version(path)
@@ -408,51 +333,3 @@ def _check_source(path: Path, target: Path) -> None:
         raise UnknownFormatVersion(f"data directory {path}", found[:40], LAYOUT_VERSION)
     if not (path / "commitlog").is_dir():
         raise BackupRefused(target, f"{path} has no log: see 'holdfast check'")
-
-
-@contextmanager
-def _locked_target(target: Path) -> Iterator[tuple[Folder, Manifest | None]]:
-    """Create the folder and lock it against other backups. Yield the folder, and the manifest of
-    the earlier backup in it (None if there is none)."""
-    make_directory(target)
-    with open_folder(target) as folder:
-        try:
-            fcntl.flock(folder.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BackupRefused(target, "another backup is being made; wait for it") from error
-        previous = _read_earlier_manifest(folder)
-        _refuse_planted_target(folder)
-        yield folder, previous
-
-
-def _read_earlier_manifest(target: Folder) -> Manifest | None:
-    found = set(target.names()) - {"lost+found"}
-    if MANIFEST_NAME in found:
-        try:
-            raw = b"".join(read_chunks(target.open(MANIFEST_NAME, may_have_names=True)))
-            return decode_manifest(raw, target.path)
-        except NotABackup as error:
-            raise BackupRefused(target.path, f"{error.reason}; use an empty folder") from error
-    if found and UNFINISHED not in found:
-        raise BackupRefused(target.path, f"it contains {min(found)!r}; use an empty folder")
-    return None
-
-
-def _refuse_planted_target(target: Folder) -> None:
-    """Check that all files and folders of backups in the target are regular files and folders. Call
-    this before anything in the target is changed. Raise UnsafeFile; OSError propagates."""
-    for name in {UNFINISHED, MANIFEST_NAME, f"{MANIFEST_NAME}.new"}.intersection(target.names()):
-        target.check(name)
-    for folder in _folders(target):
-        for name in target.names(folder):
-            target.check(f"{folder}/{name}")
-
-
-def _folders(target: Folder) -> list[str]:
-    """Return the names of the folders in the target that belong to a backup: this one, an earlier
-    one or an interrupted one."""
-    return [
-        name
-        for name in target.names()
-        if name == "commitlog" or name.startswith(("state-", "groups-", "access-"))
-    ]

@@ -60,7 +60,7 @@ class Failure(Exception):
 REFUSALS = {
     "holdfast.acting_user": ("BelongsToAnother", "CannotActAsOwner"),
     "holdfast.amqp.listener": ("CannotListen",),
-    "holdfast.backup.create": ("BackupRefused",),
+    "holdfast.backup.target": ("BackupRefused",),
     "holdfast.backup.restore": ("RestoreRefused",),
     "holdfast.commitlog.disk.data_dir": ("DataDirInUse", "NotADataDir"),
     "holdfast.commitlog.disk.owned_files": ("UnsafeFile",),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.backup.create import UNFINISHED, BackupRefused, make_backup
+from holdfast.backup.create import make_backup
+from holdfast.backup.folder_target import UNFINISHED
 from holdfast.backup.manifest import (
     MANIFEST_NAME,
     BackupFile,
@@ -19,6 +20,7 @@ from holdfast.backup.manifest import (
 from holdfast.backup.restore import RestoreRefused, restore_backup
 from holdfast.backup.source import LiveState
 from holdfast.backup.stored import read_manifest, verify_files
+from holdfast.backup.target import BackupRefused
 from holdfast.check import check_data_dir
 from holdfast.commitlog.disk.data_dir import DataDir, NotADataDir
 from holdfast.commitlog.errors import UnknownFormatVersion
@@ -355,7 +357,7 @@ def test_a_failed_backup_leaves_the_earlier_one_complete(
     def fail(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("holdfast.backup.create.sync_tree", fail)
+    monkeypatch.setattr("holdfast.backup.folder_target.sync_tree", fail)
     with pytest.raises(OSError, match="No space"):
         make_backup(data_dir, stored, incremental=True)
     after = fingerprints(stored)
