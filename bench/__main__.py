@@ -53,6 +53,8 @@ PARTS = (
     Part("restart", ("W9",), restart_rows),
     Part("cpu_floor", ("W10",), _own_rows),
     Part("small_batches", ("W11",), _own_rows),
+    Part("wake", ("W5",), _own_rows, needs="redis-server"),
+    Part("publish_cost", (), _own_rows),
     Part("publish", (), figure_rows),
     Part("consume", (), figure_rows),
     Part("http_requests", (), figure_rows),
@@ -70,8 +72,10 @@ PARTS = (
     Part("hold_table", (), None),
     Part("groups_commit", (), _own_rows),
     Part("group_receive", (), _own_rows),
+    Part("group_wake", (), _own_rows),
     Part("stuck_handlers", (), _own_rows),
     Part("channels", (), _own_rows),
+    Part("fronts", (), _own_rows),
     Part("startup", (), _own_rows),
 )
 
