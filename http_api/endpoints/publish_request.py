@@ -29,6 +29,7 @@ from holdfast.http_api.schemas.messages import (
     PackedMessageToPublish,
     publish_request,
 )
+from holdfast.http_api.wire.head_cache import SEQUENCE
 from holdfast.http_api.wire.problems import Problem, request_too_large
 from holdfast.http_api.wire.request import single_header
 
@@ -43,7 +44,7 @@ _MESSAGE_DEPTH = 3
 # These are istr objects, so that a case-insensitive look-up need not convert them each time.
 _ID = istr("Holdfast-Producer-Id")
 _EPOCH = istr("Holdfast-Producer-Epoch")
-_SEQUENCE = istr("Holdfast-Producer-Sequence")
+_SEQUENCE = istr(SEQUENCE)
 _HEADERS = (_ID, _EPOCH, _SEQUENCE)
 
 _PRODUCER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,127}", re.ASCII)

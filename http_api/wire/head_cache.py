@@ -1,9 +1,10 @@
 """Heads of requests that were answered before, byte for byte, and how to answer them again. Pure.
 
-Clients repeat their heads (request line and headers): a producer sends the same head with each
-message of the same size. The heads of a reader that follows a queue differ only in the parameter
-`offset` of the query. Parsing such a head again, and checking all that it says, takes longer than
-the request itself. So the application may store a plan for a head. A later request with the same
+Clients repeat their heads (request line and headers). A producer sends the same head with each
+message of the same size; if it numbers its publishes, the heads differ only in the header
+SEQUENCE. The heads of a reader that follows a queue differ only in the parameter `offset` of the
+query. Parsing such a head again, and checking all that it says, takes longer than the request
+itself. So the application may store a plan for a head. A later request with the same
 bytes and the same client is not parsed: it gets the parsed head and the plan.
 
 A plan is only a shortcut. The application checks that the plan still applies, and otherwise
@@ -25,9 +26,14 @@ MAX_HEADS, MAX_HEADS_PER_CLIENT = 1024, 128
 #: are remembered, by their hash.
 MAX_SEEN = 4096
 
+#: The header whose value may differ between requests with the same stored head.
+SEQUENCE = "Holdfast-Producer-Sequence"
+
 _GET, _END = b"GET ", b"\r\n\r\n"
 #: The value of the parameter `offset` in a request line. A number of 18 digits is below 2^63.
 _OFFSET = re.compile(rb"[?&]offset=(0|[1-9][0-9]{0,17})(?=[& ])")
+#: The value of the header SEQUENCE, as the clients of Holdfast write it.
+_SEQUENCE = re.compile(rb"\r\n%b: ([0-9]{1,19})(?=\r\n)" % SEQUENCE.encode())
 #: The framing of a body that is not simply Content-Length bytes, and what changes the connection.
 _NOT_STORED = ("Transfer-Encoding", "Expect", "Upgrade", "Content-Encoding")
 
@@ -35,16 +41,17 @@ _NOT_STORED = ("Transfer-Encoding", "Expect", "Upgrade", "Content-Encoding")
 class KnownHead:
     """A parsed head, and the plan for requests with this head."""
 
-    __slots__ = ("body_bytes", "client", "has_offset", "key", "message", "plan")
+    __slots__ = ("body_bytes", "client", "key", "message", "plan", "varies")
 
     def __init__(
-        self, client: str, key: bytes, message: "RawRequestMessage", *, has_offset: bool
+        self, client: str, key: bytes, message: "RawRequestMessage", *, varies: bool
     ) -> None:
         self.client = client
         self.key = key
-        """The bytes of the head, without the value of the parameter `offset`."""
+        """The bytes of the head, without the value that may differ."""
         self.message = message
-        self.has_offset = has_offset
+        self.varies = varies
+        """Whether one value of the head may differ: the parameter `offset`, or SEQUENCE."""
         self.body_bytes = int(message.headers.get("Content-Length", 0))
         self.plan: Any = None
         """Made by the application for requests with this head; None before it is stored."""
@@ -60,6 +67,8 @@ class Match(NamedTuple):
     """The value of the parameter `offset`; None if the query has no such parameter."""
     target: str | None
     """The target of the request, as it was sent; None if it is that of the stored head."""
+    sequence: str | None = None
+    """The value of the header SEQUENCE; None if the stored head has the headers of the request."""
 
 
 class HeadCache:
@@ -83,10 +92,12 @@ class HeadCache:
         known = heads.get(key)
         if known is None or len(data) != end + known.body_bytes:
             return None
-        if known.has_offset is not (place is not None):
+        if known.varies is not (place is not None):
             return None
         if place is None:
             return Match(known, end, None, None)
+        if not data.startswith(_GET):
+            return Match(known, end, None, None, data[place].decode("ascii"))
         target = data[len(_GET) : data.find(b" ", place.stop)].decode("ascii")
         return Match(known, end, int(data[place]), target)
 
@@ -101,7 +112,7 @@ class HeadCache:
         if end < len(_END) or message.should_close or any(name in headers for name in _NOT_STORED):
             return None
         key, place = _split(data, end)
-        if not key.isascii():
+        if not key.isascii() or len(headers.getall(SEQUENCE, ())) > 1:
             return None
         seen = hash((client, key))
         if seen not in self._seen:
@@ -109,7 +120,7 @@ class HeadCache:
                 self._seen.clear()
             self._seen.add(seen)
             return None
-        return KnownHead(client, key, message, has_offset=place is not None)
+        return KnownHead(client, key, message, varies=place is not None)
 
     def store(self, head: KnownHead, plan: object) -> None:
         """Store a head with its plan. If there are too many heads, the oldest one is dropped: of
@@ -138,11 +149,12 @@ class HeadCache:
 
 
 def _split(data: bytes, end: int) -> tuple[bytes, slice | None]:
-    """Return the key of the head that ends at `end`, and where it has the value of the parameter
-    `offset`. That is None if it has none that may differ."""
-    found = None
+    """Return the key of the head that ends at `end`, and where it has the value that may differ.
+    That is None if it has none."""
     if data.startswith(_GET):
         found = _OFFSET.search(data, 0, data.find(b"\r\n"))
+    else:
+        found = _SEQUENCE.search(data, 0, end)
     if found is None:
         return data[:end], None
     start, stop = found.span(1)

@@ -121,7 +121,8 @@ class Request:
 
     `known` is the head if it is stored in the cache of heads, or may be stored there. `offset` is
     then the value of the parameter `offset`, and `target` the target of this request, if it has
-    another offset than the stored head.
+    another offset than the stored head. `headers` are the headers of this request, if they differ
+    from those of the stored head.
     """
 
     __slots__ = ("_target", "_url", "content", "headers", "is_kept_alive", "known", "method",
@@ -136,6 +137,7 @@ class Request:
         known: KnownHead | None = None,
         offset: int | None = None,
         target: str | None = None,
+        headers: CIMultiDictProxy[str] | None = None,
     ) -> None:
         self.method: str = message.method
         self._url: URL | None = message.url if target is None else None
@@ -143,7 +145,7 @@ class Request:
         self.known = known
         self.offset = offset
         self.version: HttpVersion = message.version
-        self.headers: CIMultiDictProxy[str] = message.headers
+        self.headers: CIMultiDictProxy[str] = message.headers if headers is None else headers
         self.is_kept_alive = not is_last(message)
         """Whether further requests may follow on the connection."""
         self.content = content

@@ -16,6 +16,7 @@ from enum import IntFlag, auto
 from typing import cast
 
 from aiohttp import EMPTY_PAYLOAD, hdrs
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.wire.aiohttp_parser import (
@@ -35,7 +36,7 @@ from holdfast.http_api.wire.connection_registry import (
     Closable,
     Connections,
 )
-from holdfast.http_api.wire.head_cache import Match
+from holdfast.http_api.wire.head_cache import SEQUENCE, Match
 from holdfast.http_api.wire.heads import (
     begins_with_bare_line_end,
     head_begins,
@@ -296,14 +297,19 @@ class RequestReader:
     def _queue_known(self, match: Match, data: bytes) -> None:
         """Queue the request that `data` is, without parsing its head."""
         self._stop_header_timeout()
-        known, end, offset, target = match
+        known, end, offset, target, sequence = match
         message = known.message
         content: Content = WholeBody(data[end:]) if known.body_bytes else EMPTY_PAYLOAD
         memory = 0
         if self.is_answering or not _is_small(message, len(data)):
             memory = head_memory(message) + known.body_bytes
         self.waiting_memory += memory
-        request = Request(message, content, self._peer, self, known, offset, target)
+        headers = None
+        if sequence is not None:
+            own = CIMultiDict(message.headers)
+            own[SEQUENCE] = sequence
+            headers = CIMultiDictProxy(own)
+        request = Request(message, content, self._peer, self, known, offset, target, headers)
         self.waiting.append((request, memory))
         if memory:
             self._count_waiting()

@@ -1,6 +1,8 @@
 """A request whose head was stored gets the same answer as one whose head is parsed."""
 
 import asyncio
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast.http_api.access.tokens import Tokens
 from holdfast.http_api.app import BrokerStatus
-from holdfast.http_api.wire.head_cache import HeadCache
+from holdfast.http_api.wire.head_cache import SEQUENCE, HeadCache
 from tests.support.api_server import Api, running_api
 from tests.support.raw_http import RawConnection, raw_connection
 from tests.support.tokens import access_of, bearer, make_token
@@ -59,6 +61,31 @@ async def test_pulls_and_publishes_are_served_from_stored_heads(api: Api) -> Non
         for _ in range(3):
             status, _, _ = await answer(connection, request("GET", "/v1/topics/none"))
             assert status == 404
+
+
+async def test_numbered_publishes_are_served_from_a_stored_head(api: Api) -> None:
+    producer = {"Holdfast-Producer-Id": "7", "Holdfast-Producer-Epoch": "0"}
+
+    async def publish(sequence: int, body: bytes) -> tuple[int, dict[str, Any]]:
+        headers = {**producer, SEQUENCE: str(sequence)}
+        data = request("POST", PUBLISH, headers, body)
+        status, _, reply = await answer(connection, data)
+        return status, json.loads(reply)
+
+    async with raw_connection(api.server.port) as connection:
+        for number in range(12):
+            assert (await publish(number, b"message %d" % (number % 10)))[0] == 200
+        assert len(heads(api)) == 1
+        status, reply = await publish(11, b"message 1")
+        assert status == 200
+        assert reply["results"][0]["offset"] == 11
+        status, reply = await publish(14, b"message 4")
+        assert status == 409
+        assert reply["expected"] == 12
+        _, _, body = await answer(connection, request("GET", f"{QUEUE}?offset=0"))
+        assert [each["body"] for each in json.loads(body)["messages"]] == [
+            f"message {number % 10}" for number in range(12)
+        ]
 
 
 async def test_a_stored_head_gives_no_access_after_the_tokens_change(api: Api) -> None:
@@ -161,29 +188,93 @@ def families(draw: st.DrawFn) -> list[bytes]:
     return [draw(st.sampled_from([first, second])) for _ in range(6)]
 
 
+SEQUENCE_LINES = st.sampled_from(
+    [
+        *[f"{SEQUENCE}: %d"] * 4,
+        f"{SEQUENCE}:  %d",
+        f"{SEQUENCE}: %d ",
+        f"{SEQUENCE}: 0%d",
+        f"{SEQUENCE}: -%d",
+        f"{SEQUENCE}: %d\r\n{SEQUENCE}: 0",
+        f"{SEQUENCE.lower()}: 0\r\n{SEQUENCE}: %d",
+        f"{SEQUENCE}: 99999999999999999%d99",
+        f"X: {SEQUENCE}: %d",
+    ]
+)
+
+
+def _without_expect(headers: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name != "Expect"}
+
+
+@st.composite
+def publishes(draw: st.DrawFn) -> list[bytes]:
+    """Publishes that are the same but for one sequence and the body."""
+    line, others = draw(SEQUENCE_LINES), draw(HEADERS.map(_without_expect))
+    producer = {"Holdfast-Producer-Id": "7", "Holdfast-Producer-Epoch": "0"}
+    sent, sequence = [], 0
+    for _ in range(8):
+        body = draw(st.sampled_from([b"one", b"two", b"three"]))
+        data = request("POST", PUBLISH, {**producer, **others}, body)
+        numbered = (line % sequence).encode()
+        sent.append(data.replace(b"Host: localhost", b"Host: localhost\r\n" + numbered, 1))
+        sequence = max(sequence + draw(st.sampled_from([1, 1, 1, 1, 0, 2, -1])), 0)
+    return sent
+
+
+async def _replies(api: Api, sent: list[bytes]) -> list[list[bytes]]:
+    """Return the lines of the reply to each request, without the date."""
+    found = []
+    for each in sent:
+        async with raw_connection(api.server.port) as connection:
+            await connection.send(each)
+            connection.writer.write_eof()
+            async with asyncio.timeout(20):
+                reply = await connection.closed()
+        found.append([line for line in reply.split(b"\r\n") if not line.startswith(b"Date:")])
+    return found
+
+
+def _parse_each_head(api: Api) -> None:
+    heads(api)._of.clear()
+    heads(api).find = lambda client, data: None  # type: ignore[method-assign]
+
+
 async def _compare(sent: list[bytes]) -> None:
     async with running_api(orders=1) as api:
         await api.fill(10, 4)
+        stored = await _replies(api, sent)
+        _parse_each_head(api)
+        assert await _replies(api, sent) == stored
 
-        async def replies() -> list[Any]:
-            found = []
-            for each in sent:
-                async with raw_connection(api.server.port) as connection:
-                    await connection.send(each)
-                    connection.writer.write_eof()
-                    async with asyncio.timeout(20):
-                        reply = await connection.closed()
-                lines = reply.split(b"\r\n")
-                found.append([line for line in lines if not line.startswith(b"Date:")])
-            return found
 
-        stored = await replies()
-        heads(api)._of.clear()
-        heads(api).find = lambda client, data: None  # type: ignore[method-assign]
-        assert await replies() == stored
+async def _compare_publishes(sent: list[bytes]) -> None:
+    """Compare the replies of two new brokers, and what they store."""
+    sent = [*sent, request("GET", f"{QUEUE}?offset=0", {"Accept": "application/x-ndjson"})]
+
+    async def replies(api: Api) -> list[tuple[int, dict[str, str], bytes]]:
+        found = []
+        for each in sent:
+            async with raw_connection(api.server.port) as connection:
+                status, headers, body = await answer(connection, each)
+            body = re.sub(rb'(_timestamp_ms":)[0-9]+', rb"\1", body)
+            found.append((status, headers, body))
+        return found
+
+    async with running_api(orders=1) as api:
+        stored = await replies(api)
+    async with running_api(orders=1) as api:
+        _parse_each_head(api)
+        assert await replies(api) == stored
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(families())
 def test_random_heads_get_the_answers_of_parsed_heads(sent: list[bytes]) -> None:
     asyncio.run(_compare(sent))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(publishes())
+def test_random_numbered_publishes_get_the_answers_of_parsed_heads(sent: list[bytes]) -> None:
+    asyncio.run(_compare_publishes(sent))

@@ -11,6 +11,7 @@ from holdfast.http_api.wire.head_cache import (
     MAX_HEADS,
     MAX_HEADS_PER_CLIENT,
     MAX_SEEN,
+    SEQUENCE,
     HeadCache,
 )
 
@@ -36,6 +37,13 @@ def pull(offset: object, *headers: str) -> bytes:
 
 def post(body: bytes, path: str = "/v1/t/messages") -> bytes:
     return b"POST %s HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (path.encode(), len(body), body)
+
+
+def numbered(sequence: object, *headers: str, body: bytes = b"abc") -> bytes:
+    """A publish of a producer that numbers its requests."""
+    lines = ("POST /v1/t/messages HTTP/1.1", f"{SEQUENCE}: {sequence}", *headers)
+    head = "".join(f"{line}\r\n" for line in (*lines, f"Content-Length: {len(body)}", ""))
+    return head.encode() + body
 
 
 def store(cache: HeadCache, data: bytes, client: str = CLIENT, **message: Any) -> bool:
@@ -84,6 +92,41 @@ def test_only_the_request_line_has_an_offset() -> None:
     posted = b"POST /v1/q?offset=%d HTTP/1.1\r\n\r\n"
     assert store(cache, posted % 5)
     assert cache.find(CLIENT, posted % 6) is None
+
+
+def test_the_sequence_of_a_publish_may_differ() -> None:
+    cache = HeadCache()
+    assert store(cache, numbered(5))
+    assert len(cache) == 1
+    for sequence in ("0", "6", "007", "9" * 19):
+        match = cache.find(CLIENT, numbered(sequence, body=b"xyz"))
+        assert match is not None
+        assert (match.offset, match.target, match.sequence) == (None, None, sequence)
+        assert numbered(sequence, body=b"xyz")[match.end :] == b"xyz"
+    for other in ("9" * 20, "-1", "", "5x", "+5", " 5", "5 ", "5\r\nX: 5"):
+        assert cache.find(CLIENT, numbered(other)) is None, other
+    assert cache.find(CLIENT, numbered(5, body=b"abcd")) is None
+
+
+def test_only_the_header_itself_is_a_sequence() -> None:
+    for other in (f"X{SEQUENCE}: 5", f"X: {SEQUENCE}: 5", f"{SEQUENCE}:5"):
+        cache = HeadCache()
+        plain = "POST /v1/q HTTP/1.1\r\n%s\r\n\r\n"
+        assert store(cache, (plain % other).encode())
+        assert cache.find(CLIENT, (plain % other.replace("5", "6")).encode()) is None
+        assert cache.find(CLIENT, (plain % other).encode()) is not None
+    cache = HeadCache()
+    in_body = numbered("x", body=f"\r\n{SEQUENCE}: 5\r\n".encode())
+    assert store(cache, in_body)
+    match = cache.find(CLIENT, in_body)
+    assert match is not None
+    assert match.sequence is None
+
+
+@pytest.mark.parametrize("other", ["5", "", "x"])
+@pytest.mark.parametrize("name", [SEQUENCE, SEQUENCE.lower()])
+def test_heads_with_two_sequences_are_not_stored(name: str, other: str) -> None:
+    assert not store(HeadCache(), numbered(5, f"{name}: {other}"))
 
 
 @pytest.mark.parametrize(
