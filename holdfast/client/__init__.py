@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         TopicSummary,
     )
     from holdfast.client.errors import HoldfastError
+    from holdfast.client.instrumentation import Instrumentation
     from holdfast.client.produce.producers import (
         AsyncProducer,
         BlockingSendHandle,
@@ -72,7 +73,7 @@ __all__ += ["GroupMember", "GroupQueue", "GroupSummary", "GroupTopic", "Served",
 __all__ += ["AsyncSession", "AsyncSender", "AsyncReceiver", "LinkMessage"]
 __all__ += ["Session", "Sender", "Receiver"]
 __all__ += ["Channel", "ChannelMessage", "Confirmation", "Connection", "connect"]
-__all__ += ["HoldfastError", "errors"]
+__all__ += ["Instrumentation", "HoldfastError", "errors"]
 
 #: The modules of the names in __all__. All other names are in `descriptions`.
 _MODULES = {
@@ -92,6 +93,7 @@ _MODULES = {
     "channels.confirmation": ("Confirmation",),
     "channels.connection": ("Connection", "connect"),
     "errors": ("HoldfastError",),
+    "instrumentation": ("Instrumentation",),
 }
 _MODULE_BY_NAME = {name: module for module, names in _MODULES.items() for name in names}
 

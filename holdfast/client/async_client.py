@@ -5,8 +5,8 @@ derived from the methods of AsyncClient.
 """
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -19,6 +19,7 @@ from holdfast.client.errors import (
     PackageMissing,
     UnknownTopic,
 )
+from holdfast.client.instrumentation import Instrumentation, Observer
 from holdfast.client.produce.identities import IdentityPool, ProducerIds
 from holdfast.client.produce.options import Body, ProducerOptions
 from holdfast.client.produce.publish_queue import PublishOptions
@@ -40,6 +41,7 @@ from holdfast.client.values import (
     SerialBy,
     Status,
     Topics,
+    Verb,
 )
 from holdfast.commitlog.lazy_import import import_at_first_use
 
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from holdfast.client.consume import consumer as consumers
     from holdfast.client.consume import delivery as deliveries
     from holdfast.client.consume import group_requests, join
+    from holdfast.client.consume import observed as observed_consumers
     from holdfast.client.produce import coalescing, producers, publish_request
     from holdfast.client.produce import new_message as new_messages
     from holdfast.client.read import facts, group_offsets, readers, sources
@@ -71,6 +74,7 @@ else:
         deliveries="holdfast.client.consume.delivery",
         group_requests="holdfast.client.consume.group_requests",
         join="holdfast.client.consume.join",
+        observed_consumers="holdfast.client.consume.observed",
         coalescing="holdfast.client.produce.coalescing",
         new_messages="holdfast.client.produce.new_message",
         producers="holdfast.client.produce.producers",
@@ -103,6 +107,8 @@ class AsyncClient:
     `timeout_ms`, with growing pauses. Methods raise ApiError when the broker refuses a request,
     and ConnectionFailed when it does not answer. Cancelling any method is safe; a cancelled
     publish may still be stored.
+
+    `instrumentation` observes the operations of the client: see docs/opentelemetry.md.
     """
 
     def __init__(
@@ -114,11 +120,16 @@ class AsyncClient:
         ca_file: File | None = None,
         cert_file: File | None = None,
         key_file: File | None = None,
+        instrumentation: Instrumentation | None = None,
     ) -> None:
 
         target = Target.parse(url, token, TlsFiles(ca_file, cert_file, key_file))
         retry = RetryPolicy(give_up_after_s=timeout_ms / 1000)
-        self._set_transport(async_transport.AsyncTransport(target, retry), retry)
+        observer = None
+        if instrumentation is not None:
+            observer = instrumentation.observe(target.host, target.port)
+        transport = async_transport.AsyncTransport(target, retry)
+        self._set_transport(transport, retry, observer=observer)
         self.url = url
 
     def _set_transport(
@@ -126,10 +137,12 @@ class AsyncClient:
         transport: Transport,
         sharing: RetryPolicy | None = None,
         producer_ids: ProducerIds | None = None,
+        observer: Observer | None = None,
     ) -> None:
         """Initialize the client; with `sharing`, concurrent publishes share their requests."""
         self.url = transport.url
         self._transport = transport
+        self._observer = observer
         self._producer_ids = producer_ids or ProducerIds()
         self._identities = IdentityPool(self._producer_ids)
         self._coalescer: coalescing.PublishCoalescer | None = None
@@ -140,14 +153,19 @@ class AsyncClient:
         self._sessions: weakref.WeakSet[sessions.AsyncSession] = weakref.WeakSet()
 
     @classmethod
-    def over(cls, transport: Transport, producer_ids: ProducerIds | None = None) -> Self:
+    def over(
+        cls,
+        transport: Transport,
+        producer_ids: ProducerIds | None = None,
+        observer: Observer | None = None,
+    ) -> Self:
         """Return a client that sends its requests over the given transport.
 
         Each publish is sent in its own request. Producers and consumers need an event loop
         and an AsyncTransport. Clients with the same `producer_ids` are one for `no_local`.
         """
         client = cls.__new__(cls)
-        client._set_transport(transport, producer_ids=producer_ids)
+        client._set_transport(transport, producer_ids=producer_ids, observer=observer)
         return client
 
     async def close(self) -> None:
@@ -275,6 +293,17 @@ class AsyncClient:
             new_messages.encode_body(body), key, tag, own_properties, queue, ttl_ms, priority
         )
         options = PublishOptions(durability, mandatory)
+        if self._observer is None:
+            return await self._publish(topic, options, message)
+        with self._observer.send(topic, own_properties) as sending:
+            message.properties = dict(sending.properties) if sending.properties else None
+            result = await self._publish(topic, options, message)
+            sending.record_result(result)
+            return result
+
+    async def _publish(
+        self, topic: str, options: PublishOptions, message: "new_messages.NewMessage"
+    ) -> PublishResult:
         if self._coalescer is not None:
             return await self._coalescer.publish(topic, options, message)
         return await publish_request.publish_single(
@@ -341,7 +370,9 @@ class AsyncClient:
                 await self._request_json("PUT", _topic_path(topic), body={})
                 return await facts.fetch_facts(self._transport, topic)
 
-        return producers.ProducerTarget(self._transport, topic, describe, self._producer_ids)
+        return producers.ProducerTarget(
+            self._transport, topic, describe, self._producer_ids, self._observer
+        )
 
     # -- links -------------------------------------------------------------------------------
 
@@ -464,12 +495,14 @@ class AsyncClient:
             skip_corrupt=skip_corrupt,
         )
         requests = pulls.TopicRequests(self._transport, topic)
-        pulled = await requests.pull(queue, Start(offset=offset), options, wait_ms)
-        messages = [message for part in pulled.parts for message in part]
-        next_offset, max_offset = pulled.next_offsets[queue], pulled.max_offsets[queue]
-        if len(messages) > max_messages:
-            next_offset = messages[max_messages].offset
-            del messages[max_messages:]
+        with self._observe_receive((topic,), None) as record_messages:
+            pulled = await requests.pull(queue, Start(offset=offset), options, wait_ms)
+            messages = [message for part in pulled.parts for message in part]
+            next_offset, max_offset = pulled.next_offsets[queue], pulled.max_offsets[queue]
+            if len(messages) > max_messages:
+                next_offset = messages[max_messages].offset
+                del messages[max_messages:]
+            record_messages(messages)
         skipped = tuple(each for each in pulled.skipped if each.start_offset < next_offset)
         return PullResult(messages, next_offset, pulled.min_offset or 0, max_offset, skipped)
 
@@ -644,28 +677,29 @@ class AsyncClient:
         consumer raises UnknownTopic, ExclusiveHeld, Forbidden.
         """
         topics = (topic,) if isinstance(topic, str) else tuple(topic)
-        return consumers.AsyncConsumer(
-            self._transport,
-            join.ConsumeOptions(
-                group=check_name("group", group),
-                topics=tuple(check_name("topic", each) for each in topics),
-                member=member or join.make_member_name(),
-                max_in_flight=max_in_flight,
-                concurrency=concurrency,
-                serial_by=serial_by,
-                start=start,
-                follow=follow,
-                wait_for_delayed=wait_for_delayed,
-                filter=filter,
-                no_local=self._producer_ids.session if no_local else None,
-                lease_ms=lease_ms,
-                settled=settled,
-                max_bytes=max_bytes,
-                wait_ms=wait_ms,
-                ack_batch=ack_batch,
-                ack_interval_ms=ack_interval_ms,
-            ),
-            self._consumers,
+        options = join.ConsumeOptions(
+            group=check_name("group", group),
+            topics=tuple(check_name("topic", each) for each in topics),
+            member=member or join.make_member_name(),
+            max_in_flight=max_in_flight,
+            concurrency=concurrency,
+            serial_by=serial_by,
+            start=start,
+            follow=follow,
+            wait_for_delayed=wait_for_delayed,
+            filter=filter,
+            no_local=self._producer_ids.session if no_local else None,
+            lease_ms=lease_ms,
+            settled=settled,
+            max_bytes=max_bytes,
+            wait_ms=wait_ms,
+            ack_batch=ack_batch,
+            ack_interval_ms=ack_interval_ms,
+        )
+        if self._observer is None:
+            return consumers.AsyncConsumer(self._transport, options, self._consumers)
+        return observed_consumers.ObservedConsumer(
+            self._transport, options, self._consumers, self._observer
         )
 
     def consume_by_offsets(
@@ -876,9 +910,18 @@ class AsyncClient:
             browse=browse or None,
             attempt_id=attempt_id,
         )
-        reply = await self._group(group).receive(fields, wait_ms)
-        messages = [message.as_received() for message in reply.messages]
+        with self._observe_receive(topics or (), group) as record_messages:
+            reply = await self._group(group).receive(fields, wait_ms)
+            messages = [message.as_received() for message in reply.messages]
+            record_messages(messages)
         return deliveries.ReceiveResult(messages, reply.available, reply.active)
+
+    def _observe_receive(
+        self, topics: Sequence[str], group: str | None
+    ) -> "AbstractContextManager[Callable[[Sequence[messages_read.Message]], None]]":
+        if self._observer is None:
+            return nullcontext(_ignore)
+        return self._observer.receive(topics, group=group)
 
     async def ack(
         self,
@@ -895,21 +938,28 @@ class AsyncClient:
         With `cumulative`, also acknowledge all earlier messages of the same queue that the member
         holds. `used_ms` is the processing time of each message.
         """
-        return await self._group(group).settle(
-            "ack", receipts, cumulative=cumulative, used_ms=used_ms
-        )
+        return await self._settle(group, "ack", receipts, cumulative=cumulative, used_ms=used_ms)
+
+    async def _settle(
+        self, group: str, verb: Verb, receipts: Sequence[str], **terms: Any
+    ) -> list[Status]:
+        requests = self._group(group)
+        if self._observer is None:
+            return await requests.settle(verb, receipts, **terms)
+        with self._observer.settle(verb, group, len(receipts)):
+            return await requests.settle(verb, receipts, **terms)
 
     async def nack(
         self, group: str, receipts: Sequence[str], delay_ms: int | None = None
     ) -> list[Status]:
         """Report that processing messages has failed; return the status of each receipt as `ack`
         does. The messages are delivered again after `delay_ms`, or after the group's back-off."""
-        return await self._group(group).settle("nack", receipts, delay_ms=delay_ms)
+        return await self._settle(group, "nack", receipts, delay_ms=delay_ms)
 
     async def release(self, group: str, receipts: Sequence[str]) -> list[Status]:
         """Make messages available again immediately, without counting a failure. Return the status
         of each receipt as `ack` does."""
-        return await self._group(group).settle("release", receipts)
+        return await self._settle(group, "release", receipts)
 
     async def extend(
         self, group: str, receipts: Sequence[str], lease_ms: int | None = None
@@ -921,7 +971,7 @@ class AsyncClient:
     async def reject(self, group: str, receipts: Sequence[str]) -> list[Status]:
         """Turn messages into dead letters immediately. Return the status of each receipt as `ack`
         does."""
-        return await self._group(group).settle("reject", receipts)
+        return await self._settle(group, "reject", receipts)
 
     async def leave_group(self, group: str, member: str) -> None:
         """Remove a member from a group; its messages are released immediately."""
@@ -1088,6 +1138,10 @@ class AsyncClient:
             if page["next"] is None:
                 return items
             params["after"] = page["next"]
+
+
+def _ignore(messages: Sequence[object]) -> None:
+    """Do nothing with the messages: the client has no instrumentation."""
 
 
 def _iter_messages(fetched: "sources.Range") -> "Iterable[messages_read.Message]":

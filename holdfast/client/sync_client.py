@@ -14,6 +14,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from holdfast.client.async_client import DEFAULT_URL, AsyncClient
+from holdfast.client.instrumentation import Instrumentation
 from holdfast.client.produce.identities import ProducerIds
 from holdfast.client.transport.blocking_transport import BlockingTransport, run_blocking
 from holdfast.client.transport.loop_thread import LoopThread
@@ -152,13 +153,17 @@ class Client:
         ca_file: File | None = None,
         cert_file: File | None = None,
         key_file: File | None = None,
+        instrumentation: Instrumentation | None = None,
     ) -> None:
         self.url = url
         target = Target.parse(url, token, TlsFiles(ca_file, cert_file, key_file))
         retry = RetryPolicy(give_up_after_s=timeout_ms / 1000)
         self._transport = BlockingTransport(target, retry)
         self._producer_ids = ProducerIds()
-        self._requests = AsyncClient.over(self._transport, self._producer_ids)
+        self._observer = (
+            None if instrumentation is None else instrumentation.observe(target.host, target.port)
+        )
+        self._requests = AsyncClient.over(self._transport, self._producer_ids, self._observer)
         self._loop_thread = LoopThread()
         #: Reentrant, because a signal handler may acquire it again.
         self._lock = threading.RLock()
@@ -176,7 +181,9 @@ class Client:
                 transport = async_transport.AsyncTransport(
                     blocking.target, blocking.retry, blocking.retry_log
                 )
-                self._made_loop_client = AsyncClient.over(transport, self._producer_ids)
+                self._made_loop_client = AsyncClient.over(
+                    transport, self._producer_ids, self._observer
+                )
             return self._made_loop_client
 
     create_topic = _derive(AsyncClient.create_topic, _run)

@@ -78,8 +78,8 @@ WITHIN: dict[str, dict[str, tuple[str, ...]]] = {
     "holdfast.client": {
         "transport": ("errors",),
         "read": ("transport", "errors"),
-        "produce": ("read", "transport", "errors", "timestamps"),
-        "consume": ("read", "transport", "errors", "values"),
+        "produce": ("read", "transport", "errors", "instrumentation", "timestamps"),
+        "consume": ("read", "transport", "errors", "instrumentation", "values"),
         "session": ("produce", "transport", "errors"),
         "tables": ("read", "transport", "errors"),
         "channels": ("session", "produce", "transport", "errors"),

@@ -12,6 +12,7 @@ from tests.support.contract import SNAPSHOT, contract, differences
 #: write the contract again (`python -m tests.support.contract --write`) only if it is meant.
 ADDITIONS = {
     "+ /commands/holdfast demo/--no-wait",
+    "+ /python/holdfast.client/Instrumentation",
     "+ /commands/holdfast group create/--last-value --all-values",
     "+ /commands/holdfast serve/--groups-max-last-value-keys",
     "+ /http/schemas/schemas/GroupConfigReply/properties/last_value",
@@ -180,6 +181,7 @@ ADDED_PARAMETERS = (
     ", last_value: bool | None = None",
     ", last_value: bool = False",
     ", superseded: int | None = None",
+    ", instrumentation: Instrumentation | None = None",
 )
 
 

@@ -40,7 +40,7 @@ def with_client(command: Callable[..., None]) -> Callable[..., None]:
     return connected
 
 
-def open_client(url: str, **options: str | None) -> "Client":
+def open_client(url: str, **options: Any) -> "Client":
     """Return a client. `options` are those about the broker. Raises Failure if they are invalid."""
     from holdfast.cli.output.client_log import show_client_log
     from holdfast.client import Client

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from inspect import isawaitable, iscoroutinefunction
 from threading import get_ident
 from typing import Any, Self
@@ -36,9 +37,13 @@ class AsyncConsumer:
     """
 
     def __init__(
-        self, transport: Transport, options: ConsumeOptions, open_consumers: set["AsyncConsumer"]
+        self,
+        transport: Transport,
+        options: ConsumeOptions,
+        open_consumers: set["AsyncConsumer"],
+        member: Membership | None = None,
     ) -> None:
-        self._member = Membership(transport, options)
+        self._member = member or Membership(transport, options)
         #: The client's open consumers. They contain this consumer from its start to its end.
         self._open_consumers = open_consumers
         self._is_serial = options.concurrency == 1
@@ -141,7 +146,8 @@ class AsyncConsumer:
                 assert task is not None
                 self._in_threads.add(task)
                 try:
-                    return await loop.run_in_executor(threads, handler, delivery)
+                    context = copy_context()  # the handler sees the context variables of `run`
+                    return await loop.run_in_executor(threads, context.run, handler, delivery)
                 finally:
                     self._in_threads.discard(task)
 

@@ -49,6 +49,11 @@ MAX_LIMITS = 256
 class Membership:
     """One member of a group. Belongs to one event loop, but any thread may settle and extend."""
 
+    #: What a subclass may replace by subclasses: see observed.py.
+    lease_type: type[Lease] = Lease
+    delivery_type: type[Delivery] = Delivery
+    settling_type: type[Settling] = Settling
+
     def __init__(self, transport: Transport, options: ConsumeOptions) -> None:
         self.options = options
         self.ready: Dispatcher[Delivery] = Dispatcher(options.concurrency)
@@ -485,8 +490,8 @@ class Membership:
         uncertain: list[Delivery] = []
         flags = self._redelivered.find_uncertain(messages)
         for each, is_uncertain in zip(messages, flags, strict=True):
-            lease = Lease(self, extend_at_s)
-            delivery = Delivery(
+            lease = self.lease_type(self, extend_at_s)
+            delivery = self.delivery_type(
                 each.body, each, 0, each.receipt, each.attempt, each.redelivered, lease
             )
             if each.receipt is not None:
@@ -549,7 +554,8 @@ class Membership:
         """Record how a delivery is settled; only the first call counts. Any thread may call."""
         lease = delivery._lease
         if lease.settling is None:
-            lease.settling = Settling(self, "done" if delivery.receipt is None else None)
+            status: Status | None = "done" if delivery.receipt is None else None
+            lease.settling = self.settling_type(self, status)
             self._on_loop(self._enqueue_ack, delivery, verb, delay_ms)
         return lease.settling
 

@@ -20,9 +20,11 @@ from typing import Any, Self
 import msgspec
 
 from holdfast.client.errors import ProducerBufferFull, ProducerClosed, PublishFailed
+from holdfast.client.instrumentation import Observer
 from holdfast.client.produce.accumulator import Accumulator, PendingBatch, ProducerOptions
 from holdfast.client.produce.identities import ProducerIds
 from holdfast.client.produce.new_message import Body, as_born_us
+from holdfast.client.produce.observed import ObservedAccumulator
 from holdfast.client.produce.sender import Sender
 from holdfast.client.read.facts import TopicFacts
 from holdfast.client.read.results import PublishResult
@@ -93,12 +95,14 @@ class BlockingSendHandle(_Handle, gc=False, frozen=True, eq=False):
 
 @dataclass(frozen=True, slots=True)
 class ProducerTarget:
-    """Where a producer sends. `describe` fetches the topic's queues and limits."""
+    """Where a producer sends. `describe` fetches the topic's queues and limits. `observer` is None
+    if the client has no instrumentation."""
 
     transport: Transport
     topic: str
     describe: Callable[[], Coroutine[Any, Any, TopicFacts]]
     ids: ProducerIds
+    observer: Observer | None = None
 
 
 class _BaseProducer(ABC):
@@ -116,7 +120,9 @@ class _BaseProducer(ABC):
 
     def _create_parts(self, description: TopicFacts) -> None:
         """Create the accumulator and the sender: from now on messages can be sent."""
-        accumulator = Accumulator(
+        target = self.target
+        make = Accumulator if target.observer is None else ObservedAccumulator
+        accumulator = make(
             self.options,
             queue_count=description.queue_count,
             priority_levels=description.config.priority_levels,
@@ -128,7 +134,6 @@ class _BaseProducer(ABC):
             on_opened=self.batch_opened,
             on_ready=self.batch_ready,
         )
-        target = self.target
         sender = Sender(
             accumulator,
             target.transport,
@@ -137,6 +142,7 @@ class _BaseProducer(ABC):
             ids=target.ids,
             lock=self._lock,
             on_resolved=self._wake_callers,
+            observer=target.observer,
         )
         self._parts = accumulator, sender
         self._accumulator = accumulator  # last, because other threads may send from now on

@@ -3,10 +3,11 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from holdfast.client.errors import BadReply, ClientClosed
+from holdfast.client.instrumentation import Observer
 from holdfast.client.produce.accumulator import (
     Accumulator,
     PendingBatch,
@@ -47,9 +48,11 @@ class Sender:
         ids: ProducerIds,
         lock: AbstractContextManager[object],
         on_resolved: Callable[[Sequence[PendingBatch]], None],
+        observer: Observer | None = None,
     ) -> None:
         self._accumulator = accumulator
         self._transport = transport
+        self._topic = topic
         self._path = f"/v1/topics/{topic}/messages"
         self._params = PublishOptions(options.durability, options.mandatory).params
         self._linger_s = options.linger_ms / 1000
@@ -61,6 +64,7 @@ class Sender:
         self._identities: dict[int, ProducerIdentity] = {}
         self._requests: set[asyncio.Task[list[Stored]]] = set()
         self._has_warned = False
+        self._observer = observer
 
     def linger(self, batch: PendingBatch) -> None:
         """Send a batch after the linger time, even if the batch is not full."""
@@ -88,14 +92,15 @@ class Sender:
 
     async def _publish(self, batches: list[PendingBatch]) -> list[Stored]:
         blocks = [self._encode(batch) for batch in batches]
-        reply = await self._transport.request(
-            "POST",
-            self._path,
-            params=self._params,
-            headers=_BATCHES,
-            body=blocks,
-            retry=self._retry,
-        )
+        with self._observe(batches):
+            reply = await self._transport.request(
+                "POST",
+                self._path,
+                params=self._params,
+                headers=_BATCHES,
+                body=blocks,
+                retry=self._retry,
+            )
         published = reply.json(PublishReply)
         if len(published.results) != len(blocks):
             raise BadReply(reply.url, f"{len(published.results)} results for {len(blocks)} batches")
@@ -103,6 +108,13 @@ class Sender:
             Stored(parse_message_id(entry.message_id)[0], entry.offset, published.durable)
             for entry in published.results
         ]
+
+    def _observe(self, batches: Sequence[PendingBatch]) -> AbstractContextManager[None]:
+        if self._observer is None:
+            return nullcontext()
+        count = sum(batch.message_count for batch in batches)
+        properties = [each for batch in batches for each in batch.properties or () if each]
+        return self._observer.send_batches(self._topic, count, properties)
 
     def _finish_request(
         self, batches: list[PendingBatch], request: asyncio.Task[list[Stored]]
