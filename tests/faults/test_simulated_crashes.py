@@ -18,7 +18,7 @@ from tests.support.memory_folder import folder_in_memory
 from tests.support.seed_runs import SeedRuns, run_seeds
 
 _FIRST = int(os.environ.get("TEST_FIRST_SEED", "0"))
-_COUNT = int(os.environ.get("TEST_SEEDS", "25"))
+_COUNT = int(os.environ.get("TEST_SEEDS", "12"))
 _SECONDS = float(os.environ.get("TEST_SEED_SECONDS", "240"))
 #: From this many runs on, at least one must lose messages in written mode; otherwise the runs prove
 #: nothing about such losses.

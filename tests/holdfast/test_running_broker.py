@@ -70,9 +70,11 @@ time.sleep(60)
 """
 
 
-def _slow(tmp_path: Path, steps: int, silent_s: float) -> RunningBroker:
+def _slow(
+    tmp_path: Path, steps: int, silent_s: float, start_timeout_s: float = 3.0
+) -> RunningBroker:
     program = (sys.executable, "-c", _SLOW, str(steps), str(silent_s))
-    return RunningBroker(tmp_path / "data", start_timeout_s=3.0, program=program)
+    return RunningBroker(tmp_path / "data", start_timeout_s=start_timeout_s, program=program)
 
 
 def test_a_start_that_logs_may_take_long(tmp_path: Path) -> None:
@@ -82,7 +84,7 @@ def test_a_start_that_logs_may_take_long(tmp_path: Path) -> None:
 
 def test_a_silent_start_fails(tmp_path: Path) -> None:
     with pytest.raises(BrokerDidNotStart, match="it was silent"):
-        _slow(tmp_path, steps=1, silent_s=30).start()
+        _slow(tmp_path, steps=1, silent_s=30, start_timeout_s=0.5).start()
 
 
 def test_the_session_fixture_is_one_broker(holdfast_session_broker: RunningBroker) -> None:

@@ -536,12 +536,13 @@ async def test_disconnected_held_pulls_leave_no_task_and_no_slot(api: Api) -> No
 )
 @pytest.mark.parametrize("expects", [b"Expect: 100-continue\r\n", b""])
 async def test_an_early_refusal_asks_for_no_body_and_ends_the_connection(
-    api: Api, body_length: bytes, status: int, expects: bytes
+    api: Api, monkeypatch: pytest.MonkeyPatch, body_length: bytes, status: int, expects: bytes
 ) -> None:
     """The answer comes before the body.
 
     Body bytes that arrive anyway are read for a while, so that the client receives the error.
     """
+    monkeypatch.setattr("holdfast.http_api.wire.connection.LINGERING_S", 0.2)
     async with raw_connection(api.server.port) as one:
         path = b"/v1/topics/orders/messages" + (b"?queue=x" if status == 400 else b"")
         head = b"POST " + path + b" HTTP/1.1\r\nHost: x\r\n" + expects + body_length

@@ -131,16 +131,20 @@ class Module:
                 assert node.level == 0, f"{self.path}:{node.lineno}: a relative import"
                 assert node.module is not None
                 yield node.lineno, node.module, [alias.name for alias in node.names]
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "import_at_first_use":
+            elif isinstance(node, ast.Call) and _is_name(node.func, "import_at_first_use"):
                 for each in node.keywords:
                     assert isinstance(each.value, ast.Constant), f"{self.path}:{node.lineno}"
                     yield node.lineno, str(each.value.value), []
 
 
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
 def _nodes(tree: ast.AST, *, with_types: bool) -> Iterator[ast.AST]:
     """Yield every node; skip nodes under `if TYPE_CHECKING:` unless asked to include them."""
     for node in ast.iter_child_nodes(tree):
-        is_for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        is_for_types = isinstance(node, ast.If) and _is_name(node.test, "TYPE_CHECKING")
         if is_for_types and not with_types:
             continue
         yield node

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,6 +59,16 @@ def refused(*arguments: object) -> str:
     (line,) = [each for each in done.stderr.splitlines() if each.startswith("holdfast: ")]
     assert "Traceback" not in done.stderr
     return line
+
+
+@pytest.fixture(scope="module")
+def used_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a killed broker that had a topic, a message and a group. Tests copy it."""
+    data = tmp_path_factory.mktemp("used") / "d"
+    with serving(data) as (_, url), Client(url) as client:
+        client.publish("t", b"x")
+        client.create_group("g", ["t"])
+    return data
 
 
 def contents(folder: Path) -> dict[Path, int]:
@@ -131,10 +142,8 @@ def test_an_address_that_is_not_ours_is_refused(tmp_path: Path) -> None:
     assert "cannot listen on 192.0.2.1" in said
 
 
-def test_a_directory_of_an_unknown_version_is_left_alone(tmp_path: Path) -> None:
-    with serving(tmp_path / "d") as (process, _):
-        process.terminate()
-        process.wait(timeout=30)
+def test_a_directory_of_an_unknown_version_is_left_alone(used_before: Path, tmp_path: Path) -> None:
+    shutil.copytree(used_before, tmp_path / "d")
     (tmp_path / "d" / "VERSION").write_text("999\n")
     before = contents(tmp_path / "d")
     assert "999" in refused("--data-dir", tmp_path / "d", "--port", 0)
@@ -159,12 +168,9 @@ def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize(("plant", "kind"), [(Path.mkdir, "a folder"), (os.mkfifo, "a FIFO")])
 def test_an_object_in_the_place_of_a_file_is_named_with_advice(
-    tmp_path: Path, name: str, plant: Callable[[Path], None], kind: str
+    used_before: Path, tmp_path: Path, name: str, plant: Callable[[Path], None], kind: str
 ) -> None:
-    data = tmp_path / "d"
-    with serving(data) as (_, url), Client(url) as client:
-        client.publish("t", b"x")
-        client.create_group("g", ["t"])
+    data = shutil.copytree(used_before, tmp_path / "d")
     (data / name).unlink()
     plant(data / name)
     said = refused("--data-dir", data, "--port", 0)

@@ -38,7 +38,7 @@ def _stretch() -> bytes:
         encode_batch([b"x"]),
         encode_batch([b"a", b""], keys=["k", None], tags=[None, "red"]),
         encode_batch([b"p"], properties=[{"a": "1", "bc": ""}], expires_timestamps_us=[5]),
-        encode_batch([b"b" * 1_000] * 3, born_timestamps_us=[1, 2, 3], tags=["t", "u", "v"]),
+        encode_batch([b"b" * 100] * 3, born_timestamps_us=[1, 2, 3], tags=["t", "u", "v"]),
         encode_batch([b""]),
         bytes(header.encode()) + payload,
         encode_batch([b"i"], producer_id=5, producer_epoch=1, sequence=3),

@@ -877,9 +877,9 @@ def test_time_is_shared_equally_if_it_is_the_cost(
     stage = Stage({1: 1, 2: 1}, engine=engine, cost="time", lease_ms=30_000, backoff_ms=(600_000,))
     handling_ms, worked = {1: 100, 2: 1}, {1: 0, 2: 0}
     for topic_id in (1, 2):
-        stage.publish(40_000, (topic_id, 0))
+        stage.publish(16_000, (topic_id, 0))
     workers: list[tuple[int, int, list[SelectedMessage]]] = [(stage.now, n, []) for n in range(10)]
-    end = stage.now + 5_000
+    end = stage.now + 2_000
     while stage.now < end:
         stage.now, worker, messages = heapq.heappop(workers)
         for topic_id, used_ms in handling_ms.items():

@@ -15,7 +15,7 @@ from holdfast.groups.config import FAIR_ENGINES, MODES
 from tests.groups.campaign import run
 from tests.groups.world import World
 
-OPERATIONS = int(os.environ.get("TEST_OPERATIONS", "800"))
+OPERATIONS = int(os.environ.get("TEST_OPERATIONS", "400"))
 LONG_OPERATIONS = int(os.environ.get("TEST_LONG_OPERATIONS", "50000"))
 
 
