@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.backup.files import Progress, file_chunks, sum_progress, sync_tree, write_file
+from holdfast.backup.files import Progress, sum_progress, sync_tree, write_file
 from holdfast.backup.manifest import BackupFile, Manifest, NotABackup
-from holdfast.backup.stored import read_manifest
+from holdfast.backup.stored import FolderBackup, StoredBackup
 from holdfast.commitlog.disk.disk import make_directory, sync_directory
 from holdfast.commitlog.disk.owned_files import DIRECTORY_MODE
 from holdfast.commitlog.errors import LogError
@@ -48,21 +48,22 @@ class RestoreReport:
 
 
 def restore_backup(
-    source: Path,
+    source: Path | StoredBackup,
     data_dir: Path,
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
     finish: Callable[[Path], None] = lambda built: None,
 ) -> RestoreReport:
-    """Build the data directory `data_dir` from a backup.
+    """Build the data directory `data_dir` from a backup: the folder of one, or any StoredBackup.
 
     Every byte is compared with the manifest before `data_dir` appears. `finish` is called with
     the built folder before the folder is renamed; an exception from it ends the restore. Raise
-    NotABackup, RestoreRefused or UnknownFormatVersion; OSError propagates. An exception before
-    the final rename leaves `data_dir` unchanged.
+    NotABackup, RestoreRefused or UnknownFormatVersion; OSError and errors of the StoredBackup
+    propagate. An exception before the final rename leaves `data_dir` unchanged.
     """
-    source, data_dir = source.resolve(), data_dir.resolve()
-    manifest = read_manifest(source)
+    stored = FolderBackup(source.resolve()) if isinstance(source, Path) else source
+    data_dir = data_dir.resolve()
+    manifest = stored.read_manifest()
     _require_empty(data_dir)
     make_directory(data_dir.parent)
     # The name is fixed, so that the next restore finds and removes the files of an interrupted one.
@@ -81,7 +82,7 @@ def restore_backup(
         advance = sum_progress(progress, total)
         (building / "commitlog").mkdir(DIRECTORY_MODE)
         for file in manifest.files:
-            _restore_file(source, building, file, advance)
+            _restore_file(stored, building, file, advance)
         write_file(building / "VERSION", [f"{manifest.layout_version}\n".encode()])
         finish(building)
         sync_tree(building)
@@ -133,22 +134,18 @@ def _require_empty(data_dir: Path) -> None:
         )
 
 
-def _restore_file(source: Path, building: Path, file: BackupFile, advance: Progress) -> None:
-    stored = source / file.stored_as
-    try:
-        size, checksum = write_file(
-            building / file.name,
-            file_chunks(stored),
-            size=file.size,
-            allocate=file.role == "tail",
-            progress=advance,
-        )
-    except FileNotFoundError as error:
-        if stored.exists():
-            raise
-        raise NotABackup(source, f"{file.stored_as} is missing") from error
+def _restore_file(
+    source: StoredBackup, building: Path, file: BackupFile, advance: Progress
+) -> None:
+    size, checksum = write_file(
+        building / file.name,
+        source.chunks(file),
+        size=file.size,
+        allocate=file.role == "tail",
+        progress=advance,
+    )
     if (size, checksum) != (file.stored_bytes, file.sha256):
-        raise NotABackup(source, f"{file.stored_as} has changed; nothing was restored")
+        raise NotABackup(source.where, f"{file.stored_as} has changed; nothing was restored")
     if file.role == "access":
         (building / file.name).parent.chmod(0o700)
 

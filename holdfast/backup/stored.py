@@ -1,15 +1,55 @@
 """A stored backup: verify its files, and read its log as if it were in a data directory."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 from holdfast.backup.files import file_chunks, sha256_of, sum_progress
-from holdfast.backup.manifest import MANIFEST_NAME, Manifest, NotABackup, decode_manifest
+from holdfast.backup.manifest import (
+    MANIFEST_NAME,
+    BackupFile,
+    Manifest,
+    NotABackup,
+    decode_manifest,
+)
 from holdfast.commitlog.disk.data_dir import LAYOUT_VERSION, is_readable
 from holdfast.commitlog.disk.disk import File, LinuxFile
 from holdfast.commitlog.disk.owned_files import open_file
 from holdfast.commitlog.errors import UnknownFormatVersion
+
+
+class StoredBackup(Protocol):
+    """A backup that can be restored: in a folder, or in an object store (object_backup.py)."""
+
+    @property
+    def where(self) -> object:
+        """The place, for messages."""
+
+    def read_manifest(self) -> Manifest:
+        """Return the manifest. Raise NotABackup or UnknownFormatVersion."""
+
+    def chunks(self, file: BackupFile) -> Iterator[bytes]:
+        """Yield the bytes of a file. Raise NotABackup if it is missing."""
+
+
+class FolderBackup:
+    """The backup in a folder. OSError propagates from its methods."""
+
+    def __init__(self, path: Path) -> None:
+        self.where = path
+
+    def read_manifest(self) -> Manifest:
+        return read_manifest(self.where)
+
+    def chunks(self, file: BackupFile) -> Iterator[bytes]:
+        stored = self.where / file.stored_as
+        try:
+            yield from file_chunks(stored)
+        except FileNotFoundError as error:
+            if stored.exists():
+                raise
+            raise NotABackup(self.where, f"{file.stored_as} is missing") from error
 
 
 def is_backup(path: Path) -> bool:

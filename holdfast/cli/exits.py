@@ -61,6 +61,7 @@ REFUSALS = {
     "holdfast.acting_user": ("BelongsToAnother", "CannotActAsOwner"),
     "holdfast.amqp.listener": ("CannotListen",),
     "holdfast.backup.target": ("BackupRefused",),
+    "holdfast.backup.object_store": ("AccessDenied",),
     "holdfast.backup.restore": ("RestoreRefused",),
     "holdfast.commitlog.disk.data_dir": ("DataDirInUse", "NotADataDir"),
     "holdfast.commitlog.disk.owned_files": ("UnsafeFile",),
@@ -78,6 +79,10 @@ def failure_of(error: Exception) -> Failure | None:
         return error
     if isinstance(error, _loaded("holdfast.config", "ConfigError")):
         return Failure(str(error), ExitCode.USAGE)
+    if isinstance(error, _loaded("holdfast.backup.object_store", "StoreUrlWrong")):
+        return Failure(str(error), ExitCode.USAGE)
+    if isinstance(error, _loaded("holdfast.backup.object_target", "BackupOvertaken")):
+        return Failure(str(error), ExitCode.CONFLICT)
     if any(isinstance(error, _loaded(module, *names)) for module, names in REFUSALS.items()):
         return Failure(str(error), ExitCode.REFUSED)
     if isinstance(error, _loaded("holdfast.commitlog.errors", "LogError")):

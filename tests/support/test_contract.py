@@ -11,6 +11,11 @@ from tests.support.contract import SNAPSHOT, contract, differences
 #: What may be new. Anything else that is added, changed or removed is a change of a promise:
 #: write the contract again (`python -m tests.support.contract --write`) only if it is meant.
 ADDITIONS = {
+    "+ /commands/holdfast backup/--keep",
+    "+ /commands/holdfast restore/--backup",
+    # A folder, as before, or also a URL.
+    "! /commands/holdfast backup/DEST/type/param_type: 'Path' -> 'FolderOrUrl'",
+    "! /commands/holdfast restore/SRC/type/param_type: 'Path' -> 'FolderOrUrl'",
     "+ /commands/holdfast demo/--no-wait",
     "+ /python/holdfast.client/Instrumentation",
     "+ /commands/holdfast group create/--last-value --all-values",

@@ -1,6 +1,7 @@
 """holdfast backup and holdfast restore: copy a data directory, and rebuild it from the copy."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,37 +11,73 @@ from holdfast.cli.output.figures import format_bytes, format_count
 from holdfast.cli.output.progress import progress
 from holdfast.cli.output.terminal import is_terminal, safe_text, write_json_line
 
+if TYPE_CHECKING:
+    from holdfast.backup.create import BackupReport
+    from holdfast.backup.stored import StoredBackup
+
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _EXISTING = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
+class FolderOrUrl(click.Path):
+    """A folder, as a Path, or the URL of an object store, as a str."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and "://" in value:
+            return value
+        return super().convert(value, param, ctx)
+
+
 @click.command()
-@click.argument("target", type=_FOLDER, metavar="DEST")
+@click.argument("target", type=FolderOrUrl(file_okay=False, path_type=Path), metavar="DEST")
 @click.option("--data-dir", required=True, type=_EXISTING, help="What to back up.")
 @click.option(
     "--incremental",
     is_flag=True,
-    help="Bring the backup in DEST up to date; what did not change is not copied again.",
+    help="Bring the backup in DEST up to date; what did not change is not copied again. Always so "
+    "if DEST is a URL.",
+)
+@click.option(
+    "--keep",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Only if DEST is a URL: afterwards delete all but the latest N backups there.",
 )
 @click.pass_context
-def backup(context: click.Context, target: Path, data_dir: Path, incremental: bool) -> None:
+def backup(
+    context: click.Context,
+    target: Path | str,
+    data_dir: Path,
+    incremental: bool,
+    keep: int | None,
+) -> None:
     """Copy a data directory to DEST, even while its broker runs.
 
+    DEST is a folder, or the URL of an object store: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX,
+    az://CONTAINER/PREFIX or file:///FOLDER (needs obstore: pip install 'holdfast[objectstore]').
+
     The copy contains everything that was acknowledged before the backup began. Damage in the source
-    is copied unchanged; the exit code is then 1. 'holdfast check DEST' verifies a backup.
+    is copied unchanged; the exit code is then 1. 'holdfast check DEST' verifies a backup in a
+    folder, 'holdfast restore' one in an object store.
     """
     from holdfast.acting_user import act_as_owner_with
     from holdfast.backup.create import make_backup
 
-    data_dir, target = act_as_owner_with(data_dir, target)
-    with progress("backing up") as show:
-        report = make_backup(
-            data_dir,
-            target,
-            incremental=incremental,
-            holdfast_version=__version__,
-            progress=lambda done, total: show(done, total, 0),
-        )
+    number = None
+    if isinstance(target, str):
+        report, number = _back_up_to_store(target, data_dir, keep)
+    elif keep is not None:
+        raise click.UsageError("--keep needs a URL; a folder holds one backup")
+    else:
+        data_dir, target = act_as_owner_with(data_dir, target)
+        with progress("backing up") as show:
+            report = make_backup(
+                data_dir,
+                target,
+                incremental=incremental,
+                holdfast_version=__version__,
+                progress=lambda done, total: show(done, total, 0),
+            )
     manifest = report.manifest
     for note in report.notes:
         click.echo(f"note: {safe_text(note)}", err=True)
@@ -52,11 +89,13 @@ def backup(context: click.Context, target: Path, data_dir: Path, incremental: bo
             f"{format_bytes(report.copied_bytes)} copied, {format_bytes(report.cloned_bytes)} "
             f"cloned, {format_bytes(report.reused_bytes)} there already; "
             f"the log up to {manifest.end_offset}"
+            + ("" if number is None else f"; backup {number}")
         )
     else:
         write_json_line(
             {
                 "backup_id": manifest.backup_id,
+                **({} if number is None else {"backup": number}),
                 "files": len(manifest.files),
                 "copied_bytes": report.copied_bytes,
                 "reused_bytes": report.reused_bytes,
@@ -71,8 +110,36 @@ def backup(context: click.Context, target: Path, data_dir: Path, incremental: bo
         context.exit(ExitCode.FAILED)
 
 
+def _back_up_to_store(url: str, data_dir: Path, keep: int | None) -> "tuple[BackupReport, int]":
+    """Return the report, and the number of the new backup."""
+    from holdfast.acting_user import act_as_owner, act_as_owner_with
+    from holdfast.backup.create import make_backup_in
+    from holdfast.backup.object_store import folder_of, open_store
+    from holdfast.backup.object_target import ObjectTarget
+    from holdfast.backup.target import BackupRefused
+
+    folder = folder_of(url)
+    if folder is None:
+        data_dir = act_as_owner(data_dir)
+    else:
+        data_dir, folder = act_as_owner_with(data_dir, folder)
+        if folder.is_relative_to(data_dir):
+            raise BackupRefused(url, "it is inside the data directory; use another folder")
+    target = ObjectTarget(open_store(url, make=True), keep=keep)
+    with progress("backing up") as show:
+        report = make_backup_in(
+            target,
+            data_dir,
+            holdfast_version=__version__,
+            progress=lambda done, total: show(done, total, 0),
+        )
+    return report, target.number
+
+
 @click.command()
-@click.argument("source", type=_EXISTING, metavar="SRC")
+@click.argument(
+    "source", type=FolderOrUrl(exists=True, file_okay=False, path_type=Path), metavar="SRC"
+)
 @click.option(
     "--data-dir",
     required=True,
@@ -86,19 +153,32 @@ def backup(context: click.Context, target: Path, data_dir: Path, incremental: bo
     metavar="N",
     help="Leave out the N offsets after each queue's end, because consumers may have seen them.",
 )
+@click.option(
+    "--backup",
+    "number",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Only if SRC is a URL: restore backup N there, not the latest.",
+)
 @click.pass_context
-def restore(context: click.Context, source: Path, data_dir: Path, reserve_offsets: int) -> None:
+def restore(
+    context: click.Context,
+    source: Path | str,
+    data_dir: Path,
+    reserve_offsets: int,
+    number: int | None,
+) -> None:
     """Build a data directory from the backup SRC.
 
+    SRC is a folder or a URL, as in 'holdfast backup'.
     The directory is built completely or not at all. Every byte is compared with its checksum, and
     the result is checked before it gets its final name.
     """
-    from holdfast.acting_user import act_as_owner_from
     from holdfast.backup.restore import reserve_offsets as reserve
     from holdfast.backup.restore import restore_backup
     from holdfast.check import CheckReport, check_data_dir
 
-    data_dir, source = act_as_owner_from(data_dir, source)
+    data_dir, stored = _stored_backup(source, data_dir, number)
     reports: list[CheckReport] = []
 
     def finish(built: Path) -> None:
@@ -108,7 +188,7 @@ def restore(context: click.Context, source: Path, data_dir: Path, reserve_offset
 
     with progress("restoring") as show:
         report = restore_backup(
-            source,
+            stored,
             data_dir,
             progress=lambda done, total: show(done, total, 0),
             finish=finish,
@@ -134,3 +214,24 @@ def restore(context: click.Context, source: Path, data_dir: Path, reserve_offset
         )
     if not found.is_sound:
         context.exit(ExitCode.FAILED)
+
+
+def _stored_backup(
+    source: Path | str, data_dir: Path, number: int | None
+) -> "tuple[Path, Path | StoredBackup]":
+    """Take the rights of the owner. Return the data directory without links, and the backup."""
+    from holdfast.acting_user import act_as_owner, act_as_owner_from
+    from holdfast.backup.object_backup import ObjectBackup
+    from holdfast.backup.object_store import folder_of, open_store
+
+    folder = folder_of(source) if isinstance(source, str) else source
+    if folder is None:
+        data_dir = act_as_owner(data_dir)
+    else:
+        data_dir, folder = act_as_owner_from(data_dir, folder)
+    if isinstance(source, str):
+        return data_dir, ObjectBackup(open_store(source), number)
+    if number is not None:
+        raise click.UsageError("--backup needs a URL; a folder holds one backup")
+    assert folder is not None
+    return data_dir, folder

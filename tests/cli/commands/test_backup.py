@@ -105,6 +105,70 @@ def test_nothing_is_restored_over_a_data_directory(
     assert "is not empty" in done.stderr
 
 
+def test_a_backup_in_a_store_is_brought_up_to_date_and_restored(
+    holdfast: Run, holdfast_broker: RunningBroker, tmp_path: Path
+) -> None:
+    pytest.importorskip("obstore")
+    url = f"file://{tmp_path}/store"
+    source = ("--data-dir", str(holdfast_broker.data_dir))
+    for number, body in enumerate(("a", "b", "c"), start=1):
+        _publish(holdfast, body)
+        done = holdfast("backup", *source, url, "--keep", "2")
+        assert done.exit_code == 0, done.stderr
+        (summary,) = lines(done.stdout)
+        assert (summary["backup"], summary["files"], summary["notes"]) == (number, 2, [])
+    restored = tmp_path / "restored"
+    gone = holdfast("restore", url, "--data-dir", str(restored), "--backup", "1")
+    assert gone.exit_code == 1
+    assert "it has no backup 1; it has 2, 3" in gone.stderr
+    for options, messages in ((("--backup", "2"), 2), ((), 3)):
+        done = holdfast("restore", url, "--data-dir", str(restored), *options)
+        assert done.exit_code == 0, done.stderr
+        (summary,) = lines(done.stdout)
+        assert (summary["is_sound"], summary["messages"]) == (True, messages)
+        assert holdfast("check", str(restored)).exit_code == 0
+        again = holdfast("restore", url, "--data-dir", str(restored))
+        assert again.exit_code == 6
+        assert "is not empty" in again.stderr
+        shutil.rmtree(restored)
+    (tail, *_) = sorted((tmp_path / "store" / "commitlog").iterdir(), reverse=True)
+    tail.unlink()
+    done = holdfast("restore", url, "--data-dir", str(restored))
+    assert done.exit_code == 1
+    assert f"commitlog/{tail.name} is missing" in done.stderr
+    assert not restored.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (("backup", "ftp://host/x"), 2, "the scheme 'ftp' is not known"),
+        (("backup", "s3:///x"), 2, "it names no bucket"),
+        (("backup", "folder", "--keep", "2"), 2, "--keep needs a URL"),
+        (("backup", "file://DATA/store"), 6, "inside the data directory"),
+        (("restore", "file://DATA/none"), 1, "there is no such folder"),
+        (("restore", "file://DATA"), 1, "there is no object manifests/"),
+        (("restore", "DATA", "--backup", "2"), 2, "--backup needs a URL"),
+    ],
+)
+def test_a_wrong_store_is_refused_in_one_line(
+    holdfast: Run,
+    holdfast_broker: RunningBroker,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    code: int,
+    text: str,
+) -> None:
+    pytest.importorskip("obstore")
+    data_dir = str(holdfast_broker.data_dir)
+    command, *rest = (each.replace("DATA", data_dir) for each in arguments)
+    folder = data_dir if command == "backup" else str(tmp_path / "new")
+    done = holdfast(command, "--data-dir", folder, *rest)
+    assert done.exit_code == code
+    assert text in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_repair_says_what_it_costs_and_does_it_only_when_told_to(
     holdfast: Run, holdfast_broker: RunningBroker
 ) -> None:
