@@ -4,6 +4,7 @@
 `make test-inputs` tries new inputs. There is no deadline per input, because a machine may be slow.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -45,7 +46,19 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests of a file in one worker, and the tests that share a Spark session in one."""
+    """Run the tests of a file in one worker, and the tests that share a Spark session in one.
+
+    Those with Spark are the longest group by far. They begin first, or one worker would run them
+    alone at the end.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
     for item in items:
         group = "spark" if item.get_closest_marker("spark") else str(item.path)
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported and collected out of garbage collection: it lives until the end, and
+    each full collection would look at all of it again."""
+    gc.collect()
+    gc.freeze()
