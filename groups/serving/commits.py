@@ -3,6 +3,10 @@
 Changes made during a transaction go into the next one, so under load one sync serves many changes.
 The rows of a failed transaction are written again in the next one, before its own rows. So the
 state in memory may be newer than the state on disk. A change is confirmed only when it is durable.
+
+If a caller waits for a change, its transaction begins at once. A change for which no caller waits
+(a client that settles without asking for an answer) waits QUIET_S for others, because a transaction
+for each costs more than the delivery of the message.
 """
 
 import asyncio
@@ -20,6 +24,9 @@ _logger = logging.getLogger(__name__)
 
 #: A failed commit is retried after this time, or earlier if a caller waits for a commit.
 RETRY_S = 1.0
+#: Changes for which no caller waits are committed after this time. A crash of the broker may undo
+#: what came in this time, as it may undo what a transaction in progress holds.
+QUIET_S = 0.005
 
 
 class Commits:
@@ -45,8 +52,13 @@ class Commits:
         self._failed_batch: WriteBatch | None = None
 
     def begin(self) -> None:
-        """Schedule a commit of all changes made in this event loop iteration."""
-        if self._scheduled is None and self._current is None and self._is_dirty():
+        """Schedule a commit of all changes: at the end of this event loop iteration if a caller
+        waits for it, otherwise after QUIET_S."""
+        if self._scheduled is not None or self._current is not None or not self._is_dirty():
+            return
+        if self._next is None:
+            self._scheduled = self._loop.call_later(QUIET_S, self._begin)
+        else:
             self._scheduled = self._loop.call_soon(self._begin)
 
     def write(self, writes: Writes) -> None:
@@ -59,11 +71,11 @@ class Commits:
         fails with StateUnavailable. Callers share the future, so they must await it with
         `asyncio.shield`."""
         if self._is_dirty():
-            if isinstance(self._scheduled, asyncio.TimerHandle):  # retry now
-                self.stop()
-            self.begin()
             if self._next is None:
                 self._next = self._new()
+            if isinstance(self._scheduled, asyncio.TimerHandle):  # do not wait any longer
+                self.stop()
+            self.begin()
             return self._next
         if self._current is not None:
             return self._current

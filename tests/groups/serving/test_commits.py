@@ -11,7 +11,7 @@ from holdfast.groups.core.outbox import WriteBatch
 from holdfast.groups.core.settling import Verb
 from holdfast.groups.cursor.rows import DeleteRange, Write
 from holdfast.groups.service_types import GroupCounters
-from holdfast.groups.serving.commits import Commits, merge_batches
+from holdfast.groups.serving.commits import QUIET_S, Commits, merge_batches
 from holdfast.groups.storage.cursor_store import CursorStore, Writes
 from tests.groups.queues import Disk, Stage, settle
 from tests.support.group_broker import turns
@@ -69,6 +69,42 @@ async def test_the_next_commit_contains_all_changes_made_during_a_commit() -> No
     writer.answer()
     await second
     assert commits.when_durable().done()
+    assert not writer.waiting
+
+
+async def test_changes_for_which_no_caller_waits_share_a_commit() -> None:
+    stage = Stage()
+    commits, writer = _commits(stage)
+    stage.publish(30)
+    for _ in range(3):
+        stage.take(settled=True, max_messages=10)
+        commits.begin()
+        await turns()
+    assert not writer.waiting
+    async with asyncio.timeout(30):
+        while not writer.waiting:
+            await asyncio.sleep(QUIET_S)
+    (writes, _), *others = writer.waiting
+    assert writes
+    assert not others
+    writer.answer()
+    await turns()
+    assert commits.when_durable().done(), "nothing was left out"
+
+
+async def test_a_caller_that_waits_ends_the_wait_for_other_changes() -> None:
+    stage = Stage()
+    commits, writer = _commits(stage)
+    stage.publish(30)
+    stage.take(settled=True, max_messages=10)
+    commits.begin()
+    stage.take(settled=True, max_messages=10)
+    durable = commits.when_durable()
+    await turns()
+    assert len(writer.waiting) == 1
+    writer.answer()
+    await durable
+    await asyncio.sleep(3 * QUIET_S)
     assert not writer.waiting
 
 
