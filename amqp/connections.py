@@ -7,12 +7,14 @@ budget for unsent bytes.
 import asyncio
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import count
 from operator import methodcaller
 from typing import NoReturn, Protocol
 
 from holdfast.amqp.config import AmqpConfig
 from holdfast.amqp.engine.connection import ConnectionSettings
 from holdfast.amqp.engine.link import Link
+from holdfast.amqp.engine.session import Session
 from holdfast.amqp.metrics import AmqpCounters, AmqpFigures
 from holdfast.amqp.nodes.modified_annotations import ModifiedAnnotations
 from holdfast.amqp.sasl import FailureLimit
@@ -36,7 +38,14 @@ class Member(Protocol):
     """A connection, as the others and the listener see it."""
 
     principal: Principal
+    client: str
+    number: int
+    """No other connection has this number, also not later."""
     container_id: str
+
+    @property
+    def open_sessions(self) -> list[Session]:
+        """The sessions that neither end has ended."""
 
     @property
     def messages_out(self) -> int:
@@ -103,6 +112,8 @@ class AmqpConnections(Admission):
             requires_sasl=config.sasl_required or access.is_required,
         )
         self.open: set[Member] = set()
+        self.numbers = count(1)
+        """The numbers of later connections."""
         self.handshaking: TimeoutQueue[Member] = TimeoutQueue(
             config.handshake_timeout_ms / 1000, methodcaller("close_slow_handshake")
         )

@@ -20,6 +20,7 @@ from holdfast.amqp.connections import SOLE_CONNECTION, AmqpConnections
 from holdfast.amqp.engine.connection import Connection
 from holdfast.amqp.engine.events import Closed, Event, Opened, SaslResponded, SaslStarted
 from holdfast.amqp.engine.link import Link
+from holdfast.amqp.engine.session import Session
 from holdfast.amqp.login import Login
 from holdfast.amqp.nodes.node import BrokerParts, ReplyLink
 from holdfast.amqp.sessions import HANDLERS, Sessions
@@ -68,6 +69,7 @@ class AmqpConnection(asyncio.Protocol):
         self.parts = parts
         self.principal = UNKNOWN
         self.client = ""
+        self.number = 0
         self.container_id = ""
         self.replies: list[ReplyLink] = []
         self.has_room = True
@@ -122,6 +124,7 @@ class AmqpConnection(asyncio.Protocol):
         )
         if not access.is_required:
             self.principal = ANONYMOUS
+        self.number = next(shared.numbers)
         shared.open.add(self)
         shared.handshaking.add(self)
 
@@ -197,6 +200,11 @@ class AmqpConnection(asyncio.Protocol):
     def messages_out(self) -> int:
         """How many messages were sent in the sessions that are open."""
         return self._sessions.messages_out
+
+    @property
+    def open_sessions(self) -> list[Session]:
+        """The sessions that neither end has ended."""
+        return self._sessions.open
 
     @property
     def unsettled(self) -> tuple[int, int]:

@@ -38,13 +38,15 @@ from holdfast.amqp.wire.conditions import (
     LinkFailed,
     SessionFailed,
 )
-from holdfast.amqp.wire.performatives import TransactionalState
+from holdfast.amqp.wire.performatives import Attach, TransactionalState
 from holdfast.http_api.access.authorization import Denied
 
 #: This many sessions or links that the broker ended for a limit may wait for the client's end.
 _MAX_REFUSED = 16
 #: The longest name of a link, which the broker keeps.
 _MAX_NAME_CHARACTERS = 1024
+#: The broker keeps at most this much of a link's address.
+_MAX_ADDRESS_CHARACTERS = 256
 
 _Node = Target | Source
 
@@ -91,6 +93,11 @@ class Sessions:
             sum([len(each.incoming_unsettled) for each in sessions]),
             sum([len(each.outgoing_unsettled) for each in sessions]),
         )
+
+    @property
+    def open(self) -> list[Session]:
+        """The sessions that neither end has ended."""
+        return list(self._sessions)
 
     def stop(self) -> None:
         """Stop all nodes: the connection has ended."""
@@ -242,6 +249,7 @@ class Sessions:
             await node.finish()
             return
         link.context = node
+        link.address = _address_of(link, answer)
         counters = self._shared.counters
         link.send_attach(answer)
         if link.remote is not None:  # keep no maps and lists that the client chose
@@ -333,6 +341,13 @@ class Sessions:
         self._shared.counters.count_error("session", error)
         session.end(error)
         self._end_session(session)
+
+
+def _address_of(link: Link, answer: Attach) -> str | None:
+    """Return the address of a link's node, cut to what the broker keeps; None if it has none."""
+    terminus = answer.target if isinstance(link, IncomingLink) else answer.source
+    address = getattr(terminus, "address", None)
+    return None if address is None else str(address)[:_MAX_ADDRESS_CHARACTERS]
 
 
 def _by_link(deliveries: list[tuple[int, Any]]) -> list[tuple[Any, list[tuple[int, Any]]]]:

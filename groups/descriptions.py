@@ -132,7 +132,8 @@ class MessageStateReply(Struct):
     `attempt` is the number of its deliveries, and `failures` counts those that failed; both are
     omitted if it was never returned. A leased message has `member` and `delivered_ms`. `until_ms`
     is when a lease or a delay ends. A dead message has the topic of its dead letter, and the id of
-    the letter if that topic has one queue.
+    the letter if that topic has one queue. `last_value` is true if the group has this setting:
+    then a settled message may be superseded by a later one with its key.
     """
 
     group: str
@@ -144,3 +145,4 @@ class MessageStateReply(Struct):
     until_ms: int | UnsetType = UNSET
     dead_letter_topic: str | UnsetType = UNSET
     dead_letter_id: str | UnsetType = UNSET
+    last_value: bool | UnsetType = UNSET

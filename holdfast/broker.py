@@ -8,7 +8,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -23,6 +23,7 @@ from holdfast.amqp.metrics import AmqpCollector
 from holdfast.amqp.nodes.envelope_fields import read_fields
 from holdfast.amqp.nodes.node import BrokerParts
 from holdfast.amqp.nodes.temporary import TemporaryNodes
+from holdfast.amqp.session_list import list_sessions
 from holdfast.commitlog.ageing_clock import wall_clock_us
 from holdfast.config import Config, changed_keys
 from holdfast.consumequeue.damage.damage_book import Fault
@@ -151,6 +152,7 @@ class Broker:
             console=self._config.console,
             figures=partial(self._figures, collector),
             amqp_use=self._amqp_use,
+            amqp_sessions=self._amqp_sessions,
         )
         try:
             await self._check_address(access)
@@ -378,6 +380,13 @@ class Broker:
             return AmqpUse()
         every = self._amqp.connections
         return AmqpUse(every.limits.by_client, every.sessions.by_client, every.links.by_client)
+
+    def _amqp_sessions(
+        self, client: str | None, after: tuple[int, int], limit: int
+    ) -> tuple[Sequence[object], bool]:
+        if self._amqp is None:
+            return (), False
+        return list_sessions(self._amqp.connections.open, client, after, limit)
 
     def _info(self) -> Mapping[str, object]:
         return {

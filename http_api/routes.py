@@ -24,7 +24,7 @@ from holdfast.http_api.endpoints import (
     topics,
 )
 from holdfast.http_api.endpoints.browse import BrowseParams, browse_messages
-from holdfast.http_api.endpoints.connections import list_connections
+from holdfast.http_api.endpoints.connections import SessionsParams, list_connections, list_sessions
 from holdfast.http_api.endpoints.group_lag import get_group, list_groups
 from holdfast.http_api.endpoints.group_offsets import get_offsets, put_offsets, reset_offsets
 from holdfast.http_api.endpoints.publish import PublishParams, publish
@@ -231,6 +231,11 @@ ROUTES: Sequence[Route] = (
     Route(
         "GET", "/v1/connections", list_connections, topics.PageParams,
         replies={200: structured(inspection_types.ConnectionsReply)},
+        access=require("operate"),
+    ),
+    Route(
+        "GET", "/v1/connections/sessions", list_sessions, SessionsParams,
+        replies={200: structured(inspection_types.AmqpSessionsReply)},
         access=require("operate"),
     ),
     Route(

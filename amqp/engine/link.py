@@ -72,6 +72,8 @@ class Link:
         self.state = LinkState.ATTACH_RECEIVED if remote else LinkState.ATTACH_SENT
         self.context: Any = None
         """Whatever the owner keeps with the link."""
+        self.address: str | None = None
+        """The address of the node, for operators. The owner sets it."""
         self._wiring = wiring
         self._owes_flow = False
 

@@ -80,6 +80,8 @@ def state_of(
     """Return the state of a message in a group. If the group does not have the queue yet, the
     message is available."""
     reply = MessageStateReply(group.record.name, "available")
+    if group.record.config.last_value:
+        reply.last_value = True
     lane = group.core.lane(key)
     if lane is None:
         return reply

@@ -1,10 +1,10 @@
 """What all endpoints share: the state of the HTTP server, and the parts of the broker."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry
 
@@ -86,6 +86,22 @@ class AmqpUse(NamedTuple):
     links: Mapping[str, int] = {}
 
 
+class AmqpSessions(Protocol):
+    """Lists sessions of AMQP, with their links: those of a client, or of all clients if `client`
+    is None, after a place (connection and channel), at most `limit`. Returns the sessions, as
+    objects with the attributes of an AmqpSessionReply, and whether there are more."""
+
+    def __call__(
+        self, client: str | None, after: tuple[int, int], limit: int
+    ) -> tuple[Sequence[object], bool]: ...
+
+
+def _no_sessions(
+    client: str | None, after: tuple[int, int], limit: int
+) -> tuple[Sequence[object], bool]:
+    return (), False
+
+
 async def _no_figures() -> BrokerFigures:
     return BrokerFigures()
 
@@ -109,6 +125,7 @@ class HttpContext:
     figures: Callable[[], Awaitable[BrokerFigures]] = _no_figures
     """Returns figures of the storage and of AMQP. Called while the storage is open."""
     amqp_use: Callable[[], AmqpUse] = AmqpUse
+    amqp_sessions: AmqpSessions = _no_sessions
     started_s: float = field(init=False, default_factory=monotonic)
     pages: CrossOrigin | None = field(init=False, default=None)
     """The origins whose web pages are admitted; None if none are listed."""

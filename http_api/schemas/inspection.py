@@ -157,6 +157,52 @@ class HeldBackReply(Struct):
     wait_seconds: float
 
 
+class AmqpLinkReply(Struct):
+    """A link of AMQP. `role` is the client's: a sender sends messages to the broker.
+
+    `credit` is how many messages the sending end may send now. `available` is how many it has, by
+    its last report. `address` has at most 256 characters; null if the link has no address.
+    """
+
+    name: str
+    address: str | None
+    role: Literal["sender", "receiver"]
+    attached: bool
+    credit: int
+    available: int | None
+    draining: bool
+
+
+class AmqpSessionReply(Struct):
+    """A session of AMQP with its links. `in` is from the client, `out` is to the client.
+
+    The windows count the frames that may be sent now. `connection` is a number that no other
+    connection has until the broker restarts; `channel` is the client's. `link_count` counts all
+    links; `links` has at most 1,000 of them.
+    """
+
+    connection: int
+    client: str
+    container_id: str
+    channel: int
+    window_in: int
+    window_out: int
+    unsettled_in: int
+    unsettled_out: int
+    link_count: int
+    links: list[AmqpLinkReply]
+
+
+class AmqpSessionsReply(Struct):
+    """A page of the sessions of AMQP, by connection and channel.
+
+    `next` is the `after` of the next page. A page has at most 1,000 links.
+    """
+
+    sessions: list[AmqpSessionReply]
+    next: str | None
+
+
 class ConnectionsReply(Struct):
     """A page of the connected clients, by name. `next` is the `after` of the next page.
 

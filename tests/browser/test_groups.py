@@ -183,3 +183,26 @@ def test_a_group_is_deleted_after_its_name_was_typed(billing: Console) -> None:
     confirm.click()
     page.wait_for_url(re.compile("#/groups$"))
     expect(page.locator(".empty").first).to_contain_text("There are no groups")
+
+
+def test_a_group_with_last_value_shows_what_is_superseded(console: Console) -> None:
+    console.ask("PUT", "/v1/topics/prices", {"queues": 1})
+    keyed = [{"body": str(number), "key": "tea"} for number in range(3)]
+    (first, *_) = console.publish("prices", *keyed)
+    console.ask("PUT", "/v1/groups/board", {"topics": {"prices": {}}, "last_value": True})
+    console.ask("POST", "/v1/groups/board/receive", {"member": "anna", "max_messages": 9})
+    page = console.open("#/groups")
+    assert cells(page, "Groups", "Kind") == ["competing, last value"]
+    console.open("#/groups/board")
+    expect(page.locator("#main")).to_contain_text("only the newest message is delivered")
+    assert cells(page, "Topics and queues", "Superseded") == ["2"]
+    expect(page.locator("dl").first).to_contain_text(re.compile(r"Superseded\s*2"))
+    console.open(f"#/topics/prices/messages/{first['message_id']}")
+    expect(page.get_by_role("table", name="States in the groups")).to_contain_text(
+        "superseded by a later message with its key"
+    )
+    # A group without the setting shows no such column.
+    console.ask("PUT", "/v1/groups/plain", {"topics": {"prices": {}}})
+    console.open("#/groups/plain")
+    assert cells(page, "Topics and queues", "Queue") == ["0"]
+    assert cells(page, "Topics and queues", "Superseded") == []

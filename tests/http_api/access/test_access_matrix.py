@@ -71,6 +71,7 @@ GOOD: Mapping[tuple[str, str], Request] = {
     ("GET", "/v1/access/tokens"): Request(require("operate")),
     ("GET", "/v1/access/audit"): Request(require("operate")),
     ("GET", "/v1/connections"): Request(require("operate")),
+    ("GET", "/v1/connections/sessions"): Request(require("operate")),
     ("GET", "/v1/names"): Request(require("publish", "consume", "admin")),
     ("GET", TOPIC + "/groups"): Request(require("consume", "admin")),
     ("GET", GROUP + "/leases"): Request(require("consume", "admin")),

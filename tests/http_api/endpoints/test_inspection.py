@@ -251,6 +251,24 @@ async def test_the_overview_counts_messages_groups_and_connections(api: Api) -> 
     assert (found["groups"]["at_limit"], found["groups"]["at_limit_count"]) == (["billing"], 1)
 
 
+async def test_a_group_with_last_value_is_marked_in_the_states_of_messages(api: Api) -> None:
+    messages = [{"body": str(number), "queue": 0, "key": "k"} for number in range(3)]
+    results = (await api.publish("orders", *messages)).json()["results"]
+    await billing(api, last_value=True)
+    await api.store.offsets.store_offsets("reports", api.store.table.get("orders"), {0: 0})
+    (newest,) = await receive(api, 3)
+    assert newest["offset"] == 2
+    described = await got(api, "/v1/groups/billing")
+    assert described["topics"][0]["queues"][0]["superseded"] == 2
+    found = await got(api, f"/v1/messages/{results[0]['message_id']}/groups")
+    assert [(each["state"], each.get("last_value")) for each in found["groups"]] == [
+        ("settled", True), ("unread", None),
+    ]  # fmt: skip
+    await billing(api, last_value=False)
+    found = await got(api, f"/v1/messages/{results[0]['message_id']}/groups")
+    assert "last_value" not in found["groups"][0]
+
+
 # -- connections -----------------------------------------------------------------------------------
 
 

@@ -12,11 +12,11 @@ export async function show(page) {
   const { names: [name], signal, session } = page;
   const request = { path: path`/v1/groups/${name}` };
   const top = h("div");
-  const queues = queueTable();
   const members = memberTable();
   const leases = h("section");
   let group = await get(request.path, {}, signal);
   const hasLeases = group.config !== undefined;
+  const queues = queueTable(group.config?.last_value);
   const letters = group.config?.dead_letter_topic;
   await page.every(4000, async () => {
     group = await get(request.path, {}, signal);
@@ -45,7 +45,8 @@ export async function show(page) {
 /** @param {any} group */
 function words({ config }) {
   const mode = { competing: "Its members share the messages.", keyed: "Messages of one key go to one member at a time, in order.", single_active: "One member is served; the next takes over.", exclusive: "Only one member may use it." }[/** @type {string} */ (config.mode)];
-  return `${mode} A lease lasts ${duration(config.lease_ms / 1000)}; ${config.max_attempts ? `after ${counted(config.max_attempts, "failure")} a message ${config.dead_letter_topic ? `goes to ${config.dead_letter_topic}` : "is dropped"}` : "failed messages are tried without limit"}.`;
+  const which = config.last_value ? " Of each key in a queue, only the newest message is delivered." : "";
+  return `${mode}${which} A lease lasts ${duration(config.lease_ms / 1000)}; ${config.max_attempts ? `after ${counted(config.max_attempts, "failure")} a message ${config.dead_letter_topic ? `goes to ${config.dead_letter_topic}` : "is dropped"}` : "failed messages are tried without limit"}.`;
 }
 
 /** @param {any} group */
@@ -66,13 +67,15 @@ function summary(group) {
       ["Delayed", group.config ? number(total.delayed) : null],
       ["Dead", group.config ? number(total.dead) : null],
       ["Expired", group.config ? number(total.expired) : null],
+      ["Superseded", group.config?.last_value ? number(total.superseded) : null],
       ["Deleted before delivery", group.config ? number(total.lost) : null],
       ["Waiting requests", group.waiting === undefined ? null : number(group.waiting)],
     ]),
   ];
 }
 
-function queueTable() {
+/** @param {boolean} hasSuperseded */
+function queueTable(hasSuperseded) {
   return DataTable.of({
     label: "Topics and queues",
     key: (row) => `${row.topic} ${row.queue}`,
@@ -89,6 +92,7 @@ function queueTable() {
       { title: "Delayed", cell: (row) => count(row.delayed), class: "number" },
       { title: "Dead", cell: (row) => count(row.dead, "warn"), class: "number" },
       { title: "Expired", cell: (row) => count(row.expired), class: "number" },
+      ...(hasSuperseded ? [{ title: "Superseded", cell: (/** @type {any} */ row) => count(row.superseded), class: "number" }] : []),
     ],
     empty: "The group has no topics that exist.",
   });

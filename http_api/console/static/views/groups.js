@@ -30,10 +30,10 @@ export function judge(group) {
 
 /** Return the sums over the queues of a group. @param {any} group */
 export function sums(group) {
-  const total = { delayed: 0, dead: 0, expired: 0, lost: 0, rate: 0 };
+  const total = { delayed: 0, dead: 0, expired: 0, lost: 0, superseded: 0, rate: 0 };
   for (const topic of group.topics) {
     total.rate += topic.served?.rate ?? 0;
-    for (const queue of topic.queues) for (const name of /** @type {const} */ (["delayed", "dead", "expired", "lost"])) total[name] += queue[name] ?? 0;
+    for (const queue of topic.queues) for (const name of /** @type {const} */ (["delayed", "dead", "expired", "lost", "superseded"])) total[name] += queue[name] ?? 0;
   }
   return total;
 }
@@ -51,7 +51,7 @@ export async function show(page) {
     mark: (row) => row.found?.kind ?? "",
     columns: [
       { title: "Group", cell: (row) => [h("a", { href: `#${path`/groups/${row.group}`}` }, row.group), row.found && h("span", { class: `state-word ${row.found.kind}` }, row.found.title)], class: "name" },
-      { title: "Kind", cell: (row) => row.config?.mode.replace("_", " ") ?? "stores offsets" },
+      { title: "Kind", cell: (row) => (row.config ? `${row.config.mode.replace("_", " ")}${row.config.last_value ? ", last value" : ""}` : "stores offsets") },
       { title: "Topics", cell: (row) => number(row.topics.length), class: "number" },
       { title: "Behind", cell: (row) => count(row.lag_messages), class: "number" },
       { title: "Oldest", cell: (row) => (row.lag_seconds ? duration(row.lag_seconds) : h("span", { class: "quiet" }, "–")), class: "number" },

@@ -70,7 +70,7 @@ function properties(message) {
 
 /** What each state of a message in a group means. @type {Record<string, (state: any) => string>} */
 const STATES = {
-  settled: () => "done",
+  settled: (state) => (state.last_value ? "done, or superseded by a later message with its key" : "done"),
   available: (state) => (state.attempt ? "waits to be delivered again" : "waits for a member"),
   leased: (state) => `with ${state.member || "a member without a name"} since ${time(state.delivered_ms)}, ${state.until_ms ? `until ${time(state.until_ms)}` : "as long as its link lasts"}`,
   delayed: (state) => `waits until ${time(state.until_ms)} after a failure`,
