@@ -14,7 +14,7 @@ BIN := .venv/bin
 OPERATIONS ?= 1000000
 KILLS ?= 200
 SEED ?=
-.PHONY: help venv demo campaign test test-faults test-cluster test-browser interop test-inputs fuzz check format format-check lint types bench bench-peers docs site lock release clean
+.PHONY: help venv demo campaign test test-faults test-cluster test-browser interop test-inputs fuzz check format format-check lint types bench bench-peers docs site lock wheels release clean
 
 help:  ## list these verbs
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -93,10 +93,11 @@ bench-peers: $(READY)  ## W1 to W5 beside Redis, NATS, RabbitMQ, Kafka, RocketMQ
 	bench/peers/install
 	$(BIN)/python -m bench.peers $(BENCH)
 
-docs: $(READY)  ## write from the code: docs/configuration.md, the picture in ARCHITECTURE.md, man page, completion
+docs: $(READY)  ## write from the code: docs/configuration.md, the picture in ARCHITECTURE.md, man page, completion, files of the client's wheel
 	$(BIN)/holdfast config reference > docs/configuration.md
 	$(BIN)/python -m tests.support.picture
 	$(BIN)/python -m tests.packaging.man_page > packaging/man/holdfast.1
+	$(BIN)/python -m tests.packaging.client_files > packaging/client/files.txt
 	cd packaging/completion && export PATH="$(CURDIR)/$(BIN):$$PATH" && \
 	  _HOLDFAST_COMPLETE=bash_source holdfast > bash/holdfast && \
 	  _HOLDFAST_COMPLETE=zsh_source holdfast > zsh/_holdfast && \
@@ -110,13 +111,19 @@ site: $(READY)  ## build the documentation site into build/site
 lock: $(READY)  ## pin the newest versions that pyproject.toml allows
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --all-extras --upgrade \
-	  --no-annotate --no-emit-index-url --no-emit-find-links \
+	  --no-emit-package holdfast-client --no-annotate --no-emit-index-url --no-emit-find-links \
 	  --custom-compile-command "make lock" --output-file requirements.lock
 
+# A stale build folder would add its files to a wheel.
+wheels: $(READY)  ## dist/: the wheels holdfast and holdfast-client, which are installed together
+	rm -rf build packaging/client/build
+	$(BIN)/python -m build --wheel --outdir dist packaging/client
+	$(BIN)/python -m build --wheel --outdir dist .
+
 # Asks PyPI for the tools and for known vulnerabilities. Publishes nothing.
-release: $(READY)  ## dist/: source archive, wheel, SBOM, checksums, all checked; of what is committed
+release: $(READY)  ## dist/: source archive, both wheels, SBOM, checksums, all checked; of what is committed
 	packaging/release/build $(BIN)/python
 
 clean:  ## remove everything that these verbs made
-	rm -rf .venv .interop build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .interop build packaging/client/build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,7 +12,6 @@ because the kernel reports a failed write of its pages only to open descriptors.
 
 import errno
 import os
-import resource
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -394,5 +393,7 @@ def sync_directory(directory: Path) -> None:
 def most_open_files(configured: int) -> int:
     """Return how many files may stay open: `configured`, but at most a quarter of this process's
     limit of open files, and at least 1."""
+    import resource  # imported here, because clients on Windows import this module
+
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return configured if soft == resource.RLIM_INFINITY else max(min(configured, soft // 4), 1)

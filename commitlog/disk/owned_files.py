@@ -31,7 +31,6 @@ FOLDERS = frozenset({"commitlog", "consumequeue", "state", "access", "repaired"}
 
 _LINK = "it is a symbolic link"
 _DESCRIPTORS = Path("/proc/self/fd")
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class UnsafeFile(OSError):
@@ -203,7 +202,7 @@ class Folder:
 
     def _open_folder(self, parent: int, path: Path) -> int:
         try:
-            descriptor = os.open(path.name, _FOLDER, dir_fd=parent)
+            descriptor = os.open(path.name, _folder_flags(), dir_fd=parent)
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
                 _refuse_no_folder(path, os.stat(path.name, dir_fd=parent, follow_symlinks=False))
@@ -223,7 +222,7 @@ def open_folder(path: Path) -> Iterator[Folder]:
     user, because that user could make root write or remove files there. Raise UnsafeFile; OSError
     propagates."""
     try:
-        descriptor = os.open(path, _FOLDER)
+        descriptor = os.open(path, _folder_flags())
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
             _refuse_no_folder(path, path.lstat())
@@ -283,7 +282,7 @@ def tighten(data_dir: Path) -> None:
         if not excess or found.st_uid != os.geteuid():
             continue
         try:
-            descriptor = os.open(path, _FOLDER) if is_folder else open_file(path)
+            descriptor = os.open(path, _folder_flags()) if is_folder else open_file(path)
             try:
                 os.fchmod(descriptor, mode & ~excess)
             finally:
@@ -395,3 +394,8 @@ def _refuse_foreign(path: Path, found: os.stat_result, owners: set[int]) -> None
             f"it belongs to the user {found.st_uid}, not to the owner of the data directory or the "
             "user that runs this; chown it if you trust it",
         )
+
+
+def _folder_flags() -> int:
+    # A function, because clients import this module on systems without these flags.
+    return os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

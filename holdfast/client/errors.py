@@ -121,14 +121,15 @@ class TooManyChannels(HoldfastError):
 
 @dataclass(eq=False, repr=False)
 class PackageMissing(HoldfastError, ImportError):
-    """This call needs a package that is not installed. `extra` is the extra of Holdfast that
-    installs it."""
+    """This call needs a package that is not installed. `extra` is the extra of holdfast and
+    holdfast-client that installs it."""
 
     package: str
     extra: str
 
     def __str__(self) -> str:
-        return f"{self.package} is not installed; pip install 'holdfast[{self.extra}]'"
+        # Not the extra: the client's own wheel does not have the name of the broker's.
+        return f"{self.package} is not installed; pip install {self.package}"
 
 
 @dataclass(eq=False, repr=False)

@@ -23,8 +23,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=_LEFT_OUT)
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
     run([*build, folder / "source"], timeout_s=BUILD_S)
-    (wheel,) = folder.glob("*.whl")
-    run([DEB / "build", wheel, folder], timeout_s=BUILD_S)
+    run([*build, folder / "source" / "packaging" / "client"], timeout_s=BUILD_S)
+    wheels = [next(folder.glob(f"{name}-*.whl")) for name in ("holdfast", "holdfast_client")]
+    run([DEB / "build", *wheels, folder], timeout_s=BUILD_S)
     (built,) = folder.glob("*.deb")
     return built
 

@@ -79,6 +79,7 @@ def test_the_build_gets_the_whole_source_of_the_package() -> None:
     assert parts
     assert sent >= {"holdfast", "pyproject.toml", "requirements.lock", "README.md", "LICENSE"}
     assert sent >= parts
+    assert "packaging/client" in sent, "the image installs the wheel of the client, too"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     data_files = project["tool"]["setuptools"]["data-files"].values()
     for path in (each for files in data_files for each in files):

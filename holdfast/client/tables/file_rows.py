@@ -5,6 +5,7 @@ messages that are on the disk. All checksums are verified.
 """
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,6 +74,8 @@ class FileRows:
         return rows
 
     def _read(self) -> Iterator[FetchedRows]:
+        if not hasattr(os, "O_PATH"):
+            raise FilesUnreadable(self._path, "data directories can only be read on Linux")
         with _client_errors(), FileCatalog(self._path) as catalog:
             topic = catalog.describe(self._wanted.topic)
             for wanted in self._slices(catalog, topic):

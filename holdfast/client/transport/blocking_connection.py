@@ -1,5 +1,6 @@
 """One connection of a blocking client: one request and its reply at a time."""
 
+import os
 import socket
 import struct
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ _RECEIVED_BYTES = 64 * 1024
 #: A buffer that is shorter than this is filled from a larger read, to save system calls.
 _SHORT_BYTES = 8 * 1024
 _TIMEVAL = struct.Struct("@ll")
+#: Windows has these timeouts, but as a number of milliseconds.
+_HAS_TIMEVAL = os.name == "posix"
 
 #: Fills a buffer with the next bytes of a body. Raises the errors of the connection.
 Fill = Callable[[memoryview], None]
@@ -109,13 +112,13 @@ class BlockingConnection:
     def _set_timeout(self, timeout_s: float) -> None:
         """Set how long a call may block.
 
-        Without TLS, the timeouts of the operating system are used, because Python's own timeout
-        needs a poll() for each call.
+        Without TLS, the timeouts of the operating system are used (except on Windows), because
+        Python's own timeout needs a poll() for each call.
         """
         if timeout_s == self._timeout_s:
             return
         self._timeout_s = timeout_s
-        if self._tls:
+        if self._tls or not _HAS_TIMEVAL:
             self._sock.settimeout(timeout_s)
             return
         limit = _TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6))

@@ -14,10 +14,8 @@ from holdfast.commitlog.lazy_import import import_at_first_use
 if TYPE_CHECKING:
     import asyncio
     from concurrent import futures
-
-    import uvloop
 else:
-    import_at_first_use(globals(), asyncio="asyncio", futures="concurrent.futures", uvloop="uvloop")
+    import_at_first_use(globals(), asyncio="asyncio", futures="concurrent.futures")
 
 T = TypeVar("T")
 
@@ -82,7 +80,7 @@ class LoopThread:
         if self._is_stopped:
             raise ClientClosed
         if self._loop is None:
-            self._loop = uvloop.new_event_loop()
+            self._loop = _new_loop()
             thread = threading.Thread(
                 target=_run_loop, args=(self._loop,), name="holdfast-client", daemon=True
             )
@@ -90,6 +88,15 @@ class LoopThread:
             # The finalizer also runs at interpreter exit, before daemon threads are frozen.
             self._finalizer = weakref.finalize(self, _stop_loop, self._loop, thread)
         return self._loop
+
+
+def _new_loop() -> "asyncio.AbstractEventLoop":
+    """Return a loop of uvloop if it is installed, as it is with the broker."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 def _run_loop(loop: "asyncio.AbstractEventLoop") -> None:

@@ -103,6 +103,14 @@ def test_what_the_files_do_not_have_is_refused(
         client.read_arrow("mixed", path=path, filter="a = '1'")
 
 
+def test_files_are_refused_on_a_system_that_cannot_open_them_safely(
+    broker: RunningBroker, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("os.O_PATH")
+    with pytest.raises(FilesUnreadable, match="only be read on Linux"):
+        client.read_arrow("mixed", path=broker.data_dir)
+
+
 def test_an_interrupted_reading_does_not_end_as_if_it_were_complete(
     broker: RunningBroker, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 ends."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -30,6 +31,17 @@ def test_a_coroutine_runs_until_the_thread_is_stopped() -> None:
         thread.run(done())
     with pytest.raises(ClientClosed):
         thread.call_soon(print)
+
+
+def test_a_thread_without_uvloop_has_the_loop_of_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def loop_module() -> str:
+        return type(asyncio.get_running_loop()).__module__.partition(".")[0]
+
+    for expected in ("uvloop", "asyncio"):
+        thread = LoopThread()
+        assert thread.run(loop_module()) == expected
+        thread.stop(nothing_last)
+        monkeypatch.setitem(sys.modules, "uvloop", None)
 
 
 def test_an_unused_thread_does_not_run_the_last_coroutine() -> None:
