@@ -31,7 +31,8 @@ ONLY_UNIX = (
     *("posix_fallocate", "pread", "preadv", "pwrite", "pwritev", "sendfile"),
 )
 LEFT_OUT = shutil.ignore_patterns(
-    ".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info"
+    *(".git", ".venv", ".peers", ".interop", ".*_cache", ".hypothesis", "__pycache__"),
+    *("build", "dist", "*.egg-info"),
 )
 
 

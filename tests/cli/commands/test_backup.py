@@ -84,10 +84,14 @@ def test_a_backup_is_brought_up_to_date(
 
 
 def test_a_damaged_backup_is_found_and_refused(
-    holdfast: Run, backed_up: Path, tmp_path: Path
+    holdfast: Run, shared_broker: RunningBroker, tmp_path: Path
 ) -> None:
+    _publish(holdfast, "to be damaged")
+    backed_up = tmp_path / "backup"
+    done = holdfast("backup", "--data-dir", str(shared_broker.data_dir), str(backed_up))
+    assert done.exit_code == 0, done.stderr
     (tail,) = (backed_up / "commitlog").iterdir()
-    flip(tail, b"abc")
+    flip(tail, b"to be damaged")
     checked = holdfast("check", str(backed_up))
     assert checked.exit_code == 1
     assert any(row.get("finding") == "backup-file" for row in lines(checked.stdout))
@@ -98,9 +102,12 @@ def test_a_damaged_backup_is_found_and_refused(
 
 
 def test_nothing_is_restored_over_a_data_directory(
-    holdfast: Run, holdfast_broker: RunningBroker, backed_up: Path
+    holdfast: Run, shared_broker: RunningBroker, tmp_path: Path
 ) -> None:
-    done = holdfast("restore", str(backed_up), "--data-dir", str(holdfast_broker.data_dir))
+    data_dir = str(shared_broker.data_dir)
+    target = str(tmp_path / "backup")
+    assert holdfast("backup", "--data-dir", data_dir, target).exit_code == 0
+    done = holdfast("restore", target, "--data-dir", data_dir)
     assert done.exit_code == 6
     assert "is not empty" in done.stderr
 

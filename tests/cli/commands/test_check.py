@@ -6,15 +6,24 @@ from pathlib import Path
 import pytest
 
 from holdfast.testing import RunningBroker
-from tests.cli.conftest import Run, assert_refused, flip, lines
+from tests.cli.conftest import Run, assert_refused, commands_against, flip, lines
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a broker that stored three messages and was killed. Tests copy it."""
+    folder = tmp_path_factory.mktemp("killed") / "data"
+    with RunningBroker(folder, ("--commitlog-segment-bytes", "1MiB")) as broker:
+        holdfast = commands_against(broker.url)
+        assert holdfast("publish", "t", "--queue", "0", input=b"a\nb\nc\n").exit_code == 0
+        broker.kill()
+    return folder
 
 
 @pytest.fixture
-def left_behind(holdfast: Run, holdfast_broker: RunningBroker) -> Path:
-    """Return the directory of a broker that stored three messages and was killed."""
-    assert holdfast("publish", "t", "--queue", "0", input=b"a\nb\nc\n").exit_code == 0
-    holdfast_broker.kill()
-    return holdfast_broker.data_dir
+def left_behind(killed: Path, tmp_path: Path) -> Path:
+    """Return a copy of the killed broker's directory, for one test."""
+    return shutil.copytree(killed, tmp_path / "data")
 
 
 def segment_of(data_dir: Path) -> Path:
@@ -31,25 +40,26 @@ def test_a_sound_directory_is_code_0(holdfast: Run, left_behind: Path) -> None:
 
 
 def test_damage_is_code_1_and_changes_nothing(
-    holdfast: Run, holdfast_broker: RunningBroker, left_behind: Path
+    holdfast: Run, holdfast_broker: RunningBroker
 ) -> None:
+    data_dir = holdfast_broker.data_dir
+    holdfast("publish", "t", "--queue", "0", input=b"a\nb\nc\n")
     # A later block proves that the first one was synced, so it cannot be a torn tail.
-    holdfast_broker.start()
     holdfast("publish", "t", "--queue", "0", input=b"d\n")
     holdfast("publish", "t", "--queue", "0", input=b"e\n")
     holdfast_broker.kill()
-    flip(segment_of(left_behind), b"abc")
-    before = segment_of(left_behind).read_bytes()
-    done = holdfast("check", str(left_behind))
+    flip(segment_of(data_dir), b"abc")
+    before = segment_of(data_dir).read_bytes()
+    done = holdfast("check", str(data_dir))
     assert done.exit_code == 1
     *findings, summary = lines(done.stdout)
     assert any(finding["kind"] == "damage" for finding in findings)
     assert summary["is_sound"] is False
-    assert segment_of(left_behind).read_bytes() == before
+    assert segment_of(data_dir).read_bytes() == before
 
 
-def test_a_directory_in_use_is_refused(holdfast: Run, holdfast_broker: RunningBroker) -> None:
-    done = holdfast("check", str(holdfast_broker.data_dir))
+def test_a_directory_in_use_is_refused(holdfast: Run, shared_broker: RunningBroker) -> None:
+    done = holdfast("check", str(shared_broker.data_dir))
     assert done.exit_code == 6
     assert "is in use by another broker" in done.stderr
     assert "--live" in done.stderr
