@@ -93,6 +93,7 @@ class ChannelSession:
         for each in ids:
             if (link := self.unsettled.pop(each, None)) is not None:
                 link.outstanding -= 1
+                link.unconfirmed += 1
                 self._owed.add(link)
                 self._outcomes[each] = state
         if len(self._outcomes) >= ACK_COUNT:
@@ -118,11 +119,16 @@ class ChannelSession:
             link.renew()
         self.session.flush()
 
-    def confirm(self, delivery_id: int) -> None:
-        """Record that the broker has stored the outcome of a message, or needs none any more."""
-        if (link := self.unsettled.pop(delivery_id, None)) is not None:
+    def confirm(self, delivery_id: int, link: Incoming) -> None:
+        """Record that the broker has stored the outcome of a message of the link, or needs none any
+        more."""
+        if self.unsettled.pop(delivery_id, None) is not None:
             link.outstanding -= 1
-        self._unconfirmed.discard(delivery_id)
+        if delivery_id in self._unconfirmed or delivery_id in self._outcomes:
+            self._unconfirmed.discard(delivery_id)
+            self._outcomes.pop(delivery_id, None)
+            link.unconfirmed -= 1
+            link.confirmed()
         if not self._unconfirmed:
             self._confirmed.set()
 

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 
 class Incoming(LinkEnd):
-    """A link whose messages wait for an outcome. `outstanding` counts them."""
+    """A link whose messages wait for an outcome. `outstanding` counts them, and `unconfirmed` those
+    whose outcome the broker has not confirmed."""
 
     def __init__(self, owner: "ChannelSession", *, settled: bool = False) -> None:
         super().__init__(owner.session)
         self.owner = owner
         self.is_settled = settled
         self.outstanding = 0
+        self.unconfirmed = 0
 
     def received(self, deliveries: list[Delivery]) -> None:
         """Count deliveries, and pass them on."""
@@ -36,10 +38,13 @@ class Incoming(LinkEnd):
 
     def settled(self, delivery_id: int) -> None:
         """Record that the broker has settled a delivery."""
-        self.owner.confirm(delivery_id)
+        self.owner.confirm(delivery_id, self)
 
     def renew(self) -> None:
         """Grant the credit that outcomes have made free."""
+
+    def confirmed(self) -> None:
+        """Continue after the broker has confirmed an outcome."""
 
 
 class ConsumerLink(Incoming):
@@ -92,11 +97,12 @@ class ConsumerLink(Incoming):
             self.renew()
 
     def renew(self) -> None:
-        """Grant the credit that is free, and detach a cancelled link that owes nothing."""
+        """Grant the credit that is free, and detach a cancelled link that owes nothing and waits
+        for no confirmation: the broker confirms nothing on a detached link."""
         if self.has_ended:
             return
         if self.is_cancelled:
-            if not self.outstanding:
+            if not self.outstanding and not self.unconfirmed:
                 self._link.detach()
                 self._session.flush()
                 super().ended(ClientClosed())
@@ -105,8 +111,13 @@ class ConsumerLink(Incoming):
         if self._auto_flow and room > self.credit:
             self.add_credit(room - self.credit)
 
+    def confirmed(self) -> None:
+        """Detach a cancelled link with its last confirmation."""
+        if self.is_cancelled:
+            self.renew()
+
     def cancel(self) -> None:
-        """Take the credit back; detach once every message has its outcome. May be repeated."""
+        """Take the credit back; detach once every outcome is confirmed. May be repeated."""
         self.is_cancelled = True
         if not self.has_ended:
             self._link.grant(0)

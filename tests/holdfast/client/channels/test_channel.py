@@ -358,7 +358,9 @@ def test_an_acknowledgement_is_sent_without_further_calls(setting: Setting) -> N
         assert connection.channel().get(setting.name) is None  # it did not return to the group
 
 
-def test_after_cancel_no_callback_starts(setting: Setting) -> None:
+def test_after_cancel_no_callback_starts(
+    setting: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
     seen: list[ChannelMessage] = []
     with holdfast.connect(setting.broker.url) as connection:
         channel = connection.channel()
@@ -373,6 +375,8 @@ def test_after_cancel_no_callback_starts(setting: Setting) -> None:
         channel.cancel(tag)
         rest = [channel.get(setting.name, timeout_s=FAR_S) for _ in range(20)]
         assert sorted(each.offset for each in rest if each) == list(range(10, 30))
+    # A link that was detached too early got no confirmations: closing waited 5 s for them.
+    assert "did not confirm" not in caplog.text
 
 
 def test_a_callback_that_fails_gives_its_message_back(
