@@ -115,10 +115,13 @@ def _broker_ms(tree: Path) -> float:
 
 
 def _start(tree: Path, arguments: Sequence[str], stdout: int) -> "subprocess.Popen[bytes]":
+    environ = {**os.environ, "PYTHONPATH": str(tree)}
+    # An installed package has its compiled modules. Without them most of a start is compilation.
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree)},
+        env=environ,
         stdin=subprocess.DEVNULL,
         stdout=stdout,
     )

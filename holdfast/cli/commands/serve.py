@@ -9,8 +9,10 @@ from pathlib import Path
 import click
 
 from holdfast.cli.commands.config import config_option
+from holdfast.cli.exits import ExitCode
 from holdfast.cli.process.garbage_freezer import no_collections
-from holdfast.config import Key, keys, load_config
+from holdfast.cli.process.no_authorities import no_authorities
+from holdfast.config import Config, Key, keys, load_config
 
 #: Some keys have a short option in addition to their normal one.
 _SHORT = {"http_api.host": "--host", "http_api.port": "--port"}
@@ -44,6 +46,13 @@ def _parameter(key: Key) -> str:
     return key.name.replace(".", "__")
 
 
+def import_broker() -> Callable[[Config], ExitCode]:
+    """Import the broker, and return the function that runs it. No other thread may run."""
+    with no_collections(), no_authorities():
+        from holdfast.cli.process.broker_process import run
+    return run
+
+
 @click.command()
 @config_option
 @_key_options
@@ -63,10 +72,7 @@ def serve(config_file: Path | None, **options: str | None) -> None:
         file=config_file, environ=os.environ, flags=flags, memory_bytes=memory_bytes
     )
 
-    with no_collections():
-        from holdfast.cli.process.broker_process import run  # late, to report a wrong setting fast
-
-    code = run(config)
+    code = import_broker()(config)  # late, to report a wrong setting fast
     # The event loop no longer handles signals. A second signal must not kill the process now,
     # because then a clean stop would end with a wrong exit code.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
