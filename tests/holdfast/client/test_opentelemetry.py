@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 pytest.importorskip("opentelemetry.sdk", reason="no SDK (pip install 'holdfast[dev]')")
 
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.semconv._incubating.attributes import messaging_attributes
@@ -23,7 +24,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from holdfast.client.async_client import AsyncClient
 from holdfast.client.consume.delivery import Delivery
-from holdfast.client.errors import ExclusiveHeld, UnknownTopic, Unroutable
+from holdfast.client.errors import ConnectionFailed, ExclusiveHeld, UnknownTopic, Unroutable
 from holdfast.client.opentelemetry import MAX_LINKS, SCHEMA_URL, OpenTelemetry
 from holdfast.client.sync_client import Client
 from holdfast.testing import RunningBroker
@@ -37,7 +38,7 @@ class Spans:
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
-        self.provider = TracerProvider()
+        self.provider = TracerProvider(span_limits=SpanLimits(max_links=2 * MAX_LINKS))
         self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
         self.tracer = self.provider.get_tracer("test")
 
@@ -486,6 +487,23 @@ def test_a_stale_acknowledgement_is_an_error(client: Client, spans: Spans, topic
     acked = spans.one(f"ack {topic}")
     assert attributes(acked)["error.type"] == "stale"
     assert acked.status.status_code is StatusCode.ERROR
+
+
+def test_an_acknowledgement_without_an_answer_has_the_class_of_the_error(
+    holdfast_broker: RunningBroker, tracing: OpenTelemetry, spans: Spans, topic: str
+) -> None:
+    url = holdfast_broker.url
+    with Client(url, timeout_ms=1000, instrumentation=tracing) as client:
+        client.publish(topic, "a")
+        consumer = client.consume(topic, f"{topic}-group", start="earliest", follow=False)
+        delivery = next(consumer)
+        holdfast_broker.kill()
+        with pytest.raises(ConnectionFailed):
+            delivery.ack().result(30)
+        with suppress(ConnectionFailed):
+            consumer.close()
+    error = attributes(spans.one(f"ack {topic}"))["error.type"]
+    assert error == "holdfast.client.errors.ConnectionFailed"
 
 
 def test_a_consumer_that_ends_has_no_span_for_its_end(

@@ -50,7 +50,7 @@ async function sessions(page) {
   const table = DataTable.of({
     label: "AMQP sessions and links", key: (row) => row.key,
     columns: [
-      { title: "Container", cell: ({ session }) => session.container_id, class: "name" },
+      { title: "Container", cell: ({ session }) => h("a", { href: page.link({ client: session.client, session: null }) }, session.container_id || "without a name"), class: "name" },
       { title: "Session", cell: ({ session }) => `${session.connection} : ${session.channel}`, class: "number" },
       { title: "Link", cell: ({ link, left }) => link?.name ?? quiet(left ? `and ${counted(left, "further link")}` : "no link"), class: "name" },
       { title: "Address", cell: ({ link }) => link?.address ?? quiet("–"), class: "name" },
