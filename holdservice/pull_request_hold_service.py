@@ -68,6 +68,13 @@ class HoldResult(NamedTuple):
     scanned: dict[QueueKey, int]
 
 
+class Wait(NamedTuple):
+    """A wait that has begun. `pull` is None if the wait ended at once."""
+
+    future: asyncio.Future[HoldResult]
+    pull: "HeldPull[asyncio.Future[HoldResult]] | None"
+
+
 @dataclass(slots=True)
 class HoldStats:
     """The number of pulls that are held now, and counts since the start. `held`, `held_max`,
@@ -157,10 +164,28 @@ class PullRequestHoldService:
         After ARRIVED the caller must read again; if it finds nothing, it may call `hold` again for
         the remaining time. Cancelling immediately frees the pull's place. Raise HoldLimitExceeded.
         """
-        if self._is_draining:
-            return HoldResult(Outcome.DRAINING, dict(waits))
-        wait_s = self.limit_wait(wait_s)
+        wait = self.begin(waits, wait_s=wait_s, client=client, filter=filter)
+        try:
+            return await wait.future
+        except BaseException:
+            self.end_cancelled(wait)
+            raise
+
+    def begin(
+        self,
+        waits: Mapping[QueueKey, int],
+        *,
+        wait_s: float,
+        client: str,
+        filter: "MessageFilter | None" = None,
+    ) -> "Wait":
+        """Begin to wait as `hold` does, without a coroutine. After the future of the result was
+        cancelled, call `end_cancelled`. Raise HoldLimitExceeded."""
         future: asyncio.Future[HoldResult] = asyncio.get_running_loop().create_future()
+        if self._is_draining:
+            future.set_result(HoldResult(Outcome.DRAINING, dict(waits)))
+            return Wait(future, None)
+        wait_s = self.limit_wait(wait_s)
         try:
             pull = self._table.suspend(
                 waits, deadline=monotonic() + wait_s, client=client, ticket=future, filter=filter
@@ -168,6 +193,7 @@ class PullRequestHoldService:
         except HoldLimitExceeded:
             self._stats.refused_total += 1
             raise
+        wait = Wait(future, pull)
         try:
             self._note_held()
             for key in waits:
@@ -179,11 +205,15 @@ class PullRequestHoldService:
                 self._table.message_arriving(key, max_offset)
             self._wake_arrived()
             self._set_timer()
-            return await future
         except BaseException:
-            if self._table.cancel(pull):
-                self._stats.cancelled_total += 1
+            self.end_cancelled(wait)
             raise
+        return wait
+
+    def end_cancelled(self, wait: "Wait") -> None:
+        """Free the place of a wait that nobody waits for any more."""
+        if wait.pull is not None and self._table.cancel(wait.pull):
+            self._stats.cancelled_total += 1
 
     def limit_wait(self, wait_s: float) -> float:
         """Return `wait_s`, limited to short_polling_ms in short polling mode."""

@@ -79,7 +79,7 @@ async def start_server(app: App, config: HttpConfig) -> Server:
     tls = ServerTls(files, config.tls_reload_interval_ms / 1000) if files is not None else None
 
     def connect() -> Connection:
-        return Connection(app.answer, loop, config, connections)
+        return Connection(app.answer, loop, config, connections, app.hold)
 
     timeout_s = config.header_timeout_ms / 1000
     listener = await Listener.bind(

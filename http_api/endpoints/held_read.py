@@ -15,7 +15,12 @@ from typing import Any, NamedTuple
 
 from holdfast.consumequeue.errors import UnknownTopic
 from holdfast.consumequeue.lost_ranges import LostRanges, with_lost
-from holdfast.consumequeue.reading.fetched import MAX_SKIPPED_RANGES, Fetched, MessageFilter
+from holdfast.consumequeue.reading.fetched import (
+    MAX_SKIPPED_RANGES,
+    Fetched,
+    MessageFilter,
+    Piece,
+)
 from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.consumequeue.topics import Topic
 from holdfast.holdservice.filters import (
@@ -232,10 +237,14 @@ async def filter_of(call: Call[Any]) -> MessageFilter | None:
 
 def reply_slot_for(call: Call[Any], *, is_wide: bool = False) -> LargeReplySlot:
     """Return the slot of a pull or poll. Only wide polls and large text replies wait for it."""
-    params = call.params
-    is_large = params.max_messages > YIELD_EVERY_MESSAGES or params.max_bytes > LARGE_BYTES
-    needs_slot = is_wide or (is_large and call.media != BATCH)
+    needs_slot = is_wide or may_be_large(call.params, call.media)
     return LargeReplySlot(call.context.large_replies if needs_slot else None)
+
+
+def may_be_large(params: PullBounds, media: str) -> bool:
+    """Return whether the reply to a pull may be a large text, which needs a slot."""
+    is_large = params.max_messages > YIELD_EVERY_MESSAGES or params.max_bytes > LARGE_BYTES
+    return is_large and media != BATCH
 
 
 class WaitBudget:
@@ -274,13 +283,7 @@ class WaitBudget:
             filter=message_filter,
         )
         self.held_s += monotonic() - started
-        if woken.outcome is Outcome.DRAINING:
-            raise Problem(
-                "draining",
-                "the broker is stopping; send the same request again when it has restarted",
-            )
-        if woken.outcome is Outcome.DELETED:
-            raise UnknownTopic(topic.name)
+        check_outcome(woken.outcome, topic)
         self._is_over = woken.outcome is Outcome.EXPIRED
         return {queue: offset for (_, queue), offset in woken.scanned.items()}
 
@@ -290,5 +293,21 @@ class WaitBudget:
             return
         pieces = next((read.fetched.pieces for read in reads if read.fetched.pieces), None)
         if pieces:
-            age_s = time() - pieces[0].store_timestamp_us / 1e6
-            call.context.http.metrics.wake_seconds.observe(max(age_s, 0.0))
+            note_age(call, pieces[0])
+
+
+def check_outcome(outcome: Outcome, topic: Topic) -> None:
+    """Raise Problem (draining) or UnknownTopic if a wait ended for one of these reasons."""
+    if outcome is Outcome.DRAINING:
+        raise Problem(
+            "draining",
+            "the broker is stopping; send the same request again when it has restarted",
+        )
+    if outcome is Outcome.DELETED:
+        raise UnknownTopic(topic.name)
+
+
+def note_age(call: Call[Any], first: Piece) -> None:
+    """Record the age of the first message of a pull that was held, in the metric wake_seconds."""
+    age_s = time() - first.store_timestamp_us / 1e6
+    call.context.http.metrics.wake_seconds.observe(max(age_s, 0.0))

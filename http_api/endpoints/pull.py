@@ -253,18 +253,27 @@ async def _deliver_pull(
     (read,) = reads
     if read.problem is not None:
         raise read.problem
-    fetched, skipped = read.fetched, skipped_of(reads)
+    return await _deliver(call, topic, *_pull_contents(reads), held_s, has_slot)
+
+
+def deliver_at_once(call: Call[Any], topic: Topic, read: QueueRead, held_s: float) -> Reply | None:
+    """Return the reply to a pull of a queue that could be read. Return None if the reply is so
+    large that it must be made in several loop iterations."""
+    pieces, count, headers, envelope = _pull_contents([read])
+    parts = _encode_at_once(call, topic, pieces, count, envelope)
+    return None if parts is None else _make_reply(call, topic, parts, count, headers, held_s)
+
+
+def _pull_contents(
+    reads: Sequence[QueueRead],
+) -> tuple[Sequence[Piece], int, Headers, PullReply[Any]]:
+    """Return the messages of a pull with their number, and the headers and envelope of the
+    reply."""
+    fetched, skipped = reads[0].fetched, skipped_of(reads)
     offsets = fetched.next_offset, fetched.min_offset, fetched.max_offset
-    return await _deliver(
-        call,
-        topic,
-        fetched.pieces,
-        fetched.message_count,
-        [*offset_headers(*offsets), *_skipped_header(skipped)],
-        PullReply([], *offsets, skipped or UNSET),
-        held_s,
-        has_slot,
-    )
+    headers = [*offset_headers(*offsets), *_skipped_header(skipped)]
+    envelope = PullReply[Any]([], *offsets, skipped or UNSET)
+    return fetched.pieces, fetched.message_count, headers, envelope
 
 
 async def _deliver_poll(
@@ -305,35 +314,57 @@ async def _deliver(
     held_s: float,
     has_slot: bool,
 ) -> Reply | None:
-    media = call.media
-    parts: Sequence[Bytes]
-    if media == BATCH:
-        parts = [piece.blocks for piece in pieces]
-    else:
+    parts = _encode_at_once(call, topic, pieces, count, envelope)
+    if parts is None:
+        media = call.media
         slices = chain.from_iterable(piece.slices() for piece in pieces)
-        size = sum([piece.text_bytes for piece in pieces])
-        if fits_one_call(media, count, size):
-            messages = make_messages(media, topic.name, slices)
-            if media == NDJSON or envelope is None:
-                parts = [encode_lines(messages)]
-            else:
-                envelope.messages = messages
-                parts = [encode(media, envelope)]
-        else:
-            some = split_portions(slices, YIELD_EVERY_MESSAGES, PORTION_BYTES)
-            made = (make_messages(media, topic.name, portion) for portion in some)
-            found = await encode_portions(media, made, has_slot=has_slot)
-            if found is None:
-                return None
-            parts = found
-            if media != NDJSON:
-                parts = wrap_listing(media, envelope, "messages", found, count)
+        some = split_portions(slices, YIELD_EVERY_MESSAGES, PORTION_BYTES)
+        made = (make_messages(media, topic.name, portion) for portion in some)
+        found = await encode_portions(media, made, has_slot=has_slot)
+        if found is None:
+            return None
+        parts = found
+        if media != NDJSON:
+            parts = wrap_listing(media, envelope, "messages", found, count)
+    return _make_reply(call, topic, parts, count, headers, held_s)
+
+
+def _encode_at_once(
+    call: Call[Any],
+    topic: Topic,
+    pieces: Sequence[Piece],
+    count: int,
+    envelope: PullReply[Any] | PollReply[Any] | None,
+) -> Sequence[Bytes] | None:
+    """Return the body of a reply, or None if it must be encoded in several loop iterations."""
+    media = call.media
+    if media == BATCH:
+        return [piece.blocks for piece in pieces]
+    if not fits_one_call(media, count, sum([piece.text_bytes for piece in pieces])):
+        return None
+    slices = chain.from_iterable(piece.slices() for piece in pieces)
+    messages = make_messages(media, topic.name, slices)
+    if media == NDJSON or envelope is None:
+        return [encode_lines(messages)]
+    envelope.messages = messages
+    return [encode(media, envelope)]
+
+
+def _make_reply(
+    call: Call[Any],
+    topic: Topic,
+    parts: Sequence[Bytes],
+    count: int,
+    headers: Headers,
+    held_s: float,
+) -> Reply:
+    """Return the reply with this body, and count its messages."""
     if count:
         counters = call.context.http.metrics.topic(topic.name)
         counters.messages_out += count
         counters.bytes_out += sum(map(len, parts))
     topic_id = ("Holdfast-Topic-Id", str(topic.topic_id))
-    return Reply(200, media, parts, [*headers, topic_id], held_s=held_s)
+    return Reply(200, call.media, parts, [*headers, topic_id], held_s=held_s)
 
 
 def _queue_reply(read: QueueRead) -> QueueReply:

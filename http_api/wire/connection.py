@@ -7,10 +7,11 @@ connection stays open, and how many bytes it still reads after it has refused a 
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from enum import Enum, auto
-from typing import cast
+from functools import partial
+from typing import Any, Protocol, cast
 
 from aiohttp import HttpVersion11, hdrs
 
@@ -71,6 +72,32 @@ Answer = Callable[[Request], Awaitable[Reply]]
 """Returns the reply to a request. If the request fails, the reply describes the error."""
 
 
+class HeldRequest(Protocol):
+    """A request that is held without a task."""
+
+    @property
+    def future(self) -> asyncio.Future[Any]:
+        """Done when the reply can be made. The connection cancels it to give up the request."""
+
+    def make_reply(self) -> Reply | None:
+        """Return the reply, once the future is done and not cancelled. It must have neither a
+        stream, an upgrade nor an `on_undelivered`.
+
+        Return None if a task must answer the request from its beginning.
+        """
+
+    def give_up(self) -> None:
+        """Free what the request occupies, after its future was cancelled. May be called twice."""
+
+
+Hold = Callable[[Request], HeldRequest | None]
+"""Begins to hold a request without a task. Returns None if a task must answer it."""
+
+
+def hold_nothing(request: Request) -> HeldRequest | None:
+    """Return None: a task answers every request."""
+
+
 class Connection(asyncio.BufferedProtocol):
     """One client's connection. It receives requests with `reader` and sends replies with `writer`.
 
@@ -98,7 +125,8 @@ class Connection(asyncio.BufferedProtocol):
     itself at the end. If the client disconnects, the request that is being answered is cancelled.
     """
 
-    __slots__ = ("_answer", "_config", "_connections", "_discarded_bytes", "_linger_timer",
+    __slots__ = ("_answer", "_config", "_connections", "_discarded_bytes", "_held", "_hold",
+                 "_linger_timer",
                  "_loop", "_on_undelivered", "peer", "reader", "state", "task",
                  "writer")  # fmt: skip
 
@@ -108,8 +136,10 @@ class Connection(asyncio.BufferedProtocol):
         loop: asyncio.AbstractEventLoop,
         config: HttpConfig,
         connections: Connections,
+        hold: Hold = hold_nothing,
     ) -> None:
         self._answer = answer
+        self._hold = hold
         self._loop = loop
         self._config = config
         self._connections = connections
@@ -125,8 +155,11 @@ class Connection(asyncio.BufferedProtocol):
 
         `serve_next` resets it, because a client that sends the next request has the reply.
         """
-        self.task: asyncio.Task[None] | None = None
-        """The task that answers the current request. None if no request is being answered."""
+        self._held: HeldRequest | None = None
+        """The current request if it is held without a task."""
+        self.task: asyncio.Future[Any] | None = None
+        """The task that answers the current request, or the future of a request that is held
+        without a task. None if no request is being answered."""
 
     # -- called by asyncio -------------------------------------------------------------------
 
@@ -206,6 +239,8 @@ class Connection(asyncio.BufferedProtocol):
         task, self.task = self.task, None
         if task is not None:
             task.cancel()
+        if self._held is not None:
+            self._held.give_up()
 
     def _forget_transport(self) -> None:
         self._connections.header_timeouts.remove(self)
@@ -253,8 +288,58 @@ class Connection(asyncio.BufferedProtocol):
         self._on_undelivered = nothing
         self._connections.idle.remove(self)
         asked = self.reader.next_request()
-        self.state = State.ANSWERING if isinstance(asked, Request) else State.REFUSING
+        if isinstance(asked, Request):
+            self.state = State.ANSWERING
+            held = self._hold(asked)
+            if held is not None:
+                self._held, self.task = held, held.future
+                held.future.add_done_callback(partial(self._answer_held, asked, held))
+                return
+        else:
+            self.state = State.REFUSING
         self.task = self._loop.create_task(self._serve(asked))
+
+    def _answer_held(self, asked: Request, held: HeldRequest, future: asyncio.Future[Any]) -> None:
+        """Answer a request that was held without a task, or give it up if its client is gone."""
+        self._held = None
+        if future.cancelled() or not self.writer.is_open:
+            held.give_up()
+            self.abort()
+            self._after_reply()
+            return
+        try:
+            reply = held.make_reply()
+            if reply is None:
+                self.task = self._loop.create_task(self._serve(asked))
+                return
+            parts, size = self._encode(asked, reply)
+            if not self.writer.send_now(parts, size):
+                self.task = self._loop.create_task(self._finish(self.writer.send(parts, size)))
+                return
+            if self.writer.is_paused:
+                self.task = self._loop.create_task(self._finish(self.writer.wait_until_accepted()))
+                return
+        except ConnectionError:
+            self.abort()
+        except Exception:
+            _logger.exception("a connection failed")
+            self.abort()
+        self._after_reply()
+
+    async def _finish(self, sending: Coroutine[Any, Any, None]) -> None:
+        """Wait until a reply is sent, then continue or end the connection."""
+        try:
+            await sending
+        except ConnectionError:
+            self.abort()
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+        except Exception:
+            _logger.exception("a connection failed")
+            self.abort()
+        finally:
+            self._after_reply()
 
     async def _serve(self, asked: Request | HttpProcessingError) -> None:
         reply: Reply | None = None

@@ -8,7 +8,8 @@ import socket
 from collections import OrderedDict
 from collections.abc import Callable
 from operator import methodcaller
-from typing import Generic, Protocol, TypeVar
+from time import monotonic
+from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.wire.admission import Abortable, Admission
@@ -32,8 +33,8 @@ MAX_REJECTED = 64
 class Closable(Abortable, Protocol):
     """An open connection, as the registry and the request reader see it."""
 
-    task: "asyncio.Task[None] | None"
-    """The task that answers the current request."""
+    task: "asyncio.Future[Any] | None"
+    """The task that answers the current request, or the future of a request that is held."""
 
     def close(self) -> None:
         """Close after the written bytes have been sent."""
@@ -129,13 +130,19 @@ class Connections(Admission):
         After half of the time, cancel the remaining requests.
         """
         for is_last_try in (False, True):
-            tasks = [task for each in self.open if (task := each.task) is not None]
             if is_last_try:
-                for task in tasks:
+                for task in self._tasks():
                     task.cancel()
-            waiting = [*tasks, *(each.closed for each in self.upgraded)]
-            if waiting:
-                await asyncio.wait(waiting, timeout=timeout_s / 2)
+            until = monotonic() + timeout_s / 2
+            # A held request may continue in a task.
+            while waiting := [*self._tasks(), *(each.closed for each in self.upgraded)]:
+                left_s = until - monotonic()
+                if left_s <= 0:
+                    break
+                await asyncio.wait(waiting, timeout=left_s)
+
+    def _tasks(self) -> "list[asyncio.Future[Any]]":
+        return [task for each in self.open if (task := each.task) is not None]
 
     def abort_all(self) -> None:
         """Close all connections without sending the remaining bytes."""

@@ -89,10 +89,32 @@ class ResponseWriter:
         else:
             await self._send_large(transport, parts)
         if self.is_paused:
-            self._accepted = self._loop.create_future()
-            await self._accepted
-            if self.transport is None:
-                raise ConnectionResetError("the client is gone")
+            await self.wait_until_accepted()
+
+    def send_now(self, parts: Sequence[Bytes], size: int) -> bool:
+        """Write a small reply without TLS as `send` does, but do not wait. If it returns True,
+        the reply is written; while `is_paused` is set, await `wait_until_accepted`.
+
+        Return False, and write nothing, if the reply is large or the connection has TLS. Then use
+        `send`.
+        Raises ConnectionResetError if the client is gone.
+        """
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client is gone")
+        if self.raw is not None or size > _PIECE_BYTES:
+            return False
+        self._sending_bytes = self._written_bytes = size
+        _write(transport, parts)
+        return True
+
+    async def wait_until_accepted(self) -> None:
+        """Wait until the operating system has accepted the reply. Call this only while `is_paused`
+        is set. Raises ConnectionResetError if the client is gone."""
+        self._accepted = self._loop.create_future()
+        await self._accepted
+        if self.transport is None:
+            raise ConnectionResetError("the client is gone")
 
     async def _send_large(self, transport: asyncio.Transport, parts: Sequence[Bytes]) -> None:
         """Write a large reply piece by piece, one piece per loop iteration.

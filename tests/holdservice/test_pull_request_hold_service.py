@@ -579,3 +579,47 @@ async def test_the_scan_checks_other_requests_and_counts_rescues() -> None:
     await hold.start(lambda: found.pop() if found else 0)
     await until(lambda: hold.stats().scan_rescues >= 3)
     await hold.stop()
+
+
+# -- waiting without a coroutine ---------------------------------------------------------------
+
+
+async def test_a_wait_without_a_coroutine_ends_with_its_result(broker: Broker) -> None:
+    wait = broker.service.begin({Q0: 0}, wait_s=FOREVER_S, client="client")
+    assert broker.stats.held == 1
+    broker.publish(Q0, "a")
+    assert wait.future.result() == HoldResult(Outcome.ARRIVED, {Q0: 0})
+    assert broker.stats.held == 0
+    broker.service.end_cancelled(wait)
+    assert (broker.stats.woken_total, broker.stats.cancelled_total) == (1, 0)
+
+
+async def test_a_cancelled_wait_frees_its_place_once(broker: Broker) -> None:
+    wait = broker.service.begin({Q0: 0}, wait_s=FOREVER_S, client="client")
+    wait.future.cancel()
+    for _ in range(2):
+        broker.service.end_cancelled(wait)
+    assert (broker.stats.held, broker.stats.cancelled_total) == (0, 1)
+
+
+async def test_a_wait_may_end_when_it_begins(broker: Broker) -> None:
+    broker.publish(Q0, "a")
+    arrived = broker.service.begin({Q0: 0}, wait_s=FOREVER_S, client="client")
+    assert arrived.future.result().outcome is Outcome.ARRIVED
+    unknown = broker.service.begin({(9, 0): 0}, wait_s=FOREVER_S, client="client")
+    assert unknown.future.result().outcome is Outcome.DELETED
+    await broker.service.stop()
+    draining = broker.service.begin({Q1: 0}, wait_s=FOREVER_S, client="client")
+    assert draining.future.result() == HoldResult(Outcome.DRAINING, {Q1: 0})
+    assert broker.stats.held == 0
+
+
+async def test_a_wait_that_cannot_begin_leaves_nothing(broker: Broker) -> None:
+    def fail() -> None:
+        raise RuntimeError("the store failed")
+
+    broker.store.before_max_offset = fail
+    with pytest.raises(RuntimeError):
+        broker.service.begin({Q0: 0}, wait_s=FOREVER_S, client="client")
+    broker.store.before_max_offset = lambda: None
+    assert broker.stats.held == 0

@@ -8,8 +8,13 @@ from unittest.mock import Mock
 
 import pytest
 
+from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.wire.admission import ConnectionLimits
-from holdfast.http_api.wire.connection_registry import ClientByteBudget, TimeoutQueue
+from holdfast.http_api.wire.connection_registry import (
+    ClientByteBudget,
+    Connections,
+    TimeoutQueue,
+)
 from tests.support.loop_clock import LoopClock
 
 # -- the number of connections ---------------------------------------------------------------
@@ -170,3 +175,42 @@ async def test_an_entry_may_be_added_at_its_timeout_and_stop_removes_all() -> No
     deadlines.queue.stop()
     await deadlines.advance(40)
     assert len(deadlines.late) == 2
+
+
+# -- the end ---------------------------------------------------------------------------------
+
+
+async def test_the_end_waits_for_the_task_that_follows_a_held_request() -> None:
+    connections = Connections(HttpConfig())
+    loop = asyncio.get_running_loop()
+    held: asyncio.Future[None] = loop.create_future()
+    connection = Mock(task=held)
+    answered: list[str] = []
+
+    async def answer() -> None:
+        await asyncio.sleep(0.01)
+        answered.append("by a task")
+        connection.task = None
+
+    def continue_in_a_task(_: object) -> None:
+        connection.task = asyncio.create_task(answer())
+
+    held.add_done_callback(continue_in_a_task)
+    connections.open.add(connection)
+    loop.call_soon(held.set_result, None)
+    await connections.finish(20)
+    assert answered == ["by a task"]
+
+
+async def test_at_the_end_requests_that_take_too_long_are_cancelled() -> None:
+    connections = Connections(HttpConfig())
+    held: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    connection = Mock(task=held)
+
+    def forget(_: object) -> None:
+        connection.task = None
+
+    held.add_done_callback(forget)
+    connections.open.add(connection)
+    await connections.finish(0.02)
+    assert held.cancelled()
