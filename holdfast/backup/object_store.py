@@ -5,6 +5,7 @@ Names are relative to the URL. Data is streamed: an upload holds at most two par
 download one part.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,11 @@ _PARTS_AT_ONCE = 2
 #: A request may take this long: a part needs 70 KB/s. obstore's default is 30 s.
 _REQUEST_TIMEOUT = "120s"
 _MAX_REASON = 300
+#: Where obstore looks for the credentials of the machine if the environment has none.
+_METADATA_SERVICE = "169.254.169.254"
+_AZURE = "AZURE_ALLOW_HTTP"
+#: Variables that permit HTTP without TLS, by the schemes of URLs.
+_ALLOW_HTTP = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": _AZURE, "abfs": _AZURE}
 
 #: Schemes of URLs, and an example of each kind.
 SCHEMES = {
@@ -124,7 +130,11 @@ def open_store(url: str, *, make: bool = False) -> ObjectStore:
         folder.mkdir(parents=True, exist_ok=True)
         return ObstoreStore(stores.LocalStore(str(folder)), url)
     with _translated(url):
-        client_options = {"timeout": _REQUEST_TIMEOUT}
+        client_options: dict[str, object] = {"timeout": _REQUEST_TIMEOUT}
+        # These options replace the ones that obstore reads from the environment.
+        scheme = urlsplit(url).scheme.lower()
+        if os.environ.get(_ALLOW_HTTP.get(scheme, ""), "").lower() in ("1", "true"):
+            client_options["allow_http"] = True
         return ObstoreStore(stores.from_url(url, client_options=client_options), url)
 
 
@@ -224,7 +234,12 @@ def _translated(where: str) -> Iterator[None]:
     except (FileNotFoundError, exceptions.NotFoundError) as error:
         raise ObjectMissing(where, _reason(error)) from error
     except (exceptions.BaseError, NotImplementedError) as error:
-        raise StoreFailed(where, _reason(error)) from error
+        reason = _reason(error)
+        # A list that is not permitted has no class of its own.
+        is_denied = re.search(r"status code: (401|403)\b", reason) is not None
+        if _METADATA_SERVICE in reason:
+            reason, is_denied = f"no credentials are in the environment ({reason})", True
+        raise (AccessDenied if is_denied else StoreFailed)(where, reason) from error
 
 
 def _reason(error: Exception) -> str:

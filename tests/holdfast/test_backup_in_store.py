@@ -18,6 +18,7 @@ from holdfast.backup.manifest import NotABackup
 from holdfast.backup.object_backup import ObjectBackup, manifest_name, manifests
 from holdfast.backup.object_store import (
     PART_BYTES,
+    AccessDenied,
     ObjectExists,
     ObjectMissing,
     ObjectStore,
@@ -496,6 +497,20 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     with pytest.raises(ObstoreMissing, match=r"pip install 'holdfast\[objectstore\]'"):
         open_store("s3://bucket/x")
+
+
+def test_missing_credentials_are_a_lack_of_rights() -> None:
+    class Failing:
+        def put(self, *arguments: object, **options: object) -> None:
+            raise NotImplementedError(
+                "Error performing PUT http://169.254.169.254/latest: no route"
+            )
+
+    store = empty_store()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("obstore.put", Failing().put)
+        with pytest.raises(AccessDenied, match="no credentials are in the environment"):
+            store.create("x", b"")
 
 
 def test_a_secret_in_the_query_of_a_failed_request_is_not_shown() -> None:

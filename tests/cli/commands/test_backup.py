@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.testing import RunningBroker
 from tests.cli.conftest import Run, flip, lines
+from tests.support.plain_server import PlainHandler, served
 
 
 def _publish(holdfast: Run, *bodies: str) -> None:
@@ -173,6 +174,46 @@ def test_a_wrong_store_is_refused_in_one_line(
     done = holdfast(command, "--data-dir", folder, *rest)
     assert done.exit_code == code
     assert text in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "problem", "code"),
+    [(403, "AccessDenied", 6), (401, "Unauthorized", 6), (404, "NoSuchBucket", 1)],
+)
+def test_what_a_store_refuses_ends_in_one_line(
+    holdfast: Run,
+    holdfast_broker: RunningBroker,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    problem: str,
+    code: int,
+) -> None:
+    pytest.importorskip("obstore")
+
+    class Refusing(PlainHandler):
+        def respond(self) -> None:
+            self.body()
+            answer = f"<Error>\n<Code>{problem}</Code>\n</Error>".encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+    with served(Refusing) as endpoint:
+        for name, value in {
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "do-not-show",
+        }.items():
+            monkeypatch.setenv(name, value)
+        done = holdfast("backup", "--data-dir", str(holdfast_broker.data_dir), "s3://backups/x")
+    assert done.exit_code == code
+    assert problem in done.stderr
+    assert "s3://backups/x" in done.stderr
+    assert "do-not-show" not in done.stderr
     assert done.stderr.count("\n") == 1
 
 
