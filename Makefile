@@ -47,7 +47,7 @@ test-browser: $(READY)  ## the console in a real browser: views, seeking, keyboa
 
 # Clients that generators make of the OpenAPI document, and tools as users type them. What is
 # downloaded and built stays in .interop/; a toolchain that is missing skips its tests by name.
-interop: $(READY)  ## others' clients against the broker: of HTTP (Go, TypeScript, curl), six of AMQP; Prometheus
+interop: $(READY)  ## others' clients against the broker: of HTTP (Go, TypeScript, curl), six of AMQP, 0.1.0's; Prometheus, S3
 	$(BIN)/pytest -m interop tests/interop $(PYTEST_ARGS)
 
 # Each prints its seed; SEED=... runs that one again.

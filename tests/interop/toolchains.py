@@ -26,6 +26,7 @@ TOOLCHAINS: Mapping[str, str] = {
     "cargo": "fe2o3-amqp (package cargo)",
     "prometheus": "the queries of the dashboard and the alerts (package prometheus)",
     "promtool": "the alerts' own cases (package prometheus)",
+    "moto": "backups in a store that speaks the protocol of S3 (pip must reach a package index)",
     "dpkg-deb": "the Debian package (package dpkg)",
 }
 
