@@ -4,7 +4,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.amqp.messages.fast_fields import Routing, read_header, read_routing, read_texts
@@ -57,6 +57,7 @@ HEADERS = st.builds(
 )
 
 
+@settings(max_examples=40)  # `make test-inputs` tries more
 @given(PROPERTIES)
 def test_routing_is_that_of_the_generic_codec(properties: Properties) -> None:
     octets = encode_composite(properties)

@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.amqp.messages.envelope import Envelope, encode_envelope
@@ -99,6 +99,7 @@ BEFORE = b"\x00\x53\x73\x45\x00\x53\x74\xc1\x01\x00\x00\x53\x77\xa1\x02"
 FOOTER = b"\x00\x53\x78\xc1\x01\x00"
 
 
+@settings(max_examples=40)  # `make test-inputs` tries more
 @given(
     theirs=st.dictionaries(
         st.sampled_from(["x-opt-mine", "x-opt-offset", "a" * 200]).map(Symbol),

@@ -91,7 +91,7 @@ def shared(run: list[Rows]) -> Batch:
     return Batch.decode(bytes(header.encode()) + payload)
 
 
-@settings(deadline=None)
+@settings(max_examples=40)  # `make test-inputs` tries more
 @given(runs())
 def test_a_shared_batch_has_every_message_unchanged(run: list[Rows]) -> None:
     batch = shared(run)
@@ -112,14 +112,14 @@ def test_a_shared_batch_has_every_message_unchanged(run: list[Rows]) -> None:
     assert row == len(batch)
 
 
-@settings(deadline=None)
+@settings(max_examples=40)  # `make test-inputs` tries more
 @given(runs())
 def test_a_shared_batch_fits_the_room_reserved_for_its_publishes(run: list[Rows]) -> None:
     kept = sum(rows.total_size + most_shared_bytes(rows) for rows in run)
     assert shared(run).header.total_size <= kept
 
 
-@settings(deadline=None)
+@settings(max_examples=40)  # `make test-inputs` tries more
 @given(runs(), st.integers(0, 2**40))
 def test_the_publishes_of_a_shared_batch_are_read_from_its_columns(
     run: list[Rows], base: int

@@ -78,7 +78,7 @@ def expected_kafka_row(batch: Batch, row: int) -> dict[str, Any]:
     }
 
 
-@settings(deadline=None)  # others may share the machine
+@settings(max_examples=40)  # `make test-inputs` tries more
 @given(st.lists(ANY_COLUMNS, min_size=1, max_size=5), st.data())
 def test_rows_are_the_messages(batches: list[Columns], data: st.DataObject) -> None:
     stored = store(batches, 1000)
@@ -108,7 +108,7 @@ def test_rows_are_the_messages(batches: list[Columns], data: st.DataObject) -> N
     ]
 
 
-@settings(deadline=None)
+@settings(max_examples=40)  # `make test-inputs` tries more
 @given(st.data())
 def test_a_long_run_of_small_batches_is_cut_into_portions_that_lose_nothing(
     data: st.DataObject,

@@ -90,7 +90,11 @@ def rows(blocks: Received) -> list[dict[str, object]]:
     return list(decode(run, select_rows(run, 0, 1 << 40), PART, COLUMNS).to_pylist())
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+#: `make test-inputs` tries more.
+_FEWER = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+
+
+@settings(_FEWER)
 @given(st.lists(ANY_COLUMNS, min_size=1, max_size=9))
 def test_split_bodies_are_the_same_rows(batches: list[Columns]) -> None:
     data = reply_of(batches)
@@ -99,7 +103,7 @@ def test_split_bodies_are_the_same_rows(batches: list[Columns]) -> None:
     assert rows(split) == rows(data)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(_FEWER)
 @given(st.lists(ANY_COLUMNS, min_size=1, max_size=9), st.sets(st.integers(1, 8)))
 def test_gathered_replies_are_the_same_rows_as_one(batches: list[Columns], cuts: set[int]) -> None:
     blocks = blocks_of(batches)

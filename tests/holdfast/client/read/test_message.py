@@ -194,7 +194,7 @@ def seen(message: Message) -> tuple[Any, ...]:
     )
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)  # `make test-inputs` tries more
 @given(st.lists(columns(max_messages=3), min_size=1, max_size=6), st.data())
 def test_a_run_has_the_messages_of_its_batches(batches: list[Columns], data: st.DataObject) -> None:
     gaps = data.draw(st.lists(st.integers(0, 2), min_size=len(batches), max_size=len(batches)))
