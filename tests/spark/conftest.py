@@ -54,6 +54,9 @@ def spark() -> Iterator["SparkSession"]:
         2,
         settings={
             "spark.sql.shuffle.partitions": "2",
+            # To compile code for a query takes longer than to run it on a few rows.
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
             # This starts quickly but does not run quickly.
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         },
