@@ -63,7 +63,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.world.finish()
 
 
-EngineMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50)
+EngineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=50)
 TestEngine = EngineMachine.TestCase
 
 

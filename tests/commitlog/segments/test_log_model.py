@@ -19,7 +19,7 @@ from tests.support.simulated_disk import SimulatedDisk
 from tests.support.small_log import SmallLog, raw_batch, walk
 
 LOG = Path("/log")
-EXAMPLES = int(os.environ.get("TEST_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("TEST_EXAMPLES", "20"))
 
 
 class LogMachine(RuleBasedStateMachine):

@@ -303,7 +303,7 @@ class StorageMachine(RuleBasedStateMachine):
 
 TestStorageModel = StorageMachine.TestCase
 TestStorageModel.settings = settings(
-    max_examples=20,
+    max_examples=10,  # `make test-inputs` tries more
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
