@@ -208,7 +208,7 @@ def test_after_a_crash_only_deliveries_that_were_not_settled_are_repeated(
 
         def receive(member: str, most: int, **more: object) -> dict[str, tuple[int, bool]]:
             """Return the attempt and the flag of each received message."""
-            asked = {"member": member, "max_messages": most, "lease_ms": 1_000, **more}
+            asked = {"member": member, "max_messages": most, "lease_ms": LEASE_MS, **more}
             messages = scene.calls("POST", f"/v1/groups/{GROUP}/receive", asked).json["messages"]
             return {each["body"]: (each["attempt"], each["redelivered"]) for each in messages}
 
