@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +40,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+#: The folders whose tests start processes, or look at files only.
+_AFTER_SPARK = {"cli", "crash", "e2e", "faults", "fuzz", "packaging", "support"}
+
+
+def _place(item: pytest.Item) -> int:
+    """Return when a test runs: 0 before Spark's tests, 1 with them, 2 after them."""
+    if item.get_closest_marker("spark"):
+        return 1
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    return 2 if folder in _AFTER_SPARK or folder.endswith(".py") else 0
+
+
 def pytest_make_parametrize_id(val: object) -> str | None:
     """Name a function among parameters, so that all workers collect the same names."""
     return getattr(val, "__name__", None) if callable(val) else None
@@ -48,10 +61,11 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the tests of a file in one worker, and the tests that share a Spark session in one.
 
-    Those with Spark are the longest group by far. They begin first, or one worker would run them
-    alone at the end.
+    Those with Spark are the longest group by far. They begin before the tests that start processes,
+    or one worker would run them alone at the end. They begin after the others, because Spark leaves
+    threads and settings in the worker.
     """
-    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
+    items.sort(key=_place)
     for item in items:
         group = "spark" if item.get_closest_marker("spark") else str(item.path)
         item.add_marker(pytest.mark.xdist_group(group))

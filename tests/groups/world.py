@@ -733,6 +733,8 @@ class World:
             answered = serve(self.group, self.now)
             needs, boot = False, self.boot
             for waiter, reply in answered:
+                if isinstance(reply, Reply):  # the commit for one reply stores the leases of all
+                    self.note_timed_leases(waiter.request, reply)
                 if isinstance(reply, Reply) and waiter.request.settled:
                     for message in reply.messages:  # a crash may lose settlements made when sending
                         epoch = self.models[message.queue].epoch
@@ -755,12 +757,16 @@ class World:
             self.check_states()
             self.check_waiters()
 
-    def check_reply(self, request: ReceiveRequest, reply: Reply) -> None:
+    def note_timed_leases(self, request: ReceiveRequest, reply: Reply) -> None:
+        """The first timed lease of a queue is stored before it is sent."""
         for message in reply.messages:
             model = self.models[message.queue]
             if not (request.bound or request.settled) and model.oldest_leased_boot == NO_BOOT:
                 model.oldest_leased_boot = self.boot
                 assert reply.commit_first
+
+    def check_reply(self, request: ReceiveRequest, reply: Reply) -> None:
+        self.note_timed_leases(request, reply)
         if reply.commit_first:
             if self.rng.random() < 0.05:
                 return self.crash()  # before anything was sent
