@@ -35,7 +35,10 @@ async def test_an_answered_request_leaves_no_reference_cycle(api: Api, request_:
         await one.send(request_)
         await one.answer()
         gc.collect()
-        for _ in range(20):
-            await one.send(request_)
-            await one.answer()
-        assert gc.collect() < 20
+        found = []
+        for _ in range(3):  # what earlier tests left in the process may become garbage in one
+            for _ in range(20):
+                await one.send(request_)
+                await one.answer()
+            found.append(gc.collect())
+        assert min(found) < 20
