@@ -14,8 +14,9 @@ from tests.support.page_session import ROOT, SKIPPED, Session
 README = "README.md"
 INDEX = "docs/index.md"
 
-#: Pages with tests of their own. (tests/e2e/test_tutorials.py and tests/spark/test_docs.py)
-SKIPPED_PAGES = {"docs/spark.md"}
+#: Pages with tests of their own (tests/e2e/test_tutorials.py and tests/spark/test_docs.py), and a
+#: comparison with other brokers, which it installs.
+SKIPPED_PAGES = {"docs/spark.md", "docs/first-minutes.md"}
 SKIPPED_FOLDER = "docs/tutorials/"
 
 
