@@ -24,7 +24,7 @@ SKIPPED = {
     r"_HOLDFAST_COMPLETE": "writes to the shell's start-up file",
     r"^(systemctl|journalctl|podman|docker|helm) ": "needs a service manager or a container engine",
     r"^packaging/": "builds packages; tests/interop/test_deb.py and make release do that",
-    r"dist/holdfast|try/bin/": "installs what `make wheels` builds; tests/test_packaging.py does that",
+    r"dist/holdfast|try/bin/": "installs what `make wheels` builds: tests/test_packaging.py",
     r"^pip install 'holdfast\[": "this environment has the extras",
     r" s3://": "needs an object store; tests/interop/test_object_store.py has one",
     r"^go run |^npx ": "need Go, or Node, and what they fetch: tests/interop",
