@@ -6,10 +6,10 @@ The names follow the semantic conventions for messaging, version 1.44.0 (docs/op
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from itertools import islice
 from time import time_ns
 
+from holdfast import __version__
 from holdfast.client.errors import ApiError, PackageMissing
 from holdfast.client.instrumentation import Properties
 from holdfast.client.read.message import Message
@@ -58,7 +58,7 @@ class OpenTelemetry:
         create_spans: bool = True,
     ) -> None:
         self._tracer = trace.get_tracer(
-            "holdfast", version("holdfast"), tracer_provider, schema_url=SCHEMA_URL
+            "holdfast", __version__, tracer_provider, schema_url=SCHEMA_URL
         )
         self._propagator = propagator or TraceContextTextMapPropagator()
         self._create_spans = create_spans

@@ -1,6 +1,7 @@
 """The spans of both clients and the trace context in messages, through a real broker."""
 
 import asyncio
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from opentelemetry.semconv.attributes import error_attributes, server_attributes
 from opentelemetry.semconv.schemas import Schemas
 from opentelemetry.trace import SpanKind, StatusCode
 
+import holdfast
 from holdfast.client.async_client import AsyncClient
 from holdfast.client.consume.delivery import Delivery
 from holdfast.client.errors import ConnectionFailed, ExclusiveHeld, UnknownTopic, Unroutable
@@ -67,6 +69,22 @@ def tracing(spans: Spans) -> OpenTelemetry:
 def client(shared_broker: RunningBroker, tracing: OpenTelemetry) -> Iterator[Client]:
     with Client(shared_broker.url, instrumentation=tracing) as client:
         yield client
+
+
+def test_spans_name_the_version_where_only_the_client_is_installed(
+    shared_broker: RunningBroker, spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_no_distribution(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib.metadata, "distribution", find_no_distribution)
+        tracing = OpenTelemetry(spans.provider)
+    with Client(shared_broker.url, instrumentation=tracing) as client:
+        client.publish("versions", b"x")
+    scope = spans.one("send versions").instrumentation_scope
+    assert scope is not None
+    assert scope.version == holdfast.__version__
 
 
 def attributes(span: ReadableSpan) -> dict[str, Any]:
@@ -620,7 +638,8 @@ def test_every_example_of_the_page_runs(
 ) -> None:
     examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert len(examples) >= 2
-    names: dict[str, Any] = {"provider": spans.provider}
+    monkeypatch.setattr("opentelemetry.sdk.trace.TracerProvider", lambda: spans.provider)
+    names: dict[str, Any] = {}
     for example in examples:
         code = example.replace("http://127.0.0.1:8711", holdfast_broker.url)
         exec(compile(code, str(PAGE), "exec"), names)
