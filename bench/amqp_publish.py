@@ -7,7 +7,6 @@ reads of at most 256 KiB, as far as the credit allows. All threads of the proces
 broker spends for the message, except for reading its bytes from the socket.
 """
 
-import argparse
 import asyncio
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 import uvloop
 
 from bench.amqp_local import LocalBroker, LocalLink, local_broker
+from bench.harness import arguments
 from bench.rows import Row, report
 from holdfast.amqp.wire.performatives import Header, Properties, encode_composite
 from holdfast.amqp.wire.types import Byte, Described, Symbol, ULong, encode
@@ -47,11 +47,7 @@ _JMS = (
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="Processor time a message published over AMQP.")
-    parser.add_argument("--json", action="store_true", help="JSON lines in place of a table")
-    parser.add_argument("--messages", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    options = arguments("Processor time a message published over AMQP.", messages=200_000, rounds=5)
     report(rows(options.messages, options.rounds), as_json=options.json)
 
 

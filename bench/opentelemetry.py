@@ -7,7 +7,6 @@ handler, in written mode: without an instrumentation, and with each of several. 
 Each rate is shown as a ratio to the rate without an instrumentation in the same round.
 """
 
-import argparse
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -18,7 +17,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import NoOpTracerProvider
 
-from bench.harness import broker, measure
+from bench.harness import arguments, broker, measure
 from bench.publish import BATCH_BYTES_OF_100, SENDS_BETWEEN_DRAINS
 from bench.rows import RATE, TIMES, Row, report
 from holdfast.client import AsyncClient, Delivery
@@ -42,11 +41,7 @@ WAYS: Mapping[str, Callable[[], OpenTelemetry | None]] = {
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="What spans cost a client.")
-    parser.add_argument("--json", action="store_true", help="JSON lines in place of a table")
-    parser.add_argument("--messages", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    options = arguments("What spans cost a client.", messages=200_000, rounds=5)
     report(rows(options.messages, options.rounds), as_json=options.json)
 
 

@@ -7,7 +7,6 @@ that they do not share requests. For comparison, the same number of messages is 
 topic in batches of 1,000. Both topics are read alternately with pull(), message by message.
 """
 
-import argparse
 import asyncio
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 import uvloop
 
 from bench.consume import pull_async, pull_sync
-from bench.harness import broker, measure
+from bench.harness import arguments, broker, measure
 from bench.publish import publish_async
 from bench.rows import RATE, TIMES, Row, report
 from holdfast.client.values import Durability
@@ -29,11 +28,7 @@ _BAR = 0.5
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="Reading what was published one at a time.")
-    parser.add_argument("--json", action="store_true", help="JSON lines in place of a table")
-    parser.add_argument("--messages", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    options = arguments("Reading what was published one at a time.", messages=200_000, rounds=5)
     report(rows(options.messages, options.rounds), as_json=options.json)
 
 
