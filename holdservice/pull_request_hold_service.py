@@ -211,7 +211,7 @@ class PullRequestHoldService:
         return wait
 
     def end_cancelled(self, wait: "Wait") -> None:
-        """Free the place of a wait that nobody waits for any more."""
+        """Free the place of a wait whose future was cancelled. May be called twice."""
         if wait.pull is not None and self._table.cancel(wait.pull):
             self._stats.cancelled_total += 1
 

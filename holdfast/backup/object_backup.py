@@ -31,12 +31,12 @@ def manifests(store: ObjectStore) -> dict[int, int]:
     """Return the sizes of the manifests by the numbers of their backups, the oldest first. Raise
     StoreFailed."""
     found = store.sizes(MANIFESTS)
-    numbers = {int(match[1]): size for name, size in found.items() if (match := _is_manifest(name))}
+    numbers = {
+        int(match[1]): size
+        for name, size in found.items()
+        if (match := _MANIFEST.fullmatch(name)) is not None
+    }
     return dict(sorted(numbers.items()))
-
-
-def _is_manifest(name: str) -> re.Match[str] | None:
-    return _MANIFEST.fullmatch(name)
 
 
 def load_manifest(store: ObjectStore, number: int, size: int) -> Manifest:
