@@ -17,7 +17,7 @@ Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class LinkState:
+class ListedLink:
     """A link. `role` is the client's. `credit` is how many messages the sender may send now."""
 
     name: str
@@ -30,7 +30,7 @@ class LinkState:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionState:
+class ListedSession:
     """A session. `in` means from the client, and `out` means to the client. Windows count the
     frames that may be sent now. `link_count` counts all links, also those not in `links`."""
 
@@ -43,7 +43,7 @@ class SessionState:
     unsettled_in: int
     unsettled_out: int
     link_count: int
-    links: list[LinkState]
+    links: list[ListedLink]
 
 
 class Listed(Protocol):
@@ -60,14 +60,14 @@ class Listed(Protocol):
 
 def list_sessions(
     connections: Iterable[Listed], client: str | None, after: Place, limit: int
-) -> tuple[list[SessionState], bool]:
+) -> tuple[list[ListedSession], bool]:
     """Return the first sessions after a place, in the order of connections and channels, and
     whether there are more. Without `client`, return those of all clients.
 
     The list ends after `limit` sessions, and before a session with which it would have more than
     MAX_LINKS links.
     """
-    found: list[SessionState] = []
+    found: list[ListedSession] = []
     room = MAX_LINKS
     listed = [
         each
@@ -91,9 +91,9 @@ def _channel(session: Session) -> int:
     return session.channel if session.remote_channel is None else session.remote_channel
 
 
-def _session_state(connection: Listed, session: Session, links: list[Link]) -> SessionState:
+def _session_state(connection: Listed, session: Session, links: list[Link]) -> ListedSession:
     windows = session.windows
-    return SessionState(
+    return ListedSession(
         connection.number,
         connection.client,
         connection.container_id,
@@ -107,9 +107,9 @@ def _session_state(connection: Listed, session: Session, links: list[Link]) -> S
     )
 
 
-def _link_state(link: Link) -> LinkState:
+def _link_state(link: Link) -> ListedLink:
     assert isinstance(link, (IncomingLink, OutgoingLink))
-    return LinkState(
+    return ListedLink(
         link.name,
         link.address,
         "sender" if isinstance(link, IncomingLink) else "receiver",
