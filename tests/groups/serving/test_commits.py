@@ -15,6 +15,7 @@ from holdfast.groups.serving.commits import QUIET_S, Commits, merge_batches
 from holdfast.groups.storage.cursor_store import CursorStore, Writes
 from tests.groups.queues import Disk, Stage, settle
 from tests.support.group_broker import turns
+from tests.support.loop_clock import LoopClock
 
 
 class _Writer:
@@ -73,17 +74,16 @@ async def test_the_next_commit_contains_all_changes_made_during_a_commit() -> No
 
 
 async def test_changes_for_which_no_caller_waits_share_a_commit() -> None:
-    stage = Stage()
+    stage, clock = Stage(), LoopClock()
     commits, writer = _commits(stage)
     stage.publish(30)
     for _ in range(3):
         stage.take(settled=True, max_messages=10)
         commits.begin()
         await turns()
+    await clock.advance(0.9 * QUIET_S)
     assert not writer.waiting
-    async with asyncio.timeout(30):
-        while not writer.waiting:
-            await asyncio.sleep(QUIET_S)
+    await clock.advance(0.2 * QUIET_S)
     (writes, _), *others = writer.waiting
     assert writes
     assert not others
