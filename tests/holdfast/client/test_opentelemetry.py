@@ -511,7 +511,7 @@ def test_an_acknowledgement_without_an_answer_has_the_class_of_the_error(
     holdfast_broker: RunningBroker, tracing: OpenTelemetry, spans: Spans, topic: str
 ) -> None:
     url = holdfast_broker.url
-    with Client(url, timeout_ms=1000, instrumentation=tracing) as client:
+    with Client(url, timeout_ms=5000, instrumentation=tracing) as client:
         client.publish(topic, "a")
         consumer = client.consume(topic, f"{topic}-group", start="earliest", follow=False)
         delivery = next(consumer)
