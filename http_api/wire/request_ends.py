@@ -21,7 +21,7 @@ class RequestEnds:
     them to the parser, and then calls `follow` with the requests that the parser has found.
     """
 
-    __slots__ = ("_skip_bytes", "chunks", "text")
+    __slots__ = ("chunks", "missing_bytes", "text")
 
     def __init__(self, text: bytes) -> None:
         self.text = text
@@ -29,8 +29,8 @@ class RequestEnds:
 
         If these bytes are an incomplete head, only the head's last bytes are kept.
         """
-        self._skip_bytes = 0
-        """How many bytes of a body of known length are missing."""
+        self.missing_bytes = 0
+        """How many bytes of the last request's body have not arrived, if its length is known."""
         self.chunks: ChunkWalk | None = None
         """The position in the chunked body that is arriving; None if no chunked body is arriving.
         """
@@ -42,9 +42,9 @@ class RequestEnds:
         `data`. Also return by how many bytes the memory of a chunked body grows. Raises UnclearEnd.
         """
         end = memory = 0
-        if self._skip_bytes:
-            end = min(self._skip_bytes, len(data))
-            self._skip_bytes -= end
+        if self.missing_bytes:
+            end = min(self.missing_bytes, len(data))
+            self.missing_bytes -= end
         elif self.chunks is not None:
             walk = self.chunks
             before = walk.chunk_memory
@@ -84,7 +84,7 @@ class RequestEnds:
                 bodies.append(at - start + walk.chunk_memory)
             else:
                 at += int(message.headers.get("Content-Length", "0"))
-                self._skip_bytes = max(at - len(text), 0)
+                self.missing_bytes = max(at - len(text), 0)
                 bodies.append(content.total_bytes)
         self.text = text[at:]
         self.keep_end_of_head()

@@ -630,16 +630,18 @@ class RequestReader:
     def _bypass_parser(self, request: Request) -> None:
         """Receive the rest of a body of known length directly into the body's buffer.
 
-        A chunked body continues through the parser.
+        A chunked body continues through the parser. So does a body that has arrived, and a body of
+        which the parser holds back bytes: then the parser must continue.
         """
-        length = request.content_length
-        if length is None or self.pause_reasons & PauseReason.BODY_BUFFER:
+        length, missing = request.content_length, self._ends.missing_bytes if self._ends else 0
+        if length is None or not missing or request.content.total_bytes + missing != length:
             return
-        # The parser has no unparsed bytes.
         self.parser = self._ends = None
+        self._pause(PauseReason.BODY_READER)
+        # If the bytes that came with the head have filled the buffer of the parser's body, reading
+        # is paused. Taking them ends that pause.
         first = cast(bytes, request.content.read_nowait())
         self._arriving = ArrivingBody(length, first, lambda: self._resume(PauseReason.BODY_READER))
-        self._pause(PauseReason.BODY_READER)
         request.content = self._arriving
 
     def end_request(self) -> Content:

@@ -52,6 +52,21 @@ async def test_a_body_that_arrives_at_once_is_read_completely(api: Api, size: in
     assert stored(api) == [body]
 
 
+@pytest.mark.parametrize("begun", [0, 100, 9_000, 15_000])
+async def test_the_rest_of_a_large_body_bypasses_the_parser(api: Api, begun: int) -> None:
+    """However much of it comes with the head: the parser would copy every byte three times."""
+    body = bytes(range(250)) * 4000
+    async with raw_connection(api.server.port) as one:
+        await one.send(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body[:begun])
+        async with asyncio.timeout(10):
+            await until(lambda: arriving(api) >= len(body))
+        (connection,) = api.connections
+        assert connection.reader.parser is None
+        await one.send(body[begun:])
+        assert (await one.answer())[0] == 200
+    assert stored(api) == [body]
+
+
 async def test_a_body_of_a_too_large_declared_size_is_refused_before_it_arrives() -> None:
     async with running_api(max_request_bytes=1024) as api, raw_connection(api.server.port) as one:
         await one.send(HEAD + b"Content-Length: 1025\r\n\r\n")
