@@ -55,6 +55,7 @@ PARTS = (
     Part("small_batches", ("W11",), _own_rows),
     Part("wake", ("W5",), _own_rows, needs="redis-server"),
     Part("publish_cost", (), _own_rows),
+    Part("segment_room", (), _own_rows),
     Part("publish", (), figure_rows),
     Part("consume", (), figure_rows),
     Part("http_requests", (), figure_rows),

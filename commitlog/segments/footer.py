@@ -55,7 +55,7 @@ def read_footer(segment: Segment) -> tuple[Blocks, Keys] | None:
     fails to read it: blocks can be found without a footer."""
     try:
         trailer = read_trailer(segment)
-        if trailer is None or trailer.start_offset != segment.start_offset:
+        if trailer is None:
             return None
         start = segment.end_offset - trailer.footer_size
         if start < segment.first_offset:

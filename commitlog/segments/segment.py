@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.commitlog.disk.disk import Disk, File
+from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch_header import BatchFlag, BatchHeader
 from holdfast.commitlog.format.header_table import Headers, block_ends, keyed_message_count
 from holdfast.commitlog.format.segment_format import (
@@ -135,5 +136,10 @@ def create_segment(
 
 def read_trailer(segment: Segment) -> FooterTrailer | None:
     """Return the segment's footer trailer, None if no footer was written. Raise CorruptBatch if
-    the trailer is damaged, UnknownFormatVersion if a newer Holdfast wrote it."""
-    return FooterTrailer.decode(segment.read(segment.end_offset - TRAILER_SIZE, TRAILER_SIZE))
+    the trailer is damaged or belongs to another segment, UnknownFormatVersion if a newer Holdfast
+    wrote it."""
+    raw = segment.read(segment.end_offset - TRAILER_SIZE, TRAILER_SIZE)
+    trailer = FooterTrailer.decode(raw)
+    if trailer is not None and trailer.start_offset != segment.start_offset:
+        raise CorruptBatch("footer", f"it belongs to the segment at {trailer.start_offset}")
+    return trailer

@@ -95,10 +95,9 @@ def identity(segment: Segment) -> str:
 
 def _is_sealed(segment: Segment) -> bool:
     try:
-        trailer = read_trailer(segment)
+        return read_trailer(segment) is not None
     except CorruptBatch:
         return False
-    return trailer is not None and trailer.start_offset == segment.start_offset
 
 
 def _walk(snapshot: LogSnapshot, segments: tuple[Segment, ...]) -> None:
