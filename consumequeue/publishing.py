@@ -140,7 +140,7 @@ class Publisher:
         try:
             await begun.future
         finally:
-            self._waiting.pop(begun.future, None)
+            self.end(begun)
         return begun.stored()
 
     def begin(
@@ -153,7 +153,7 @@ class Publisher:
         refusal: Exception | None = None,
     ) -> "BegunPublish":
         """Begin a publish without waiting for it. `publish` describes the rest; errors that occur
-        later are set in the future of the result. Do not cancel this future."""
+        later are set in the future of the result. If its future is cancelled, call `end`."""
         if self.table.by_id(topic.topic_id) is None:
             raise UnknownTopic(topic.name)
         for batch in batches:
@@ -169,6 +169,10 @@ class Publisher:
         if self._timer is None:
             self._timer = self._loop.call_later(self.timeout_ms / 1000, self._expire)
         return BegunPublish(request, future)
+
+    def end(self, begun: BegunPublish) -> None:
+        """Stop the deadline of a publish that is stored, has failed, or is given up."""
+        self._waiting.pop(begun.future, None)
 
     def _submit(self, request: AppendRequest) -> None:
         """Hand a request to the appender, which is called once per event loop iteration."""

@@ -19,7 +19,8 @@ from holdfast.http_api.access_log import AccessLog
 from holdfast.http_api.endpoints.events import reconnect_later
 from holdfast.http_api.endpoints.operations import not_ready
 from holdfast.http_api.endpoints.state_metrics import HttpCollector, StateCollector
-from holdfast.http_api.held_pulls import HeldPull, hold_pull
+from holdfast.http_api.held_publishes import hold_publish
+from holdfast.http_api.held_pulls import hold_pull
 from holdfast.http_api.routes import AMQP_PATH, PAGES, ROUTES, UPGRADES
 from holdfast.http_api.routing.call import Call, OpenCall
 from holdfast.http_api.routing.codecs import EVENTS, JSON, negotiate
@@ -34,6 +35,7 @@ from holdfast.http_api.routing.openapi import openapi_document
 from holdfast.http_api.routing.params import Queries
 from holdfast.http_api.routing.plan import RequestPlan
 from holdfast.http_api.routing.router import Route, Router
+from holdfast.http_api.wire.connection import HeldRequest
 from holdfast.http_api.wire.problems import Problem, problem_for
 from holdfast.http_api.wire.reply import Reply, problem_reply
 from holdfast.http_api.wire.request import (
@@ -102,17 +104,19 @@ class App:
             return self._answer(request)
         return self._answer_page(request, self._pages)
 
-    def hold(self, request: Request) -> HeldPull | None:
-        """Begin to hold a usual pull without a task. Return None for every other request."""
+    def hold(self, request: Request) -> HeldRequest | None:
+        """Begin a usual pull or publish without a task. Return None for every other request."""
         http, context = self.http, self._context
-        if request.offset is None or context is None or http.phase != "ready":
+        if request.known is None or context is None or http.phase != "ready":
             return None
         if http.rate_limiter is not None or self._access_log is not None:
             return None
-        if request.content is not EMPTY_PAYLOAD:
-            return None
         plan = self._known_plan(request)
-        return None if plan is None else hold_pull(context, request, plan, self._problem_of)
+        if plan is None:
+            return None
+        if request.content is EMPTY_PAYLOAD:
+            return hold_pull(context, request, plan, self._problem_of)
+        return hold_publish(context, request, plan, self._problem_of)
 
     async def _answer_page(self, request: Request, pages: CrossOrigin) -> Reply:
         """Answer a web page's request, and tell the browser whether the page may read the reply."""

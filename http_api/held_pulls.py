@@ -7,13 +7,11 @@ answered by a task (`app.py`), also a held pull whose messages are not in memory
 the same. On the event loop.
 """
 
-from asyncio import Future, get_running_loop
-from collections.abc import Callable
 from time import monotonic
 
 from holdfast.consumequeue.reading.fetched import Fetched
 from holdfast.consumequeue.topics import Topic
-from holdfast.holdservice.pull_request_hold_service import HoldResult, Outcome, Wait
+from holdfast.holdservice.pull_request_hold_service import Outcome, Wait
 from holdfast.http_api.endpoints.held_read import (
     QueueRead,
     check_outcome,
@@ -21,16 +19,13 @@ from holdfast.http_api.endpoints.held_read import (
     note_age,
 )
 from holdfast.http_api.endpoints.pull import LAST_EVENT_ID, PullParams, deliver_at_once, pull
+from holdfast.http_api.held_requests import ProblemOf, failed
 from holdfast.http_api.routing.call import Call
 from holdfast.http_api.routing.context import ApiContext
 from holdfast.http_api.routing.params import whole_number
 from holdfast.http_api.routing.plan import RequestPlan
-from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.reply import Reply, problem_reply
 from holdfast.http_api.wire.request import Request
-
-ProblemOf = Callable[[Exception, Request], Problem]
-"""Returns the problem for an error of a request, and logs it."""
 
 
 def hold_pull(
@@ -56,7 +51,7 @@ def hold_pull(
     try:
         wait = context.hold.begin({key: offset}, wait_s=wait_s, client=request.peer.client)
     except Exception as error:  # it becomes the reply, as for a request that a task answers
-        wait = Wait(_failed(error), None)
+        wait = Wait(failed(error), None)
     return HeldPull(context, request, plan, problem_of, topic, queue, wait, started)
 
 
@@ -75,12 +70,6 @@ def _can_wait(request: Request, params: PullParams, plan: RequestPlan) -> bool:
 def _queue_of(plan: RequestPlan) -> int:
     queue = whole_number(plan.values["queue"])
     return -1 if queue is None else queue
-
-
-def _failed(error: Exception) -> "Future[HoldResult]":
-    future: Future[HoldResult] = get_running_loop().create_future()
-    future.set_exception(error)
-    return future
 
 
 class HeldPull:

@@ -70,6 +70,9 @@ _Answer = TypeVar("_Answer")
 #: A larger text body is processed in a thread, because it would block the event loop for
 #: milliseconds. Using a thread costs about 0.1 ms.
 OFFLOAD_TEXT_BYTES = 128 * 1024
+#: A larger body is never published by `begin_at_once`. A smaller one has fewer than OFFLOAD_BATCHES
+#: batches, and decoding it needs no thread.
+AT_ONCE_BYTES = 8 * 1024
 #: At most this many results of a large text are encoded by one call.
 RESULTS_PER_CALL = 1000
 #: A comparison of mandatory messages with filters that takes longer is done in a thread.
@@ -119,11 +122,13 @@ async def publish(call: Call[PublishParams]) -> Reply:
     order of the request. An unknown topic is created unless auto_create_topics is off; the token
     must then also grant admin on the topic.
     """
+    begun = begin_at_once(call)
+    if begun is not None:
+        await begun.wait()
+        return begun.make_reply()
     name = call.name_of_topic()
     _check_creation(call, name)
-    # Checked before the body is read, so that a refused body occupies no memory.
-    call.context.store.admission.check()
-    call.context.publish_limiter.admit(call.client_name, call.principal)
+    _admit(call)
     kind = media_type(call.headers.get(hdrs.CONTENT_TYPE, ""))
     if kind == BATCH:
         return call.reply(await _publish_batches(call, name))
@@ -133,20 +138,66 @@ async def publish(call: Call[PublishParams]) -> Reply:
     return await _publish_text(call, name, decode)
 
 
+def begin_at_once(call: Call[PublishParams]) -> "BegunPublish | None":
+    """Begin a usual publish, without waiting. Raises the errors of `publish`.
+
+    Return None for any other publish; nothing of it was done or read then. A publish is usual if
+    its topic exists, its body is small, complete and not compressed, it is not mandatory, and it
+    is no retry that may have used a former queue count of its topic.
+    """
+    request, context = call.request, call.context
+    content, headers = request.content, request.headers
+    if (
+        call.params.mandatory
+        or not content.is_eof()
+        or content.total_bytes > AT_ONCE_BYTES
+        or hdrs.CONTENT_ENCODING in headers
+    ):
+        return None
+    name = call.name_of_topic()
+    topic = context.store.table.find(name)
+    if topic is None:
+        return None
+    _admit(call)
+    kind = media_type(headers.get(hdrs.CONTENT_TYPE, ""))
+    if kind == BATCH:
+        _refuse_batch_fields(call)
+        batches = _decode_batches(call, context.http.bodies.read_arrived(request), topic)
+        return BegunPublish(call, topic, _fill_queues(call, topic, batches))
+    decode = _TEXT_FORMATS.get(kind)
+    if decode is not None:
+        _refuse_raw_params(call.params)
+    producer = request_producer(headers)
+    if producer is not None and topic.former_queue_counts:
+        return None
+    body = bytes(context.http.bodies.read_arrived(request))
+    if decode is None:
+        messages = [_raw_message(call.params, kind, body)]
+    else:
+        _check_text_size(call, body)
+        messages = decode(body, context.config.max_messages_per_request)
+    _check(messages, topic, context.store.publishing.limits(topic))
+    indexes = _group_by_queue(messages, topic, _queue_chooser(context, topic, producer))
+    _check_queue_count(indexes, context)
+    rows = list(_make_rows_by_queue(messages, indexes, producer))
+    return BegunPublish(call, topic, rows, indexes=indexes)
+
+
+def _admit(call: Call[PublishParams]) -> None:
+    """Raise LogError or Problem if nothing may be published now, or not by this client. Called
+    before the body is read, so that a refused body occupies no memory."""
+    call.context.store.admission.check()
+    call.context.publish_limiter.admit(call.client_name, call.principal)
+
+
 async def _publish_text(
     call: Call[PublishParams], name: str, decode: Callable[[bytes, int], list[MessageToStore]]
 ) -> Reply:
     _refuse_raw_params(call.params)
     producer = request_producer(call.headers)
     body = bytes(await call.context.http.bodies.read(call.request))
-    config = call.context.config
-    if len(body) > config.max_text_request_bytes:
-        raise request_too_large(
-            "max_text_request_bytes",
-            config.max_text_request_bytes,
-            "the text is larger than {limit}; send fewer messages in a request, or binary batches",
-        )
-    limit = config.max_messages_per_request
+    _check_text_size(call, body)
+    limit = call.context.config.max_messages_per_request
     if len(body) <= OFFLOAD_TEXT_BYTES:
         return call.reply(await _store(call, name, decode(body, limit), producer))
     # Decoded messages take many times the memory of their text, so only few texts are decoded at
@@ -157,10 +208,23 @@ async def _publish_text(
         return await _store_in_threads(call, name, messages, producer, slot)
 
 
+def _check_text_size(call: Call[PublishParams], body: bytes) -> None:
+    config = call.context.config
+    if len(body) > config.max_text_request_bytes:
+        raise request_too_large(
+            "max_text_request_bytes",
+            config.max_text_request_bytes,
+            "the text is larger than {limit}; send fewer messages in a request, or binary batches",
+        )
+
+
 async def _publish_raw(call: Call[PublishParams], name: str, kind: str) -> PublishReply:
-    params = call.params
     producer = request_producer(call.headers)
     body = bytes(await call.context.http.bodies.read(call.request))
+    return await _store(call, name, [_raw_message(call.params, kind, body)], producer)
+
+
+def _raw_message(params: PublishParams, kind: str, body: bytes) -> MessageToStore:
     if kind == FORM and _LOOKS_LIKE_A_REQUEST.match(body):
         raise Problem(
             "unsupported-media-type",
@@ -170,7 +234,7 @@ async def _publish_raw(call: Call[PublishParams], name: str, kind: str) -> Publi
             found=FORM,
             allowed=[JSON, "application/octet-stream"],
         )
-    message = MessageToStore(
+    return MessageToStore(
         body,
         params.key,
         params.tag,
@@ -178,7 +242,6 @@ async def _publish_raw(call: Call[PublishParams], name: str, kind: str) -> Publi
         ttl_ms=params.ttl_ms,
         priority=params.priority,
     )
-    return await _store(call, name, [message], producer)
 
 
 _RAW_PARAMS = ("queue", "key", "tag", "priority", "ttl_ms")
@@ -290,6 +353,9 @@ def _make_results(
     topic: Topic, published: Sequence[StoredBatch], indexes: Mapping[int, list[int]]
 ) -> list[PublishResult]:
     """Return the queue and offset of each message, in the order of the request."""
+    if len(published) == 1:
+        queue, start, count = published[0].queue, published[0].base_offset, published[0].count
+        return [_make_result(topic, queue, offset) for offset in range(start, start + count)]
     results: dict[int, PublishResult] = {}
     for each, of_queue in zip(published, indexes.values(), strict=True):
         for offset, index in enumerate(of_queue, each.base_offset):
@@ -316,28 +382,42 @@ def _check(messages: Sequence[MessageToStore], topic: Topic, limits: MessageLimi
 
 async def _publish_batches(call: Call[PublishParams], name: str) -> PublishReply:
     context = call.context
-    _refuse_raw_params(call.params)
-    refuse_producer(call.headers)
+    _refuse_batch_fields(call)
     body = await context.http.bodies.read(call.request)
     topic = context.store.topics.find_or_plan(name)
-    limits, config = context.store.publishing.limits(topic), context.config
-
-    def decode() -> list[Batch]:
-        batches = decode_batches(
-            body, config.max_messages_per_request, config.max_batches_per_request
-        )
-        check_batches(batches, topic, limits)
-        return batches
-
+    decode = partial(_decode_batches, call, body, topic)
     batches = await call_in_thread(decode) if is_slow_to_decode(body) else decode()
     unroutable = None
     if call.params.mandatory:
         unroutable = await _check_mandatory(call, topic, lambda: batches)
     topic = await _ensure_created(call, topic)
-    choose, levels = _queue_chooser(context, topic, None), topic.priority_levels
-    batches = fill_queues(batches, lambda: queue_of(choose(), None, levels))
-    published = await _publish(call, topic, batches, unroutable)
-    return _make_reply([_make_batch_result(topic, each) for each in published], published)
+    parts = _fill_queues(call, topic, batches)
+    published = await _publish(call, topic, parts, unroutable)
+    return _make_batch_reply(topic, published)
+
+
+def _refuse_batch_fields(call: Call[PublishParams]) -> None:
+    """Raise Problem if the request has parameters or headers that binary batches contain."""
+    _refuse_raw_params(call.params)
+    refuse_producer(call.headers)
+
+
+def _decode_batches(
+    call: Call[PublishParams], body: bytes | memoryview, topic: Topic
+) -> list[Batch]:
+    """Return the batches of a body. Raises Problem and UnknownQueue."""
+    limits, config = call.context.store.publishing.limits(topic), call.context.config
+    batches = decode_batches(body, config.max_messages_per_request, config.max_batches_per_request)
+    check_batches(batches, topic, limits)
+    return batches
+
+
+def _fill_queues(
+    call: Call[PublishParams], topic: Topic, batches: Sequence[Batch]
+) -> Sequence[Batch]:
+    """Return the batches, with a queue chosen for all batches that name none."""
+    choose, levels = _queue_chooser(call.context, topic, None), topic.priority_levels
+    return fill_queues(batches, lambda: queue_of(choose(), None, levels))
 
 
 # -- mandatory -----------------------------------------------------------------------------
@@ -466,6 +546,8 @@ def make_rows(
     messages: Sequence[MessageToStore], queue: int, now_us: int, producer: Producer | None
 ) -> Rows:
     """Return the messages of one queue as columns, for the appender."""
+    if len(messages) == 1 and not (messages[0].properties or messages[0].ttl_ms):
+        return _make_row(messages[0], queue, now_us, producer)
     bodies, keys, tags, properties, _, ttls, _ = zip(*messages, strict=True)
     return Rows(
         queue,
@@ -481,6 +563,24 @@ def make_rows(
     )
 
 
+def _make_row(message: MessageToStore, queue: int, now_us: int, producer: Producer | None) -> Rows:
+    """Return one message, without properties and time to live, as `make_rows` does."""
+    body, key, tag = message[:3]
+    keys, tags = (key,) if key else None, (tag,) if tag else None
+    if producer is None:
+        return Rows(queue, (body,), now_us, keys, tags)
+    return Rows(
+        queue,
+        (body,),
+        now_us,
+        keys,
+        tags,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        sequence=producer.sequence,
+    )
+
+
 # -- storing and answering -----------------------------------------------------------------
 
 
@@ -492,34 +592,94 @@ async def _publish(
 ) -> list[StoredBatch]:
     """Store the batches. If `refusal` is not None, raise it, except for a retry of a request that
     is stored: return the places of the stored batches."""
-    context = call.context
-    size = sum([batch.total_size for batch in batches])
-    room = context.store.topic_room
-    counted = 0
-    if refusal is None:
+    begun = BegunPublish(call, topic, batches, refusal)
+    await begun.wait()
+    return begun.stored()
+
+
+class BegunPublish:
+    """A publish that may not be stored yet. On the event loop.
+
+    When `future` is done, call `end`. If `future` has no error, then call `stored` or `make_reply`,
+    once. To give up the publish, cancel `future` and call `end`; it may be stored nevertheless.
+    """
+
+    __slots__ = ("_begun", "_call", "_counted", "_indexes", "_size", "_topic", "future")
+
+    def __init__(
+        self,
+        call: Call[PublishParams],
+        topic: Topic,
+        batches: Sequence[Batch | Rows],
+        refusal: Exception | None = None,
+        *,
+        indexes: Mapping[int, list[int]] | None = None,
+    ) -> None:
+        """Begin the publish. Raises TopicFull, and the errors of `Publisher.begin`.
+
+        `refusal` is described in `Publisher.publish`. `indexes` are the indexes of the messages in
+        the request, for each queue; None for binary batches.
+        """
+        self._call = call
+        self._topic = topic
+        self._indexes = indexes
+        context, client = call.context, call.client_name
+        self._size = size = sum([batch.total_size for batch in batches])
+        counted = 0
+        if refusal is None:
+            try:
+                counted = context.store.topic_room.enter(topic, size)
+            except TopicFull as full:
+                if not all(map(_producer_id, batches)):
+                    raise
+                refusal = full  # a retry of a request that is already stored still succeeds
+        if refusal is None:
+            messages = sum(map(len, batches))
+            context.publish_limiter.published(client, call.principal, messages, size)
         try:
-            counted = room.enter(topic, size)
-        except TopicFull as full:
-            if not all(map(_producer_id, batches)):
-                raise
-            refusal = full  # a retry of a request that is already stored still succeeds
-    messages = sum(map(len, batches))
-    if refusal is None:
-        context.publish_limiter.published(call.client_name, call.principal, messages, size)
-    try:
-        published = await context.store.publishing.publish(
-            topic,
-            batches,
-            durability=call.params.durability,
-            client=call.client_name,
-            refusal=refusal,
+            self._begun = context.store.publishing.begin(
+                topic,
+                batches,
+                durability=call.params.durability,
+                client=client,
+                refusal=refusal,
+            )
+        except BaseException:
+            context.store.topic_room.leave(topic, counted)
+            raise
+        self._counted = counted
+        self.future = self._begun.future
+
+    async def wait(self) -> None:
+        """Wait until the publish is stored, and call `end`. Raises the error of the publish."""
+        try:
+            await self.future
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Free what the publish occupies, except its memory. May be called twice."""
+        store = self._call.context.store
+        counted, self._counted = self._counted, 0
+        store.topic_room.leave(self._topic, counted)
+        store.publishing.end(self._begun)
+
+    def stored(self) -> list[StoredBatch]:
+        """Return the place of each batch, and count the messages."""
+        published = self._begun.stored()
+        counters = self._call.context.http.metrics.topic(self._topic.name)
+        counters.messages_in += sum([each.count for each in published])
+        counters.bytes_in += self._size
+        return published
+
+    def make_reply(self) -> Reply:
+        """Return the reply to the request, and count the messages."""
+        published, indexes = self.stored(), self._indexes
+        if indexes is None:
+            return self._call.reply(_make_batch_reply(self._topic, published))
+        return self._call.reply(
+            _make_reply(_make_results(self._topic, published, indexes), published)
         )
-    finally:
-        room.leave(topic, counted)
-    counters = context.http.metrics.topic(topic.name)
-    counters.messages_in += sum([each.count for each in published])
-    counters.bytes_in += size
-    return published
 
 
 def _producer_id(batch: Batch | Rows) -> int:
@@ -536,6 +696,10 @@ def _make_batch_result(topic: Topic, published: StoredBatch) -> PublishResult:
     if published.duplicate:
         result.duplicate = True
     return result
+
+
+def _make_batch_reply(topic: Topic, published: Sequence[StoredBatch]) -> PublishReply:
+    return _make_reply([_make_batch_result(topic, each) for each in published], published)
 
 
 _IS_DURABLE, _IS_DUPLICATE = attrgetter("durable"), attrgetter("duplicate")

@@ -66,9 +66,7 @@ class BodyReader:
             else:
                 body = await self._arrive(request, limit.size)
         except (RequestPayloadError, HttpProcessingError) as error:
-            raise Problem(
-                "malformed-request", f"the body's framing is broken ({error}); send it again"
-            ) from error
+            raise _broken(error) from error
         if len(body) > limit.size:
             raise _too_large(limit)
         if is_gzip:
@@ -76,6 +74,18 @@ class BodyReader:
             self._take(request, len(body) + size)
             # Decompression is rare, and slow enough to need a thread.
             body = await call_in_thread(_gunzip, body, size, limit)
+        self._take(request, len(body))
+        return body
+
+    def read_arrived(self, request: Request) -> bytes | memoryview:
+        """Return the body as `read` does, without waiting. The whole body must have arrived, and
+        the request must not have the header Content-Encoding."""
+        try:
+            body = request.content.read_nowait()
+        except (RequestPayloadError, HttpProcessingError) as error:
+            raise _broken(error) from error
+        if len(body) > self._limit.size:
+            raise _too_large(self._limit)
         self._take(request, len(body))
         return body
 
@@ -238,6 +248,10 @@ def overloaded(limit_name: str, config: HttpConfig) -> Problem:
         limit=limit,
         limit_name=limit_name,
     )
+
+
+def _broken(error: Exception) -> Problem:
+    return Problem("malformed-request", f"the body's framing is broken ({error}); send it again")
 
 
 def _too_large(limit: BodyLimit) -> Problem:

@@ -146,7 +146,7 @@ class Request:
         self.offset = offset
         self.version: HttpVersion = message.version
         self.headers: CIMultiDictProxy[str] = message.headers if headers is None else headers
-        self.is_kept_alive = not is_last(message)
+        self.is_kept_alive = known is not None or not is_last(message)
         """Whether further requests may follow on the connection."""
         self.content = content
         self.peer = peer

@@ -21,7 +21,7 @@ from holdfast.commitlog.format.batch_encoding import Rows, as_batch, encode_batc
 from holdfast.config import Config
 from holdfast.consumequeue.config import TopicsConfig
 from holdfast.consumequeue.message_store import MessageStore
-from holdfast.consumequeue.publishing import StoredBatch
+from holdfast.consumequeue.publishing import BegunPublish
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.config import GroupsConfig
 from holdfast.holdservice.config import HoldServiceConfig
@@ -268,17 +268,45 @@ def _storage_config(folder: Path, topics: TopicsConfig | None) -> Config:
     return replace(config, consumequeue=queues, topics=topics or TopicsConfig())
 
 
-def _record_publishes(api: Api) -> None:
-    publish = api.store.publishing.publish
+def raising_at_once(error: Exception) -> Callable[..., NoReturn]:
+    """Return a function that raises an error, to replace a method of the store."""
 
-    async def recorded(
+    def fail(*args: object, **more: object) -> NoReturn:
+        raise error
+
+    return fail
+
+
+def _record_publishes(api: Api) -> None:
+    begin, loop = api.store.publishing.begin, asyncio.get_running_loop()
+
+    def recorded(
         topic: Topic, batches: Sequence[Batch | Rows], *, durability: str | None = None, **more: Any
-    ) -> list[StoredBatch]:
+    ) -> BegunPublish:
         stored = [as_batch(each) if isinstance(each, Rows) else each for each in batches]
-        published = await publish(topic, batches, durability=durability, **more)
+        begun = begin(topic, batches, durability=durability, **more)
+        gated: asyncio.Future[None] = loop.create_future()
+        acknowledging = loop.create_task(
+            acknowledge(begun.future, gated, topic, stored, durability)
+        )
+        gated.add_done_callback(lambda _: acknowledging.cancel())
+        return begun._replace(future=gated)
+
+    async def acknowledge(
+        ended: asyncio.Future[None],
+        gated: asyncio.Future[None],
+        topic: Topic,
+        stored: list[Batch],
+        durability: str | None,
+    ) -> None:
+        try:
+            await ended
+        except Exception as error:
+            gated.set_exception(error)
+            return
         api.publishes.append((topic.name, stored, durability))
         if api.publish_gate is not None:
             await api.publish_gate.wait()
-        return published
+        gated.set_result(None)
 
-    api.store.publishing.publish = recorded  # type: ignore[method-assign]
+    api.store.publishing.begin = recorded  # type: ignore[method-assign]

@@ -23,7 +23,7 @@ from holdfast.http_api.endpoints import publish as publish_module
 from holdfast.http_api.endpoints.publish import OFFLOAD_TEXT_BYTES
 from holdfast.http_api.endpoints.publish_batches import OFFLOAD_BATCHES, is_slow_to_decode
 from holdfast.storage.alarms import MEMORY
-from tests.support.api_server import Api, raising, running_api
+from tests.support.api_server import Api, raising_at_once, running_api
 from tests.support.raw_http import raw_connection
 from tests.support.stored import until
 
@@ -329,7 +329,7 @@ async def test_errors_of_the_store_are_problems(
     retry: bool,
 ) -> None:
     await api.publish("orders", {"body": "before", "queue": 0})
-    monkeypatch.setattr(api.store.publishing, "publish", raising(error))
+    monkeypatch.setattr(api.store.publishing, "begin", raising_at_once(error))
     answer = await api.publish("orders", {"body": "x"})
     assert (answer.status, answer.problem) == (status, problem)
     assert ("Retry-After" in answer.headers) is retry

@@ -9,7 +9,7 @@ from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.http_api.app import BrokerStatus
-from tests.support.api_server import Answer, Api, raising, running_api
+from tests.support.api_server import Answer, Api, raising_at_once, running_api
 
 PULL = "/v1/topics/orders/queues/0/messages"
 BATCH = "application/vnd.holdfast.batch"
@@ -316,7 +316,7 @@ async def test_other_requests_do_not_affect_a_held_pull(
     waiting = await api.held_pull(f"{PULL}?offset=0&wait_ms=60000")
     await api.get("/nowhere")
     with monkeypatch.context() as broken:
-        broken.setattr(api.store.publishing, "publish", raising(RuntimeError("a bug")))
+        broken.setattr(api.store.publishing, "begin", raising_at_once(RuntimeError("a bug")))
         await api.publish("orders", {"body": "lost"})
     await publish(api, "found")
     assert bodies(await waiting) == ["found"]

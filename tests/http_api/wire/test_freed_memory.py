@@ -20,7 +20,7 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.http_api.wire.connection import Connection
 from holdfast.http_api.wire.reply import Bytes, Reply
-from tests.support.api_server import Api, raising, running_api
+from tests.support.api_server import Api, raising_at_once, running_api
 from tests.support.certificates import Certificates
 from tests.support.raw_http import raw_connection, until
 
@@ -286,7 +286,7 @@ async def test_a_publish_that_waits_to_be_acknowledged(way: Way) -> None:
 async def test_a_publish_that_fails(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """The same error object is raised many times, and must not keep references to the requests."""
     async with api_with() as api:
-        monkeypatch.setattr(api.store.publishing, "publish", raising(error))
+        monkeypatch.setattr(api.store.publishing, "begin", raising_at_once(error))
         for _ in range(3):
             with client(api) as one:
                 one.sendall(POST + b"Content-Length: 100000\r\n\r\n" + b"x" * 100_000)
