@@ -2,7 +2,7 @@
 
 The broker never reuses a file, so a healthy disk does not cause this. A disk may: it returns old
 content for a write that it lost, or writes to the wrong place. No reader may take such a block for
-one of the segment, except in the last test, which shows why files are not reused (docs/adr/0035).
+one of the segment, except in the last test, which shows why files are not reused (docs/adr/0036).
 """
 
 import random
