@@ -1,6 +1,8 @@
 """How a group serves requests: choose messages by fairness, lease them, issue receipts. Pure."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import repeat
 
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.group_topic import Offer, QueueLane, Run, interleave, truncate_run
@@ -16,6 +18,7 @@ from holdfast.groups.core.requests import (
 )
 from holdfast.groups.cursor.heads import Head, NeedsRead
 from holdfast.groups.cursor.leases import NO_DEADLINE
+from holdfast.groups.cursor.tuples import from_columns
 from holdfast.groups.errors import FilterNotAllowed, GroupError
 
 #: At most this many messages are chosen ("selected") for one reply in one event loop iteration.
@@ -279,30 +282,37 @@ def _lease_messages(
         cursor.may_lease_timed or request.bound or request.settled
     ):
         reply.commit_first = True
-    for head in heads:
-        reply.size_bytes += head.size_bytes
-    messages = []
+    reply.size_bytes += sum([head.size_bytes for head in heads])
     if request.settled:
+        messages = []
         for offset, *_ in heads:
-            redelivered, failures = cursor.is_redelivery(offset), cursor.failures(offset)
+            redelivered, failed = cursor.is_redelivery(offset), cursor.failures(offset)
             attempt = cursor.attempt(offset)
-            messages.append(SelectedMessage(key, offset, attempt, redelivered, None, failures))
+            messages.append(SelectedMessage(key, offset, attempt, redelivered, None, failed))
         lane.take_settled(heads, member)
         return messages
     group_id, epoch, (topic_id, queue) = group.group_id, cursor.epoch, key
     were_seen = bool(cursor.attempts) or heads[0].offset < cursor.seen_below
     leases = lane.lease(heads, member, deadline_ms, fill.now_ms, charge, request.attempt_id)
-    for lease in leases:
-        offset, number, attempt = lease.head.offset, lease.number, lease.attempt
-        redelivered, failures = were_seen and cursor.is_redelivery(offset), 0
-        if redelivered:  # after a restart the broker must know the end of the earlier lease
+    offsets = [head.offset for head in heads]
+    attempts = [lease.attempt for lease in leases]
+    are_redelivered: Iterable[bool] = repeat(False)
+    failures: Iterable[int] = repeat(0)
+    if were_seen:
+        are_redelivered = [cursor.is_redelivery(each) for each in offsets]
+        failures = [cursor.failures(each) for each in offsets]
+        if any(
+            are_redelivered
+        ):  # after a restart the broker must know the end of the earlier lease
             reply.commit_first = True
-            failures = cursor.failures(offset)
-        receipt = Receipt(
-            group_id, topic_id, queue, offset, number, epoch, deadline_ms, attempt, member
-        )
-        messages.append(SelectedMessage(key, offset, attempt, redelivered, receipt, failures))
-    return messages
+    receipts = from_columns(
+        Receipt,
+        *(repeat(group_id), repeat(topic_id), repeat(queue), offsets),
+        *([lease.number for lease in leases], repeat(epoch), repeat(deadline_ms)),
+        *(attempts, repeat(member)),
+    )
+    columns = repeat(key), offsets, attempts, are_redelivered, receipts, failures
+    return from_columns(SelectedMessage, *columns)
 
 
 def _repeat_answer(

@@ -25,6 +25,7 @@ from holdfast.consumequeue.reading.queue_reading import QueueReader
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.core.given_cost import PROPERTY, parse_cost
 from holdfast.groups.cursor.heads import Head, Heads
+from holdfast.groups.cursor.tuples import from_columns
 from holdfast.holdservice.filters import row_values
 
 #: A read from memory returns at most this many bytes.
@@ -443,12 +444,8 @@ class StoreHeads:
             expiries = (-(-expires_us[at] // 1000)).tolist()
         if self._has_costs():
             costs = given_costs(batch, rows)
-        return [
-            Head(base + row, size, key, expires_at_ms, cost)
-            for row, size, key, expires_at_ms, cost in zip(
-                rows, sizes, keys, expiries, costs, strict=True
-            )
-        ]
+        offsets = [base + row for row in rows]
+        return from_columns(Head, offsets, sizes, keys, expiries, costs)
 
     def _head(self, batch: Batch, row: int) -> Head:
         """Return the head of one row. This does not use numpy, which is slow for a single row."""

@@ -22,6 +22,7 @@ from holdfast.groups.core.group import Group
 from holdfast.groups.core.receipts import Receipt, ReceiptCodec
 from holdfast.groups.core.receiving import continue_reply, receive, serve
 from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage, Waiter
+from holdfast.groups.cursor.tuples import from_rows
 from holdfast.groups.descriptions import ServedReply
 from holdfast.groups.errors import GroupError
 from holdfast.groups.service_types import Delivery
@@ -224,7 +225,7 @@ class ReceiveFlow:
         """Return a delivery for each message, in order, and the messages that cannot be read
         any more. Many messages take several event loop iterations. If `receipt_values` is true,
         the receipts stay values; otherwise they become texts."""
-        found: list[Delivery] = []
+        rows: list[tuple[Any, ...]] = []
         unreadable: list[SelectedMessage] = []
         queue: QueueKey = (-1, -1)
         topic: Topic | None = None
@@ -234,10 +235,11 @@ class ReceiveFlow:
         for number, message in enumerate(messages, 1):
             if number % MESSAGES_A_TURN == 0:
                 await asyncio.sleep(0)
-            if message.queue != queue or not base <= message.offset < end:
-                queue = message.queue
+            its_queue, offset, attempt, redelivered, value, failures = message
+            if its_queue != queue or not base <= offset < end:
+                queue = its_queue
                 topic = self._source.topic_by_id(queue[0])
-                batch = None if topic is None else await self.batch(queue, message.offset)
+                batch = None if topic is None else await self.batch(queue, offset)
                 base, end = 0, 0
                 if batch is not None:
                     base = batch.header.base_offset
@@ -245,24 +247,14 @@ class ReceiveFlow:
             if topic is None or batch is None:
                 unreadable.append(message)
                 continue
-            value = message.receipt
             receipt: str | Receipt | None = value
             if value is not None and not receipt_values:
                 receipt = encode(value)
-            found.append(
-                Delivery(
-                    topic,
-                    queue[1],
-                    message.offset,
-                    batch,
-                    message.offset - base,
-                    receipt,
-                    message.attempt,
-                    message.redelivered,
-                    message.failures,
-                )
+            row = offset - base
+            rows.append(
+                (topic, queue[1], offset, batch, row, receipt, attempt, redelivered, failures, None)
             )
-        return found, unreadable
+        return from_rows(Delivery, rows), unreadable
 
     async def batch(self, queue: QueueKey, offset: int) -> Batch | None:
         """Return the batch that contains an offset, from memory or from the disk; None if it does

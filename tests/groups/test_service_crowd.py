@@ -10,7 +10,7 @@ import pytest
 from holdfast.consumequeue.slices import ITEMS_A_TURN
 from holdfast.groups import service
 from holdfast.groups.config import GroupsConfig
-from holdfast.groups.core import receiving, settling, subscribing
+from holdfast.groups.core import settling, subscribing
 from holdfast.groups.core.fair_set import FairSet
 from holdfast.groups.core.group import ENDED_A_TURN, Group
 from holdfast.groups.core.group_topic import QueueLane
@@ -305,7 +305,10 @@ async def test_many_messages_are_received_over_many_turns(
         if not waits:
             await broker.publish(bodies)
         with (
-            calls_a_turn(receiving, "SelectedMessage") as selected,
+            calls_a_turn(
+                *(QueueLane, "lease", "take_settled"),
+                weigh=lambda lane, heads, *_: len(heads),
+            ) as selected,
             calls_a_turn(GroupServer, "_count") as counted,
             calls_a_turn(ReceiptCodec, "encode") as encoded,
         ):
