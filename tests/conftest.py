@@ -21,7 +21,7 @@ _BOTH: dict[str, Any] = {
 }
 
 settings.register_profile("new-inputs", derandomize=False, **_BOTH)
-settings.register_profile("same-inputs", derandomize=True, **_BOTH)
+settings.register_profile("same-inputs", derandomize=True, max_examples=50, **_BOTH)
 settings.load_profile("same-inputs")
 
 #: Variables that would change the output of tests and of the processes that they start.

@@ -21,7 +21,10 @@ REFUSED = EMPTY_PULL.replace(b"offset=0", b"offset=x")
 @pytest.fixture
 def collector_off() -> Iterator[None]:
     gc.disable()
+    gc.collect()
+    gc.freeze()  # each collection would look at all objects of earlier tests
     yield
+    gc.unfreeze()
     gc.enable()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeGuard
 
 from tests.support.counts import PARTS, short_name
 
@@ -120,35 +121,45 @@ class Module:
     @cached_property
     def _imports(self) -> tuple[list[tuple[int, str, list[str]]], ...]:
         """All imports, and those at runtime."""
-        return tuple(list(self._find_imports(at_runtime=each)) for each in (False, True))
+        found = list(self._find_imports())
+        return [each for each, _ in found], [each for each, for_types in found if not for_types]
 
-    def _find_imports(self, *, at_runtime: bool) -> Iterator[tuple[int, str, list[str]]]:
-        for node in _nodes(self.tree, with_types=not at_runtime):
+    def _find_imports(self) -> Iterator[tuple[tuple[int, str, list[str]], bool]]:
+        """Yield each import, and whether it is under `if TYPE_CHECKING:`."""
+        for node, for_types in _statements(self.tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
-                    yield node.lineno, alias.name, []
+                    yield (node.lineno, alias.name, []), for_types
             elif isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{self.path}:{node.lineno}: a relative import"
                 assert node.module is not None
-                yield node.lineno, node.module, [alias.name for alias in node.names]
-            elif isinstance(node, ast.Call) and _is_name(node.func, "import_at_first_use"):
-                for each in node.keywords:
+                names = [alias.name for alias in node.names]
+                yield (node.lineno, node.module, names), for_types
+            elif isinstance(node, ast.Expr) and _calls(node.value, "import_at_first_use"):
+                for each in node.value.keywords:
                     assert isinstance(each.value, ast.Constant), f"{self.path}:{node.lineno}"
-                    yield node.lineno, str(each.value.value), []
+                    yield (node.lineno, str(each.value.value), []), for_types
 
 
 def _is_name(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 
 
-def _nodes(tree: ast.AST, *, with_types: bool) -> Iterator[ast.AST]:
-    """Yield every node; skip nodes under `if TYPE_CHECKING:` unless asked to include them."""
-    for node in ast.iter_child_nodes(tree):
-        is_for_types = isinstance(node, ast.If) and _is_name(node.test, "TYPE_CHECKING")
-        if is_for_types and not with_types:
-            continue
-        yield node
-        yield from _nodes(node, with_types=with_types)
+def _calls(node: ast.expr, name: str) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and _is_name(node.func, name)
+
+
+def _statements(tree: ast.Module) -> Iterator[tuple[ast.stmt, bool]]:
+    """Yield every statement, and whether it is under `if TYPE_CHECKING:`."""
+    found: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while found:
+        parent, for_types = found.pop()
+        for_types |= isinstance(parent, ast.If) and _is_name(parent.test, "TYPE_CHECKING")
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            for node in getattr(parent, part, ()):
+                if isinstance(node, ast.stmt):
+                    yield node, for_types
+                found.append((node, for_types))
 
 
 def _modules() -> dict[str, Module]:

@@ -78,7 +78,7 @@ def state_of_cursor(cursor: Cursor) -> tuple[object, ...]:
 @engines
 @pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=1, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_run_equals_selecting_one_by_one(mode: str, cost: str, engine: str, seed: int) -> None:
     # Q9: runs are the fast path
@@ -97,7 +97,7 @@ def test_a_run_equals_selecting_one_by_one(mode: str, cost: str, engine: str, se
 
 @engines
 @pytest.mark.parametrize("cost", COSTS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(data=st.data())
 def test_long_queues_are_shared_as_one_by_one(engine: str, cost: str, data: st.DataObject) -> None:
     """Nearly all steps are receives here, so runs are as long as possible."""

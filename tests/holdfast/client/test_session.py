@@ -92,7 +92,7 @@ async def test_outcomes(tmp_path: Path, transport: str) -> None:
         assert (await client.describe_group("orders")).in_flight == 0
 
 
-@pytest.mark.parametrize(("credit", "count"), [(10, 30), (200, 10_000), (1, 5)])
+@pytest.mark.parametrize(("credit", "count"), [(10, 30), (200, 2_000), (1, 5)])
 async def test_credit_is_renewed(
     tmp_path: Path,
     transport: str,

@@ -52,12 +52,14 @@ async def api_with(*, large: int = 0, **settings: Any) -> AsyncIterator[Api]:
         await api.session.close()
         await clients_left(api)
         gc.collect()
+        gc.freeze()  # each collection would look at all objects of earlier tests
         gc.disable()
         try:
             yield api
             await clients_left(api)
             assert garbage() == []
         finally:
+            gc.unfreeze()
             gc.enable()
 
 
