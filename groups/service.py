@@ -342,10 +342,12 @@ class GroupService:
         *,
         delay_ms: int | None = None,
         reason: str | None = None,
+        waits: bool = True,
     ) -> "tuple[list[Status], asyncio.Future[Any] | None]":
         """Settle all receipts in this event loop iteration, and put the changes into the group's
         next commit. Return the status of each receipt, in order, and a future that completes when
-        the changes are durable. It is None if nothing was settled.
+        the changes are durable. It is None if nothing was settled, or if `waits` is false: then the
+        commit may begin a few milliseconds later, to serve more changes.
 
         All callers whose changes are in one commit get the same future, so they must not cancel it.
         It fails with StateUnavailable; then the outcome is unknown. Give at most a few hundred
@@ -359,7 +361,7 @@ class GroupService:
         """
         server = self._get(group)
         terms = {"delay_ms": delay_ms, "reason": reason}
-        begun = server.begin_settling(verb, receipts, terms)
+        begun = server.begin_settling(verb, receipts, terms, waits=waits)
         if begun is not None:
             return begun
         later = self._store.state.run_shielded(server.settle(verb, receipts, terms))

@@ -148,7 +148,7 @@ class LeasedSource:
         try:
             for first in range(0, len(ids), SETTLED_AT_ONCE):
                 part = slice(first, first + SETTLED_AT_ONCE)
-                _, durable = self._begin_settling(state, receipts[part])
+                _, durable = self._begin_settling(state, receipts[part], waits=not is_settled)
                 if is_settled:
                     continue
                 answer = partial(self._answer_settled, ids[part], state)
@@ -385,14 +385,17 @@ class LeasedSource:
     # -- settling --------------------------------------------------------------------------------
 
     def _begin_settling(
-        self, outcome: Outcome, receipts: Sequence[Receipt]
+        self, outcome: Outcome, receipts: Sequence[Receipt], *, waits: bool = True
     ) -> "tuple[list[Status], asyncio.Future[Any] | None]":
         how = settlement_of(outcome, self._config.modified_backoff)
         annotations = annotations_of(outcome)
         if annotations and how.verb in (Verb.NACK, Verb.RELEASE):
             self._keep_annotations(annotations, receipts)
         begun = self._groups.begin_settling(
-            self._wanted.group, how.verb, receipts, delay_ms=how.delay_ms, reason=how.reason
+            *(self._wanted.group, how.verb, receipts),
+            delay_ms=how.delay_ms,
+            reason=how.reason,
+            waits=waits,
         )
         if self._parts.modified:
             self._drop_annotations(receipts)

@@ -384,15 +384,22 @@ class GroupServer:
         return decoded
 
     def begin_settling(
-        self, verb: Verb, receipts: Sequence[str | Receipt], terms: Mapping[str, Any]
+        self,
+        verb: Verb,
+        receipts: Sequence[str | Receipt],
+        terms: Mapping[str, Any],
+        *,
+        waits: bool,
     ) -> "tuple[list[Status], asyncio.Future[None] | None] | None":
         """Settle all receipts in this event loop iteration, as `settle` does. Return their
         statuses, and the future of the commit that makes them durable, which is None if nothing was
-        settled. Settle nothing and return None while `settling_paused` is active."""
+        settled or the caller does not wait for it. Settle nothing and return None while
+        `settling_paused` is active."""
         if not self._settling_allowed.is_set():
             return None
         statuses = self._settle_part(verb, [*map(self._decode, receipts)], terms)
-        return statuses, self.commits.when_durable() if Status.DONE in statuses else None
+        is_awaited = waits and Status.DONE in statuses
+        return statuses, self.commits.when_durable() if is_awaited else None
 
     def _settle_part(
         self, verb: Verb, receipts: Sequence[Receipt | None], terms: Mapping[str, Any]

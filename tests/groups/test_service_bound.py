@@ -20,6 +20,7 @@ from holdfast.groups.core.members import OneActive
 from holdfast.groups.core.requests import Waiters
 from holdfast.groups.errors import ExclusiveHeld, TooManyMembers
 from holdfast.groups.service_types import Delivery, Receipt, Received, ReceiveRequest, Status, Verb
+from holdfast.groups.serving import commits
 from tests.support.calls_a_turn import calls_a_turn
 from tests.support.group_broker import GroupBroker, bodies_of, running_group, turns
 from tests.support.stored import copy_running, settled, small_config, until
@@ -236,6 +237,26 @@ async def test_settlements_of_one_commit_share_a_future(
         await in_second
         nothing = broker.groups.begin_settling("g", Verb.NACK, [*had[:1], replace_group(had[3])])
         assert nothing == ([STALE, Status.INVALID], None)
+
+
+async def test_a_caller_that_does_not_wait_begins_no_commit_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each settled outcome of a client of AMQP began a commit of its own
+    async with running_group(tmp_path, numbers(3)) as broker:
+        had = values_of(await link(broker))
+        await broker.groups.registry.get("g").commits.wait()
+        monkeypatch.setattr(commits, "QUIET_S", 3600.0)
+        with calls_a_turn(broker.storage.groups.store, "commit") as begun:
+            for receipt in had[:2]:
+                settled = broker.groups.begin_settling("g", Verb.ACK, [receipt], waits=False)
+                assert settled == ([DONE], None)
+                await turns(5)
+            assert begun.total == 0
+            _, durable = broker.groups.begin_settling("g", Verb.ACK, had[2:])
+            assert durable is not None
+            await durable
+        assert begun.total == 1, "one commit has all three"
 
 
 def replace_group(receipt: Receipt) -> Receipt:

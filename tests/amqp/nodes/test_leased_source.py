@@ -27,10 +27,12 @@ from holdfast.amqp.wire.performatives import (
 from holdfast.amqp.wire.types import Described, Symbol, ULong
 from holdfast.commitlog.format.batch_encoding import Rows
 from holdfast.commitlog.format.session_ids import producer_id_of, publisher_hash
+from holdfast.groups.serving import commits
 from holdfast.groups.settings import Subscription
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.http_api.access.grants import Principal, parse_grants
 from tests.amqp.nodes.linked import body_of, linked
+from tests.support.calls_a_turn import calls_a_turn
 from tests.support.group_broker import GroupBroker, turns
 from tests.support.stored import until
 
@@ -221,6 +223,28 @@ async def test_each_outcome_settles_its_message(
         sections = Sections(following.message)
         assert sections.header().delivery_count == failures
         assert sections.annotations()["x-opt-attempt"] == (2 if again else 1)
+
+
+async def test_outcomes_that_the_client_has_settled_share_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with linked(tmp_path) as (broker, connect):
+        await _filled(broker, 3)
+        receiver = await connect().attach("/groups/g")
+        receiver.grant(3)
+        got = await receiver.receive(3)
+        await broker.groups.registry.get("g").commits.wait()
+        monkeypatch.setattr(commits, "QUIET_S", 3600.0)
+        with calls_a_turn(broker.storage.groups.store, "commit") as begun:
+            for each in got[:2]:
+                receiver.settle([each], Accepted())
+                await turns(5)
+            assert await _in_flight(broker) == 1
+            assert begun.total == 0
+            receiver.settle(got[2:], Accepted(), is_settled=False)
+            await receiver.client.until(lambda: not len(receiver.session.incoming_unsettled))
+        assert begun.total == 1
+        assert await _in_flight(broker) == 0
 
 
 async def test_progress_settles_nothing(tmp_path: Path) -> None:
