@@ -90,14 +90,21 @@ class Batch:
     layout: Layout = field(repr=False)
 
     @classmethod
-    def decode(cls, buffer: Buffer, position: int = 0, *, verify_payload: bool = True) -> "Batch":
-        """Return the batch that starts at `position`.
+    def decode(
+        cls,
+        buffer: Buffer,
+        position: int = 0,
+        *,
+        verify_payload: bool = True,
+        rebuilt: bool = False,
+    ) -> "Batch":
+        """Return the batch that starts at `position`. With `rebuilt` it may have the flag REBUILT.
 
         Raise CorruptBatch if the batch is truncated, if its header is damaged, if its columns do
         not end at its total size, or (with `verify_payload`) if its payload CRC does not match.
         Raise UnknownFormatVersion if a newer Holdfast wrote it. `batch_check` checks the columns.
         """
-        header = BatchHeader.decode(buffer, position)
+        header = BatchHeader.decode(buffer, position, rebuilt=rebuilt)
         end = position + header.total_size
         if len(buffer) < end:
             raise CorruptBatch(
@@ -161,6 +168,8 @@ class Batch:
     born_timestamps_us = _int64_column("born")
     #: int64[n], 0 for a message that never expires; None if no message expires.
     expires_timestamps_us = _int64_column("expires")
+    #: int64[n]; None if every message has the store timestamp of the header.
+    store_timestamps_us = _int64_column("stored")
     #: int32[n+1]: the offsets of the envelopes in `envelopes`.
     envelope_offsets = _int32_column("envelope_offsets")
     #: All envelopes, one after another; empty without the column.
@@ -228,6 +237,11 @@ class Batch:
         column = self.born_timestamps_us
         return self.header.born_timestamp_us if column is None else int(column[row])
 
+    def store_timestamp_us(self, row: int) -> int:
+        """Return when one message was stored, in microseconds."""
+        column = self.store_timestamps_us
+        return self.header.store_timestamp_us if column is None else int(column[row])
+
     def expires_timestamp_us(self, row: int) -> int:
         """Return when one message expires, in microseconds; 0 if it never expires."""
         column = self.expires_timestamps_us
@@ -251,13 +265,15 @@ def payload_crc(block: Buffer) -> int:
     return crc32c(bytes(payload)) if len(payload) < COPY_BELOW else crc32c_of_buffer(payload)
 
 
-def iter_batches(buffer: Buffer, *, verify_payload: bool = True) -> Iterator[Batch]:
-    """Yield the adjacent batches that fill `buffer`.
+def iter_batches(
+    buffer: Buffer, *, verify_payload: bool = True, rebuilt: bool = False
+) -> Iterator[Batch]:
+    """Yield the adjacent batches that fill `buffer`. With `rebuilt` they may have the flag REBUILT.
 
     Raise what Batch.decode raises at the first batch that is incomplete or damaged.
     """
     position = 0
     while position < len(buffer):
-        batch = Batch.decode(buffer, position, verify_payload=verify_payload)
+        batch = Batch.decode(buffer, position, verify_payload=verify_payload, rebuilt=rebuilt)
         yield batch
         position += batch.header.total_size

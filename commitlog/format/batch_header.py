@@ -19,6 +19,7 @@ properties:
     producer ids  uint64[n] 0: none
     sequences     int64[n]                   epochs        uint32[n]  (flag PRODUCERS)
     envelope offsets int32[n+1]   envelopes                            (flag ENVELOPES)
+    stored        int64[n]  microseconds                               (flag REBUILT)
 
 If a message has no key or tag, its text is empty, and its hash or code is 0.
 """
@@ -104,6 +105,9 @@ class BatchFlag(IntFlag):
     #: Each message has an envelope: what the protocol of its publisher needs to deliver it
     #: unchanged, and other protocols ignore. Only the broker sets this flag.
     ENVELOPES = 1 << 12
+    #: The broker made the block for a reply, from several stored blocks: a column has the store
+    #: timestamp of each message. Such a block is never stored, and never accepted from a client.
+    REBUILT = 1 << 13
 
 
 # Plain ints: each test or combination of an IntFlag costs a microsecond.
@@ -115,9 +119,11 @@ EXPIRES = int(BatchFlag.EXPIRES)
 REQUEST_SEQUENCE = int(BatchFlag.REQUEST_SEQUENCE)
 PRODUCERS = int(BatchFlag.PRODUCERS)
 ENVELOPES = int(BatchFlag.ENVELOPES)
+REBUILT = int(BatchFlag.REBUILT)
 #: All flags that add sections to the bodies.
-_COLUMNS = KEYS | TAGS | PROPERTIES | BORN | EXPIRES | PRODUCERS | ENVELOPES
-KNOWN_FLAGS = _COLUMNS | REQUEST_SEQUENCE
+_COLUMNS = KEYS | TAGS | PROPERTIES | BORN | EXPIRES | PRODUCERS | ENVELOPES | REBUILT
+#: The flags of batches that may be published and stored.
+KNOWN_FLAGS = (_COLUMNS | REQUEST_SEQUENCE) & ~REBUILT
 
 
 @dataclass(slots=True)
@@ -181,8 +187,8 @@ class BatchHeader:
         return raw[: _CRC.start] + crc32c(raw).to_bytes(4, "little") + raw[_CRC.stop :]
 
     @classmethod
-    def decode(cls, buffer: Buffer, position: int = 0) -> Self:
-        """Decode the header at `position`.
+    def decode(cls, buffer: Buffer, position: int = 0, *, rebuilt: bool = False) -> Self:
+        """Decode the header at `position`. With `rebuilt` it may have the flag REBUILT.
 
         Raise CorruptBatch if the bytes are not a complete, intact header, and
         UnknownFormatVersion if a newer Holdfast wrote the header.
@@ -197,7 +203,7 @@ class BatchHeader:
             raise CorruptBatch("header-crc", "the header's checksum does not match its bytes")
         if version != FORMAT_VERSION:
             raise UnknownFormatVersion("batch", version, FORMAT_VERSION)
-        if flags & ~KNOWN_FLAGS:
+        if flags & ~known_flags(rebuilt=rebuilt):
             found = f"{version} with flags {flags:#06x}"
             raise UnknownFormatVersion("batch", found, FORMAT_VERSION)
         header = cls(flags, total_size, *fields)
@@ -260,6 +266,12 @@ _fields = attrgetter(*FIELD_NAMES)
 _fields_after_crc = attrgetter(*FIELD_NAMES[2:])
 
 
+def known_flags(*, rebuilt: bool) -> int:
+    """Return the flags that a reader of the log accepts, with `rebuilt` those that a client accepts
+    in a reply."""
+    return KNOWN_FLAGS | REBUILT if rebuilt else KNOWN_FLAGS
+
+
 def place_of(raw: Buffer) -> int:
     """Return the physical offset that a header contains. Valid for every format version."""
     return int.from_bytes(raw[_PLACE_AT : _PLACE_AT + 8], "little")
@@ -299,6 +311,7 @@ class Layout:
     epochs: Section | None = None
     envelope_offsets: Section | None = None
     envelopes: Section | None = None
+    stored: Section | None = None
 
 
 #: The fields of Layout that are sections, in the order of the sections in a batch.
@@ -351,6 +364,8 @@ def layout_of(header: BatchHeader) -> Layout:
     if flags & ENVELOPES:
         layout.envelope_offsets = section(offsets)
         layout.envelopes = section(header.envelope_bytes)
+    if flags & REBUILT:
+        layout.stored = section(8 * n)
     layout.total_size = at
     return layout
 

@@ -8,8 +8,10 @@ and tests compare the results of both modules.
 
 import struct
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch import Batch
@@ -21,7 +23,6 @@ from holdfast.commitlog.format.header_table import (
     UInt32s,
     are_well_formed,
     gather_headers,
-    has_flag,
     header_crcs,
     section_sizes,
 )
@@ -41,9 +42,10 @@ class BatchRun:
     Every array has one row per block, in order. Positions count from the start of the buffer.
     """
 
-    def __init__(self, blocks: Buffer | SplitBodies) -> None:
-        """`blocks` is one buffer, or blocks with their bodies in a separate buffer. Raise what
-        `Batch.decode` raises for the first block that is not intact."""
+    def __init__(self, blocks: Buffer | SplitBodies, *, rebuilt: bool = False) -> None:
+        """`blocks` is one buffer, or blocks with their bodies in a separate buffer. With `rebuilt`
+        they may have the flag REBUILT. Raise what `Batch.decode` raises for the first block that
+        is not intact."""
         self.buffer: Buffer
         self.bodies: Buffer
         """The buffer to which the starts of section "bodies" refer."""
@@ -55,20 +57,26 @@ class BatchRun:
             """Start of each block in `buffer`."""
         else:
             self.buffer = self.bodies = blocks
-            self.positions = _positions(blocks)
+            self.positions = _positions(blocks, rebuilt=rebuilt)
         self._headers = gather_headers(self.buffer, self.positions)
-        self._check()
+        self._fields: dict[str, Int64s] = {}
+        self._check(rebuilt=rebuilt)
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def field(self, name: str) -> Int64s:
-        """Return one header field of every block, by its name in BatchHeader."""
-        return self._headers[name].astype(np.int64)
+        """Return one header field of every block, by its name in BatchHeader. Treat as immutable:
+        the array is cached."""
+        found = self._fields.get(name)
+        if found is None:
+            found = self._fields[name] = self._headers[name].astype(np.int64)
+        return found
 
     def has(self, flag: int) -> Bools:
         """Return which blocks have the column of `flag`."""
-        return has_flag(self._headers, flag)
+        present: Bools = self.field("flags") & flag != 0
+        return present
 
     @cached_property
     def total_sizes(self) -> Int64s:
@@ -104,11 +112,37 @@ class BatchRun:
         at = self.positions + HEADER_SIZE
         for name, size in self.sizes.items():
             starts[name] = at
-            at = at + align(size)
+            if size.any():
+                at = at + align(size)
             if name == "bodies" and self._apart is not None:
                 starts[name] = self._apart.body_starts
                 at = align(self._apart.rest_starts)
         return starts
+
+    def numbers(self, section: str, dtype: str, absent: Int64s) -> npt.NDArray[Any]:
+        """Return one number per message, for all messages in order, from a section of numbers.
+
+        `dtype` is the section's numpy type. The messages of a block that does not have the section
+        get the block's number in `absent`.
+        """
+        counts = self.message_counts
+        numbers = absent.astype(dtype)
+        if bool((counts != 1).any()):
+            numbers = np.repeat(numbers, counts)
+        present = self.sizes[section] > 0
+        if present.any():
+            words = np.frombuffer(self.buffer, dtype)
+            at = np.repeat(
+                self.starts[section] // words.itemsize - (np.cumsum(counts) - counts), counts
+            )
+            rows = np.flatnonzero(np.repeat(present, counts))
+            numbers[rows] = words[at[rows] + rows]
+        return numbers
+
+    @cached_property
+    def store_timestamps_us(self) -> Int64s:
+        """When each message was stored, for all messages in order."""
+        return self.numbers("stored", "<i8", self.field("store_timestamp_us"))
 
     def text_ranges(self, offsets: str, texts: str) -> tuple[Int64s, Int64s]:
         """Return the start and the end of each message's text in a column, for all messages in
@@ -132,11 +166,11 @@ class BatchRun:
         bases = np.repeat(self.starts[texts], counts)
         return bases + within, bases + until
 
-    def _check(self) -> None:
+    def _check(self, *, rebuilt: bool) -> None:
         headers = self._headers
         # Both checksums together also prove the sizes that were used to compute them.
         fits = (
-            are_well_formed(headers)
+            are_well_formed(headers, rebuilt=rebuilt)
             & (header_crcs(headers) == headers["header_crc"])
             & (self._payload_crcs() == headers["payload_crc"])
         )
@@ -144,7 +178,7 @@ class BatchRun:
             position = int(self.positions[int(np.argmin(fits))])
             if self._apart is not None:
                 raise CorruptBatch("unreadable", f"the block whose header is at byte {position}")
-            Batch.decode(self.buffer, position)
+            Batch.decode(self.buffer, position, rebuilt=rebuilt)
             raise CorruptBatch("unreadable", f"the block at byte {position} of the reply")
 
     def _payload_crcs(self) -> UInt32s:
@@ -155,7 +189,7 @@ class BatchRun:
         return np.array(crc32c_of_ranges(self.buffer, starts, ends), np.uint32)
 
 
-def _positions(buffer: Buffer) -> Int64s:
+def _positions(buffer: Buffer, *, rebuilt: bool) -> Int64s:
     """Return where each block starts. Raise what `_walk` raises.
 
     Small blocks are found all at once, by a search for the magic. The result is complete if each
@@ -176,10 +210,10 @@ def _positions(buffer: Buffer) -> Int64s:
             ((starts + sizes == expected[1:]) & (sizes >= HEADER_SIZE)).all()
         ):
             return starts
-    return np.array(_walk(buffer), np.int64)
+    return np.array(_walk(buffer, rebuilt=rebuilt), np.int64)
 
 
-def _walk(buffer: Buffer) -> list[int]:
+def _walk(buffer: Buffer, *, rebuilt: bool) -> list[int]:
     """Return where each block starts, found block by block. Raise what `Batch.decode` raises for a
     truncated block."""
     positions = []
@@ -190,7 +224,7 @@ def _walk(buffer: Buffer) -> list[int]:
         total_size = total_size_at(buffer, position)[0] if position <= last else 0
         next_position = position + total_size
         if total_size < HEADER_SIZE or total_size % ALIGNMENT or next_position > end:
-            Batch.decode(buffer, position)
+            Batch.decode(buffer, position, rebuilt=rebuilt)
             raise CorruptBatch("bad-size", f"total size {total_size}")
         positions.append(position)
         position = next_position

@@ -23,15 +23,16 @@ from holdfast.commitlog.format.batch_header import (
     HEADER_FIELDS,
     HEADER_SIZE,
     KEYS,
-    KNOWN_FLAGS,
     MAGIC,
     PRODUCERS,
     PROPERTIES,
+    REBUILT,
     REQUEST_SEQUENCE,
     TAGS,
     BatchHeader,
     Buffer,
     align,
+    known_flags,
 )
 from holdfast.commitlog.format.checksum import crc32c_each, crc32c_of_ranges
 
@@ -214,13 +215,13 @@ def gather_headers(data: Buffer, starts: Sequence[int] | Int64s) -> Headers:
     return table
 
 
-def are_well_formed(headers: Headers) -> Bools:
-    """Return which headers have valid field values in this format version. Checksums are not
-    verified."""
+def are_well_formed(headers: Headers, *, rebuilt: bool = False) -> Bools:
+    """Return which headers have valid field values in this format version. With `rebuilt` they may
+    have the flag REBUILT. Checksums are not verified."""
     well_formed: Bools = (
         (headers["magic"] == MAGIC)
         & (headers["version"] == FORMAT_VERSION)
-        & (headers["flags"] & ~np.uint16(KNOWN_FLAGS) == 0)
+        & (headers["flags"] & ~np.uint16(known_flags(rebuilt=rebuilt)) == 0)
         & ((headers["envelope_bytes"] == 0) | has_flag(headers, ENVELOPES))
         & (headers["message_count"] >= 1)
         & (headers["base_offset"] >= 0)
@@ -233,7 +234,8 @@ def _column_ends(headers: Headers) -> Int64s:
     """Return the end of each batch's columns, as `layout_of` computes it for one batch."""
     end = np.full(len(headers), HEADER_SIZE, np.int64)
     for size in section_sizes(headers).values():
-        end += align(size)
+        if size.any():
+            end += align(size)
     return end
 
 
@@ -244,32 +246,38 @@ def section_sizes(headers: Headers) -> dict[str, Int64s]:
     def field(name: str) -> Int64s:
         return headers[name].astype(np.int64)
 
-    count, properties = field("message_count"), field("property_count")
+    count = field("message_count")
     offsets, hashes, times = 4 * (count + 1), 4 * count, 8 * count
-    entries = 4 * (properties + 1)
     sizes = {"body_offsets": offsets, "bodies": field("body_bytes")}
     nothing = np.zeros_like(count)
+    flags = np.ascontiguousarray(headers["flags"])
+    used = int(np.bitwise_or.reduce(flags))
 
-    def add(flag: int, **sections: Int64s) -> None:
-        present = has_flag(headers, flag)
-        is_used = bool(present.any())
+    def add(flag: int, **sections: Int64s | str) -> None:
+        """Add sections, each by its size or by the field that has its size."""
+        if not used & flag:
+            sizes.update(dict.fromkeys(sections, nothing))
+            return
+        present = flags & np.uint16(flag) != 0
         for name, size in sections.items():
-            sizes[name] = np.where(present, size, 0) if is_used else nothing
+            sizes[name] = np.where(present, field(size) if isinstance(size, str) else size, 0)
 
-    add(KEYS, key_hashes=hashes, key_offsets=offsets, keys=field("key_bytes"))
-    add(TAGS, tag_codes=hashes, tag_offsets=offsets, tags=field("tag_bytes"))
+    add(KEYS, key_hashes=hashes, key_offsets=offsets, keys="key_bytes")
+    add(TAGS, tag_codes=hashes, tag_offsets=offsets, tags="tag_bytes")
+    entries = 4 * (field("property_count") + 1) if used & PROPERTIES else nothing
     add(
         PROPERTIES,
         property_list=offsets,
         name_offsets=entries,
-        names=field("property_name_bytes"),
+        names="property_name_bytes",
         value_offsets=entries,
-        values=field("property_value_bytes"),
+        values="property_value_bytes",
     )
     add(BORN, born=times)
     add(EXPIRES, expires=times)
     add(PRODUCERS, producer_ids=times, sequences=times, epochs=hashes)
-    add(ENVELOPES, envelope_offsets=offsets, envelopes=field("envelope_bytes"))
+    add(ENVELOPES, envelope_offsets=offsets, envelopes="envelope_bytes")
+    add(REBUILT, stored=times)
     return sizes
 
 

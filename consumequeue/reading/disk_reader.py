@@ -15,6 +15,7 @@ import numpy as np
 from holdfast.commitlog.errors import CorruptRecord
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_run import BatchRun
+from holdfast.commitlog.format.block_merge import merge_blocks
 from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.commitlog.segments.run_reader import FEW, read_runs
 from holdfast.consumequeue.index.consume_queue import CqUnit
@@ -109,7 +110,7 @@ class DiskReader:
             done = 0
             for found in read_runs(self.log, entries.physical_offsets, entries.sizes):
                 part = entries.cut(done, done + (len(found) if isinstance(found, BatchRun) else 1))
-                piece = _select_piece(found, part, place.key, at)
+                piece = _select_piece(found, part, place.key, at, rebuilt=wanted.rebuilt)
                 if piece is None:
                     break
                 pieces.append(piece)
@@ -154,10 +155,10 @@ def _take_first_units(units: Iterator[CqUnit], wanted: Wanted) -> list[CqUnit]:
 
 
 def _select_piece(
-    found: BatchRun | Batch, entries: EntryColumns, key: QueueKey, offset: int
+    found: BatchRun | Batch, entries: EntryColumns, key: QueueKey, offset: int, *, rebuilt: bool
 ) -> Piece | None:
     """Return the part of `found` from `offset` on, or None if it does not match its index
-    entries."""
+    entries. With `rebuilt` the blocks of a run are merged, if possible."""
     if isinstance(found, Batch):
         header = found.header
         base_offset, count = int(entries.base_offsets[0]), int(entries.message_counts[0])
@@ -174,7 +175,9 @@ def _select_piece(
         and np.array_equal(found.base_offsets, entries.base_offsets)
         and np.array_equal(found.message_counts, entries.message_counts)
     )
-    return RunSlice(found, offset) if is_meant else None
+    if not is_meant:
+        return None
+    return RunSlice(found, offset, merge_blocks(found) if rebuilt else None)
 
 
 def _yield_interpreter() -> None:

@@ -42,12 +42,14 @@ class MessageFilter(Protocol):
 class Wanted(NamedTuple):
     """What one read may deliver: at most `max_messages` messages with at most `max_bytes` of text
     (bodies, keys, tags and properties), and only messages that match `filter`. With `skip_corrupt`
-    the read continues after damage."""
+    the read continues after damage. With `rebuilt` runs of small blocks may be merged: their
+    `blocks` are then one block with the flag REBUILT."""
 
     max_messages: int
     max_bytes: int
     filter: MessageFilter | None = None
     skip_corrupt: bool = False
+    rebuilt: bool = False
 
 
 class Piece(Protocol):
@@ -55,7 +57,8 @@ class Piece(Protocol):
 
     @property
     def blocks(self) -> Buffer:
-        """The whole blocks that hold the messages, as they are stored."""
+        """The whole blocks that hold the messages, as they are stored or, if the read allows it,
+        merged."""
 
     @property
     def message_count(self) -> int:
@@ -115,14 +118,18 @@ class RunSlice:
     """Consecutive batches of one queue, without gaps. The messages are those from an offset in the
     first batch up to the end of the last batch."""
 
-    __slots__ = ("_run", "_start_offset")
+    __slots__ = ("_blocks", "_run", "_start_offset")
 
-    def __init__(self, run: BatchRun, start_offset: int) -> None:
+    def __init__(self, run: BatchRun, start_offset: int, merged: bytes | None = None) -> None:
+        """`merged` is the result of `merge_blocks`, if the blocks are delivered merged."""
         self._run = run
+        self._blocks = merged
         self._start_offset = max(start_offset, int(run.base_offsets[0]))
 
     @property
     def blocks(self) -> Buffer:
+        if self._blocks is not None:
+            return self._blocks
         return bytes(self._run.buffer)  # no copy: the buffer is a bytes object
 
     @property
@@ -215,11 +222,9 @@ class Shares:
         """Return what the next queue may deliver, or None if a limit is used up."""
         if self._messages_left <= 0 or self._bytes_left <= 0 or self._skips_left <= 0:
             return None
-        return Wanted(
-            -(-self._messages_left // self._queues_left),
-            -(-self._bytes_left // self._queues_left),
-            self._wanted.filter,
-            self._wanted.skip_corrupt,
+        return self._wanted._replace(
+            max_messages=-(-self._messages_left // self._queues_left),
+            max_bytes=-(-self._bytes_left // self._queues_left),
         )
 
     def subtract(self, fetched: Fetched | None) -> None:

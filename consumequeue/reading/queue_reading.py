@@ -182,18 +182,20 @@ class QueueReader:
         filter: MessageFilter | None = None,
         skip_corrupt: bool = False,
         whole_batches: bool = False,
+        rebuilt: bool = False,
     ) -> dict[int, Fetched | Unreadable]:
         """Return messages of several queues, each from its own offset on, as `read` does.
 
-        The queues share the limits; `Shares` explains how, and what `whole_batches` means. A queue
-        that cannot be read gets its OffsetTrimmed, OffsetBeyondEnd or QueueCorrupt as its result.
+        The queues share the limits; `Shares` explains how, and what `whole_batches` means;
+        `Wanted` explains `rebuilt`. A queue that cannot be read gets its OffsetTrimmed,
+        OffsetBeyondEnd or QueueCorrupt as its result.
         One thread reads all queues that need the disk. Raises UnknownTopic, UnknownQueue.
         """
         found: dict[int, Fetched | Unreadable] = {}
         places = self._locate_all(
             topic, offsets, reading_order(offsets, whole_batches=whole_batches), found
         )
-        wanted = Wanted(max_messages, max_bytes, filter, skip_corrupt)
+        wanted = Wanted(max_messages, max_bytes, filter, skip_corrupt, rebuilt)
         shares = Shares(len(places), wanted, whole_batches=whole_batches)
         cold = self._read_hot_places(topic, places, shares, found)
         if cold:

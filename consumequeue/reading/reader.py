@@ -88,7 +88,7 @@ def collect(
     segment begins. `pause` is called about every STEP_US of filtering. NeedsDisk propagates.
     """
     key, cq, offset, max_offset, lost = place
-    max_messages, max_bytes, message_filter, skip_corrupt = wanted
+    max_messages, max_bytes, message_filter, skip_corrupt, _ = wanted
     min_offset = cq.min_offset
     pieces: list[Piece] = []
     damage = _DamageSkipper(offset, skip_corrupt, lost)

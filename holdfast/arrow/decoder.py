@@ -241,17 +241,12 @@ class _Portion:
         return ends, names, values
 
     def store_timestamp(self, kind: pa.DataType) -> pa.Array:
-        stamps = _round_to_milliseconds(self._field("store_timestamp_us"))
-        return _make_array(kind, self._count, [None, np.repeat(stamps, self._counts)])
+        stamps = self._numbers("store_timestamp_us", "stored", BatchFlag.REBUILT)
+        return _make_array(kind, self._count, [None, _round_to_milliseconds(stamps)])
 
     def born_timestamp(self, kind: pa.DataType) -> pa.Array:
         """Build timestamps. A stored time below 1 ms means "not given", and becomes null."""
-        stamps = np.repeat(self._field("born_timestamp_us"), self._counts)
-        own = self._blocks.has(BatchFlag.BORN)[self._index]
-        if own.any():
-            at = self._blocks.starts["born"][self._index] // 8 + self._start
-            words = np.frombuffer(self._blocks.buffer, "<i8")
-            stamps[np.repeat(own, self._counts)] = words[_ranges(at[own], self._counts[own])]
+        stamps = self._numbers("born_timestamp_us", "born", BatchFlag.BORN)
         present = _validity_bits(stamps >= 1000)
         return _make_array(kind, self._count, [present, _round_to_milliseconds(stamps)])
 
@@ -263,6 +258,17 @@ class _Portion:
     def _field(self, name: str) -> Int64s:
         field: Int64s = self._blocks.field(name)[self._index]
         return field
+
+    def _numbers(self, name: str, section: str, flag: BatchFlag) -> Int64s:
+        """Return a number for each row: from `section` for blocks with `flag`, otherwise the field
+        `name` of the block's header."""
+        numbers: Int64s = np.repeat(self._field(name), self._counts)
+        own = self._blocks.has(flag)[self._index]
+        if own.any():
+            at = self._blocks.starts[section][self._index] // 8 + self._start
+            words = np.frombuffer(self._blocks.buffer, "<i8")
+            numbers[np.repeat(own, self._counts)] = words[_ranges(at[own], self._counts[own])]
+        return numbers
 
     def _spread(self, sizes: Int32s, present: Bools) -> Int32s:
         """Return a size for each row: `sizes` for blocks where `present` is true, otherwise 0."""

@@ -451,7 +451,9 @@ class AsyncClient:
         outside of the requested range: use only the rows from `start_row` (inclusive) to `end_row`
         (exclusive).
         """
-        options = PullOptions(max_bytes=max_bytes, wait_ms=wait_ms, skip_corrupt=skip_corrupt)
+        options = PullOptions(
+            max_bytes=max_bytes, wait_ms=wait_ms, skip_corrupt=skip_corrupt, rebuilt=False
+        )
         start_ = _make_start(offset, start, timestamp_ms)
         source = self._source(topic, queue, start_, options, follow=follow)
         return readers.AsyncReader(source, _iter_batches)

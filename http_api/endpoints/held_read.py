@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from time import monotonic, time
 from typing import Any, NamedTuple
 
+from aiohttp import hdrs
+
 from holdfast.consumequeue.errors import UnknownTopic
 from holdfast.consumequeue.lost_ranges import LostRanges, with_lost
 from holdfast.consumequeue.reading.fetched import (
@@ -32,11 +34,12 @@ from holdfast.holdservice.pull_request_hold_service import Outcome
 from holdfast.http_api.endpoints.rendering import YIELD_EVERY_MESSAGES
 from holdfast.http_api.limits.reply_slots import LargeReplySlot
 from holdfast.http_api.routing.call import Call
-from holdfast.http_api.routing.codecs import BATCH
+from holdfast.http_api.routing.codecs import BATCH, accepts_rebuilt
 from holdfast.http_api.routing.params import flag, text, whole
 from holdfast.http_api.schemas.messages import SkippedRange
 from holdfast.http_api.wire.problems import Problem, problem_for
 from holdfast.http_api.wire.reply import Reply
+from holdfast.http_api.wire.request import list_header
 
 #: The measured memory of the most expensive parsed filter, in bytes per character of its text. It
 #: is charged to the request if the filter is longer than SHORT_FILTER_CHARACTERS. The memory of a
@@ -155,6 +158,7 @@ async def read_queues(
 ) -> list[QueueRead]:
     """Read several queues of a topic. If a queue cannot be read, its result has a problem."""
     params: PullBounds = call.params
+    is_binary = call.media == BATCH
     found = await call.context.store.reading.read_many(
         topic,
         offsets,
@@ -162,7 +166,8 @@ async def read_queues(
         max_bytes=params.max_bytes,
         filter=message_filter,
         skip_corrupt=params.skip_corrupt,
-        whole_batches=call.media == BATCH,
+        whole_batches=is_binary,
+        rebuilt=is_binary and accepts_rebuilt(list_header(call.headers, hdrs.ACCEPT)),
     )
     reads = []
     for queue, offset in offsets.items():

@@ -93,6 +93,17 @@ def negotiate(accept: str, offered: Sequence[str]) -> str:
     return best
 
 
+@lru_cache(maxsize=256)
+def accepts_rebuilt(accept: str) -> bool:
+    """Return whether an Accept header has the type of binary batches with `rebuilt=1`: the client
+    also reads blocks that the broker merged for the reply."""
+    for each in accept.split(","):
+        essence, *parameters = (part.strip().lower() for part in each.split(";"))
+        if essence == BATCH and "rebuilt=1" in parameters:
+            return True
+    return False
+
+
 def _media_range(given: str) -> tuple[str, float]:
     """Return a media range and its quality. An invalid quality counts as 0 (not acceptable)."""
     essence, *parameters = (part.strip().lower() for part in given.split(";"))

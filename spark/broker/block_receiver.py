@@ -118,7 +118,7 @@ def _decode_header(start: memoryview, left: int) -> BatchHeader | None:
     """Return the decoded header, or None if it is invalid, or if its block needs more than the
     `left` bytes that follow."""
     try:
-        header = BatchHeader.decode(start)
+        header = BatchHeader.decode(start, rebuilt=True)
     except (CorruptBatch, UnknownFormatVersion):
         return None
     fits = layout_of(header).total_size == header.total_size <= HEADER_SIZE + left

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import quote
 
-from holdfast.client.transport.requests import BATCH, MSGPACK
+from holdfast.client.transport.requests import BATCH, MSGPACK, REBUILT_BATCH
 from holdfast.commitlog.format.batch_header import Buffer
 from holdfast.commitlog.format.segment_format import SEGMENT_HEADER_SIZE
 from holdfast.log_files.descriptions import Split, StoredOffsets, TopicState
@@ -305,7 +305,7 @@ class BrokerClient:
         TopicRecreated if the topic's id is no longer `topic_id`."""
         query = _pull_query(offset, min(max_messages, MAX_MESSAGES), max_bytes, tags)
         path = f"{_queue_path(topic, queue)}/messages"
-        reply = self._transport.get(path, query, accept=BATCH, gatherer=gatherer)
+        reply = self._transport.get(path, query, accept=REBUILT_BATCH, gatherer=gatherer)
         pulled = _make_outcome(topic, topic_id, reply, reply.body)
         if pulled.body is None:
             # The blocks are whole, so they may end after the offset that the broker reports.

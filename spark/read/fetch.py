@@ -73,9 +73,9 @@ def _fetch_blocks(
     """Pull whole blocks, and verify their checksums and offsets."""
     gatherer = BlockGatherer(min(options.fetch_max_bytes, TARGET_BYTES), MAX_ROWS)
     last = _gather_blocks(client, part, offset, options, gatherer)
-    runs = [] if gatherer.is_empty else [BatchRun(gatherer.blocks())]
+    runs = [] if gatherer.is_empty else [BatchRun(gatherer.blocks(), rebuilt=True)]
     if last.body is not None:
-        runs.append(BatchRun(last.body))
+        runs.append(BatchRun(last.body, rebuilt=True))
     reached = offset
     for run in runs:
         _check_sequence(run, part, reached, gaps=bool(options.tags or last.skipped))

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from holdfast.commitlog.format.batch import iter_batches
+from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.http_api.access.tokens import Tokens
 from holdfast.http_api.app import BrokerStatus
 from holdfast.http_api.wire.head_cache import SEQUENCE, HeadCache
@@ -278,3 +280,19 @@ def test_random_heads_get_the_answers_of_parsed_heads(sent: list[bytes]) -> None
 @given(publishes())
 def test_random_numbered_publishes_get_the_answers_of_parsed_heads(sent: list[bytes]) -> None:
     asyncio.run(_compare_publishes(sent))
+
+
+async def test_heads_that_differ_in_what_they_accept_have_different_replies(api: Api) -> None:
+    kind = "application/vnd.holdfast.batch"
+    batches = b"".join(encode_batch([b"x"], queue_id=0) for _ in range(200))
+    sent = await api.ask("POST", "/v1/topics/orders/messages", batches, Content_Type=kind)
+    assert sent.status == 200
+    target = f"{QUEUE}?offset=0&max_messages=1000"
+    plain, merged = (
+        request("GET", target, {"Accept": accept}) for accept in (kind, f"{kind}; rebuilt=1")
+    )
+    async with raw_connection(api.server.port) as connection:
+        for _ in range(4):
+            assert len([*iter_batches((await answer(connection, plain))[2])]) == 200
+            assert len([*iter_batches((await answer(connection, merged))[2], rebuilt=True)]) == 1
+        assert len(heads(api)) == 2

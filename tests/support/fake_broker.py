@@ -254,7 +254,7 @@ class FakeBroker:
             "Holdfast-Max-Offset": str(held.max_offset),
             "Holdfast-Topic-Id": str(found.topic_id),
         }
-        if headers.get("Accept") == BATCH_TYPE:
+        if headers.get("Accept", "").partition(";")[0] == BATCH_TYPE:
             body = b"".join(block.block for block in chosen)
             return Answer(200, fields | {"Content-Type": BATCH_TYPE}, body)
         names = LoneMessage.__struct_fields__

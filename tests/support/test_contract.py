@@ -11,6 +11,10 @@ from tests.support.contract import SNAPSHOT, contract, differences
 #: What may be new. Anything else that is added, changed or removed is a change of a promise:
 #: write the contract again (`python -m tests.support.contract --write`) only if it is meant.
 ADDITIONS = {
+    "+ /python/holdfast.commitlog.batch/Batch/members/decode/rebuilt",
+    "+ /python/holdfast.commitlog.batch/Batch/members/store_timestamp_us",
+    "+ /python/holdfast.commitlog.batch/Batch/members/store_timestamps_us",
+    "+ /python/holdfast.commitlog.batch/iter_batches/rebuilt",
     "+ /commands/holdfast backup/--keep",
     "+ /commands/holdfast restore/--backup",
     # A folder, as before, or also a URL.

@@ -263,7 +263,7 @@ class MessageBatch:
         return self.base_offset + row
 
     def store_timestamp_ms_of(self, row: int) -> int:
-        return self.store_timestamp_ms
+        return self.batch.store_timestamp_us(row) // 1000
 
     def properties_of(self, row: int) -> Mapping[str, str]:
         return self.batch.properties(row)
@@ -360,7 +360,7 @@ class RunColumns:
         """Return a block as a decoded batch. The last decoded batch is cached."""
         if self._last_batch is None or self._last_batch[0] != block:
             position = int(self.run.positions[block])
-            batch = Batch.decode(self.run.buffer, position, verify_payload=False)
+            batch = Batch.decode(self.run.buffer, position, verify_payload=False, rebuilt=True)
             self._last_batch = (block, batch)
         return self._last_batch[1]
 
@@ -378,14 +378,14 @@ class RunColumns:
 
     @cached_property
     def _stored_ms(self) -> Int64s:
-        return self.run.field("store_timestamp_us") // 1000
+        return self.run.store_timestamps_us // 1000
 
     def offset_of(self, row: int) -> int:
         block = self.block_of(row)
         return int(self.run.base_offsets[block] + row - self.first_rows[block])
 
     def store_timestamp_ms_of(self, row: int) -> int:
-        return int(self._stored_ms[self.block_of(row)])
+        return int(self._stored_ms[row])
 
     def properties_of(self, row: int) -> Mapping[str, str]:
         block = self.block_of(row)

@@ -47,6 +47,8 @@ class PullOptions:
     skip_corrupt: bool = False
     #: Whether binary replies of one queue are decoded as a run even if their batches are large.
     in_runs: bool = False
+    #: Whether the broker may send a run of small batches merged, as one batch.
+    rebuilt: bool = True
 
     @property
     def is_filtered(self) -> bool:

@@ -29,6 +29,7 @@ from holdfast.client.read.options import Start as Start
 from holdfast.client.transport.requests import (
     BATCH,
     MSGPACK,
+    REBUILT_BATCH,
     Reply,
     Transport,
     check_name,
@@ -104,7 +105,7 @@ class TopicRequests:
             "GET",
             f"{self._path}/queues/{queue}/messages",
             params={**start.params(), **options.params(wait_ms)},
-            headers={"Accept": MSGPACK if options.is_filtered else BATCH},
+            headers={"Accept": MSGPACK if options.is_filtered else _binary(options)},
             wait_s=wait_ms / 1000,
             retry=self._retry,
         )
@@ -118,9 +119,7 @@ class TopicRequests:
             max_offset = reply.header_int("Holdfast-Max-Offset")
             min_offset = reply.header_int("Holdfast-Min-Offset")
             start_offset = min_offset if start.offset is None else start.offset
-            parts = _decode_batches(
-                reply, self._topic, {queue: start_offset}, in_runs=options.in_runs
-            )
+            parts = _decode_batches(reply, self._topic, {queue: start_offset}, options)
         return _build_fetched(
             reply, self._topic, parts, {queue: next_offset}, {queue: max_offset}, min_offset
         )
@@ -139,12 +138,12 @@ class TopicRequests:
                 "offsets": ",".join(f"{queue}:{offset}" for queue, offset in offsets.items()),
                 **options.params(wait_ms),
             },
-            headers={"Accept": BATCH if is_binary else MSGPACK},
+            headers={"Accept": _binary(options) if is_binary else MSGPACK},
             wait_s=wait_ms / 1000,
             retry=self._retry,
         )
         if is_binary:
-            parts: Sequence[Part] = _decode_batches(reply, self._topic, offsets)
+            parts: Sequence[Part] = _decode_batches(reply, self._topic, offsets, options)
             next_offsets = _parse_queue_offsets(reply, "Holdfast-Next-Offset")
             max_offsets = _parse_queue_offsets(reply, "Holdfast-Max-Offset")
         else:
@@ -197,14 +196,21 @@ def _build_fetched(
     )
 
 
+def _binary(options: PullOptions) -> str:
+    return REBUILT_BATCH if options.rebuilt else BATCH
+
+
 def _decode_batches(
-    reply: Reply, topic: str, start_offsets: Mapping[int, int], *, in_runs: bool = False
+    reply: Reply, topic: str, start_offsets: Mapping[int, int], options: PullOptions
 ) -> Sequence[MessageBatch | MessageRun]:
     """Return the messages of a binary reply, except the messages before the start offsets."""
     if not reply.body:
         return []
-    if len(start_offsets) == 1 and (in_runs or _is_of_small_batches(reply.body)):
-        run = BatchRun(reply.body)
+    rebuilt = options.rebuilt
+    if len(start_offsets) == 1 and (
+        options.in_runs or _is_of_small_batches(reply.body, rebuilt=rebuilt)
+    ):
+        run = BatchRun(reply.body, rebuilt=rebuilt)
         ((queue, start_offset),) = start_offsets.items()
         unrequested = run.field("queue_id") != queue
         if unrequested.any():
@@ -215,7 +221,7 @@ def _decode_batches(
         part = MessageRun(topic, columns, columns.row_at(start_offset), columns.row_count)
         return [part] if len(part) else []
     parts = []
-    for batch in iter_batches(reply.body):
+    for batch in iter_batches(reply.body, rebuilt=rebuilt):
         header = batch.header
         if header.queue_id not in start_offsets:
             raise _unrequested_queue(reply, header.queue_id)
@@ -225,12 +231,12 @@ def _decode_batches(
     return parts
 
 
-def _is_of_small_batches(body: bytes | memoryview) -> bool:
+def _is_of_small_batches(body: bytes | memoryview, *, rebuilt: bool) -> bool:
     """Return whether it is probably faster to decode the batches as a run. Only the size of the
     first batch is checked."""
     if len(body) < 4 * HEADER_SIZE:
         return False
-    first_bytes = BatchHeader.decode(body).total_size
+    first_bytes = BatchHeader.decode(body, rebuilt=rebuilt).total_size
     return first_bytes <= MAX_BYTES_IN_RUNS and 4 * first_bytes <= len(body)
 
 

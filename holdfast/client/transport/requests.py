@@ -28,6 +28,8 @@ else:
 JSON = "application/json"
 MSGPACK = "application/msgpack"
 BATCH = "application/vnd.holdfast.batch"
+#: The Accept header of a client that also reads merged blocks (the flag REBUILT).
+REBUILT_BATCH = f"{BATCH}; rebuilt=1"
 
 CONNECT_TIMEOUT_S = 10.0
 #: How long the broker may take for a reply, in addition to the time for which a request asks the

@@ -185,6 +185,7 @@ def test_the_flags_have_their_bits() -> None:
         "NULL_BODIES": 0x40,
         "PRODUCERS": 0x80,
         "ENVELOPES": 0x1000,
+        "REBUILT": 0x2000,
     }
     assert KNOWN_FLAGS == 0x10BF
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from holdfast.commitlog.errors import CorruptRecord
+from holdfast.commitlog.format.batch import iter_batches
 from holdfast.commitlog.format.batch_encoding import encode_batch
-from holdfast.commitlog.format.batch_header import BatchHeader
+from holdfast.commitlog.format.batch_header import REBUILT, BatchHeader
 from holdfast.commitlog.segments import run_reader
 from holdfast.commitlog.segments.run_reader import FEW
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue, CqUnit
@@ -232,3 +233,29 @@ def test_blocks_are_the_stored_bytes(stored: Stored) -> None:
     with segment.path.open("rb") as file:
         file.seek(first - segment.start_offset)
         assert piece.blocks == file.read(size)
+
+
+@pytest.mark.parametrize("counts", [[1] * 500, [3, 1] * 100])
+def test_a_run_is_merged_if_the_reader_accepts_that(stored: Stored, counts: list[int]) -> None:
+    stored.fill(counts, between=1)
+    stored.commit()
+    plain, merged = stored.read(2), stored.read(2, rebuilt=True)
+    (block,) = iter_batches(b"".join(piece.blocks for piece in merged.pieces), rebuilt=True)
+    assert block.header.flags & REBUILT
+    assert block.header.base_offset == (2 if counts[0] == 1 else 0)
+    assert len(block) == sum(counts) - block.header.base_offset
+    assert (offsets(merged), merged.next_offset) == (offsets(plain), plain.next_offset)
+    assert merged.block_bytes < plain.block_bytes
+    for piece in plain.pieces:
+        assert not [one for one in iter_batches(piece.blocks) if one.header.flags & REBUILT]
+
+
+def test_a_damaged_block_is_not_merged(stored: Stored) -> None:
+    stored.fill([1] * 100)
+    stored.commit()
+    stored.flip(60)
+    merged = stored.read(0, rebuilt=True)
+    assert merged.next_offset == 60
+    assert offsets(merged) == list(range(60))
+    with pytest.raises(CorruptRecord):
+        stored.read(60, rebuilt=True)

@@ -20,11 +20,12 @@ from holdfast.arrow.decoder import (
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch import Batch, payload_crc
 from holdfast.commitlog.format.batch_run import BatchRun
+from holdfast.commitlog.format.block_merge import merge_blocks
 from holdfast.commitlog.format.message_id import format_message_id
 from holdfast.spark.options.columns import KAFKA_COLUMNS
 from holdfast.spark.options.offsets import QueueRange
 from tests.spark.stored import ANY_COLUMNS, QUEUE, STORED_US, TOPIC_ID, join_batches, store
-from tests.support.batches import Columns
+from tests.support.batches import Columns, stamped
 
 SOURCE = QueueRange("orders", TOPIC_ID, QUEUE, 0, 0, priority_levels=2)
 
@@ -230,3 +231,29 @@ def test_offsets_that_lie_are_refused(section: str, offsets: tuple[int, ...]) ->
     blocks = BatchRun(bytes(header.encode()) + bytes(raw[128:]))
     with pytest.raises(CorruptBatch, match="column-offsets"):
         decode(blocks, rows_of((0, 0, 3)), SOURCE, HOLDFAST_COLUMNS)
+
+
+def test_store_timestamps_of_a_merged_block_are_those_of_its_messages() -> None:
+    blocks = [
+        stamped(
+            Columns([b"x"] * (1 + row % 2)).encode(),
+            physical_offset=0,
+            base_offset=row + row // 2,
+            topic_id=TOPIC_ID,
+            queue_id=QUEUE,
+            store_timestamp_us=1_000_000 * (row + 1),
+        )
+        for row in range(5)
+    ]
+    plain = BatchRun(join_batches(blocks))
+    merged = merge_blocks(BatchRun(join_batches(blocks[:3])))
+    assert merged is not None
+    mixed = BatchRun(merged + join_batches(blocks[3:]), rebuilt=True)
+    assert len(mixed) == 3
+    for start, end in ((0, 7), (1, 4), (2, 6)):
+        expected, found = (
+            decode(run, select_rows(run, start, end), SOURCE, HOLDFAST_COLUMNS)
+            for run in (plain, mixed)
+        )
+        assert found.equals(expected)
+        assert len(set(found["store_timestamp"].to_pylist())) > 1

@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.commitlog.format.batch import iter_batches
 from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.format.batch_header import REBUILT
 from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.http_api.app import BrokerStatus
@@ -357,3 +358,54 @@ async def test_wait_ms_is_at_most_the_limit_of_the_broker() -> None:
             answer = await api.send_json("POST", "/v1/groups/g/receive", {"wait_ms": wait_ms})
             assert answer.status == status
         assert (answer.problem, answer.json()["limit_name"]) == ("limit-exceeded", "max_wait_ms")
+
+
+# -- merged batches --------------------------------------------------------------------------
+
+REBUILT_BATCH = f"{BATCH}; rebuilt=1"
+
+
+async def publish_small_batches(api: Api, count: int) -> None:
+    """Publish so many batches of one message that a pull of all needs a reader thread."""
+    body = b"".join(encode_batch([b"%d" % i], queue_id=0) for i in range(count))
+    answer = await api.ask("POST", "/v1/topics/orders/messages", body, Content_Type=BATCH)
+    assert answer.status == 200
+
+
+async def test_small_batches_are_merged_only_for_clients_that_accept_it(api: Api) -> None:
+    await publish_small_batches(api, 200)
+    for path in (f"{PULL}?offset=0&", "/v1/topics/orders/messages?offsets=0:0&"):
+        path += "max_messages=1000"
+        plain = await api.get(path, Accept=BATCH)
+        assert len([*iter_batches(plain.body)]) == 200
+        for accept in (f"{BATCH}; rebuilt=0", f"{BATCH}; q=1", f"{BATCH}, text/x; rebuilt=1"):
+            assert (await api.get(path, Accept=accept)).body == plain.body
+        for accept in (REBUILT_BATCH, f"{BATCH};q=0.9 ;Rebuilt=1, */*;q=0.1"):
+            merged = await api.get(path, Accept=accept)
+            (block,) = iter_batches(merged.body, rebuilt=True)
+            assert block.header.flags & REBUILT
+            stored = list(iter_batches(plain.body))
+            assert [block.body(row) for row in range(200)] == [each.body(0) for each in stored]
+            assert block.store_timestamps_us is not None
+            assert block.store_timestamps_us.tolist() == [
+                each.header.store_timestamp_us for each in stored
+            ]
+            for name in ("Content-Type", "Holdfast-Next-Offset", "Holdfast-Max-Offset"):
+                assert merged.headers[name] == plain.headers[name]
+
+
+async def test_a_few_batches_and_other_formats_are_never_merged(api: Api) -> None:
+    await publish_small_batches(api, 200)
+    few = f"{PULL}?offset=190"
+    plain = await api.get(few, Accept=BATCH)
+    assert (await api.get(few, Accept=REBUILT_BATCH)).body == plain.body
+    answer = await api.get(f"{PULL}?offset=0", Accept=f"application/json, {REBUILT_BATCH};q=0.5")
+    assert bodies(answer) == [str(i) for i in range(32)]
+
+
+async def test_a_merged_batch_cannot_be_published(api: Api) -> None:
+    await publish_small_batches(api, 200)
+    merged = await api.get(f"{PULL}?offset=0&max_messages=1000", Accept=REBUILT_BATCH)
+    answer = await api.ask("POST", "/v1/topics/orders/messages", merged.body, Content_Type=BATCH)
+    assert answer.json()["reason"] == "format-version"
+    assert (await api.get("/v1/topics/orders")).json()["queues"][0]["max_offset"] == 200

@@ -9,6 +9,8 @@ import pytest
 
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch import Batch
+from holdfast.commitlog.format.batch_run import BatchRun
+from holdfast.commitlog.format.block_merge import merge_blocks
 from holdfast.spark.broker import block_receiver
 from holdfast.spark.broker.client import BrokerClient, PullOutcome
 from holdfast.spark.errors import BrokerRefused, DataLost, ReplyMismatch, TopicRecreated
@@ -16,7 +18,7 @@ from holdfast.spark.options.offsets import QueueRange
 from holdfast.spark.options.read import parse_options
 from holdfast.spark.read.fetch import read_range, unpack_messages
 from tests.spark.stored import join_batches, store
-from tests.support.batches import Columns
+from tests.support.batches import Columns, stamped
 from tests.support.fake_broker import BATCH_TYPE, Answer, FakeBroker, FakeTopic
 
 TAGS = ["200", "404", None]
@@ -259,3 +261,29 @@ def test_blocks_that_do_not_belong_are_refused(orders: Orders, blocks: list[Batc
 def test_invalid_replies_are_refused(body: bytes) -> None:
     with pytest.raises(ReplyMismatch):
         unpack_messages(body)
+
+
+def test_blocks_that_the_broker_merged_give_the_same_rows(orders: Orders) -> None:
+    def rows() -> list[dict[str, object]]:
+        return [row for batch in orders.batches(5, 295) for row in batch.to_pylist()]
+
+    held = orders.topic.queues[0]
+    held.blocks = [
+        stamped(
+            bytes(each.block),
+            physical_offset=0,
+            base_offset=each.header.base_offset,
+            topic_id=each.header.topic_id,
+            store_timestamp_us=each.header.store_timestamp_us + number * 1000,
+        )
+        for number, each in enumerate(held.blocks)
+    ]
+    plain = rows()
+    assert len({row["store_timestamp"] for row in plain}) == 30
+    merged = [
+        merge_blocks(BatchRun(join_batches(held.blocks[first : first + 10])))
+        for first in range(0, 30, 10)
+    ]
+    held.blocks = [Batch.decode(block, rebuilt=True) for block in merged if block is not None]
+    assert len(held.blocks) == 3
+    assert rows() == plain

@@ -335,3 +335,19 @@ async def test_an_invalid_filter_is_refused_on_an_empty_topic(
                 pass
         assert refused.value.type == "invalid-filter"
     assert [m async for m in client.pull(topic, queue, filter="a = 1", follow=False)] == []
+
+
+async def test_small_batches_that_the_broker_merges_are_read_with_every_field(
+    client: AsyncClient, topic: str
+) -> None:
+    """`pull_batches` gets the batches as they are stored; `pull` gets them merged."""
+    await client.create_topic(topic, queues=1, durability="written")
+    for number in range(120):
+        await client.publish(
+            topic, b"%d" % number, key=f"k{number}", tag=f"t{number % 3}", properties={"n": "v"}
+        )
+    stored = [batch async for batch in client.pull_batches(topic, 0, 0, follow=False)]
+    assert [len(batch) for batch in stored] == [1] * 120
+    expected = [message.to_dict() for batch in stored for message in batch]
+    pulled = [message async for message in client.pull(topic, 0, 0, follow=False)]
+    assert [message.to_dict() for message in pulled] == expected
