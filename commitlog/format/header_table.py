@@ -168,8 +168,10 @@ def _publishes(data: bytes, starts: Sequence[int], headers: Headers) -> Headers:
     if not len(shared):
         return alone
     counts = headers["message_count"][shared].astype(np.int64)
-    # The last columns of a batch are those of the producers: ids, sequences, epochs.
+    # Only envelopes follow the columns of the producers: ids, sequences, epochs.
+    sizes = section_sizes(headers[shared])
     ends = np.array(starts, np.int64)[shared] + headers["total_size"][shared]
+    ends -= align(sizes["envelope_offsets"]) + align(sizes["envelopes"])
     columns = []
     for count, end in zip(counts.tolist(), ends.tolist(), strict=True):
         epochs_at = end - align(4 * count)

@@ -126,6 +126,27 @@ def test_a_run_has_every_block_from_its_position_on() -> None:
     assert _run(b"") == []
 
 
+def test_the_publishes_of_a_shared_batch_with_envelopes_are_found() -> None:
+    """A message of AMQP has an envelope, and may share a batch with an idempotent publish."""
+    runs = [
+        [
+            Rows(0, [b"1", b"2"], 1, producer_id=8, sequence=4),
+            Rows(0, [b"3"], 1, envelopes=[b"e" * size]),
+            Rows(0, [b"4"], 1, producer_id=9, producer_epoch=2, sequence=7),
+        ]
+        for size in (1, 8, 1_000)
+    ]
+    data = b""
+    for header, payload in map(encode_rows, [*runs, runs[0][:1] + runs[0][2:]]):
+        block = bytes(header.encode()) + payload
+        data += bytes(stamped(block, physical_offset=AT + len(data), topic_id=7).block)
+    found = find_intact_run(data, 0, AT, MOST)
+    assert list(headers_in(found)) == _one_by_one(data)
+    columns = ("producer_id", "producer_epoch", "sequence", "message_count")
+    expected = [(8, 0, 4, 2), (9, 2, 7, 1)] * 4
+    assert list(zip(*(found.publishes[each].tolist() for each in columns), strict=True)) == expected
+
+
 def test_a_run_at_another_offset_is_empty() -> None:
     assert len(find_intact_run(DATA, 0, AT + 8, MOST).headers) == 0
 
