@@ -303,7 +303,10 @@ async def _replies(
             api.context.http.connections.heads.find = (  # type: ignore[method-assign]
                 lambda client, data: None
             )
-        for data in (*sent, READ % 0, READ % 1):
+        # Messages with durability `written` are seen after the next sync; the last publish waits
+        # for it.
+        last = request(b"last", query="?queue=0&durability=fsync")
+        for data in (*sent, last, READ % 0, READ % 1):
             status, headers, body = await ask(connection, data)
             found.append((status, headers, re.sub(rb'(_timestamp_ms":)[0-9]+', rb"\1", body)))
             await until(lambda: is_idle(api))

@@ -1,11 +1,22 @@
 """A port for a server that must know its port before it starts."""
 
+import random
 import socket
+
+#: The kernel gives higher ports (32768 and up) to sockets without a port of their own, which the
+#: programs of other tests use at the same time.
+_PORTS = range(15_000, 32_000)
+
+_chosen = random.SystemRandom()
 
 
 def free_port() -> int:
     """Return a port on which no process listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    while True:
+        port = _chosen.choice(_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
