@@ -122,14 +122,15 @@ class Syncer:
                 segment.sync()
 
     def _poison(self, error: Exception, cause: str, waiting: list[AppendRequest]) -> None:
-        with self._changed:
-            self._poisoned = cause
-            waiting = [*waiting, *self._waiting]
-            self._waiting = []
         try:
-            # Before the requests fail: their callers must find a read-only log.
+            # Before any request fails: its caller must find a read-only log. Until `_poisoned` is
+            # set, new requests are only collected.
             self._on_failure(error)
         finally:
+            with self._changed:
+                self._poisoned = cause
+                waiting = [*waiting, *self._waiting]
+                self._waiting = []
             self._fail_requests(waiting)
 
     def _fail_requests(self, requests: list[AppendRequest]) -> None:

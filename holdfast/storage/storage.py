@@ -319,8 +319,10 @@ class Storage:
 
     def _on_sync_failure(self, error: Exception) -> None:
         cause = f"a sync of the log failed: {error}"
-        self._become_read_only(cause)
+        self.read_only = cause
         self.appender.poison(cause)
+        # Last: when the listeners are called, the appender refuses all publishes.
+        self._become_read_only(cause)
 
     def _on_append_failure(self, error: Exception) -> None:
         """Handle a failed append. After a disk error the broker is read-only; any other error is

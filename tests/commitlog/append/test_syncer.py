@@ -203,7 +203,41 @@ def test_a_failing_callback_is_reported() -> None:
     assert isinstance(events.wait_for("failed"), RuntimeError)
     late = AppendRequest(1, [], durable=True)
     syncer.put_written([late])
+    assert events.next_completed() is late
     assert isinstance(error_of(late), LogPoisoned)
+    syncer.stop()
+
+
+def test_a_request_during_the_failure_callback_fails_after_it() -> None:
+    """The callback makes the broker read-only; who sees an error must find it so."""
+    events = Events()
+    publishing = Publishing()
+    publishing.log.roll()
+    publishing.disk.fail("sync", errno.EIO)
+    is_failing, may_return = threading.Event(), threading.Event()
+
+    def on_failure(error: Exception) -> None:
+        is_failing.set()
+        assert may_return.wait(DEADLINE_S)
+
+    syncer = Syncer(
+        publishing.log,
+        durable_offset=0,
+        flush_interval_s=3600,
+        inbox=events,
+        on_failure=on_failure,
+        monotonic=lambda: 0.0,
+    )
+    syncer.start()
+    first, second = (AppendRequest(1, [], durable=True) for _ in range(2))
+    publishing.small.append(raw_batch())
+    syncer.put_written([first])
+    assert is_failing.wait(DEADLINE_S)
+    syncer.put_written([second])
+    assert _kinds(events) == []
+    may_return.set()
+    assert [events.next_completed() for _ in range(2)] == [first, second]
+    assert isinstance(error_of(second), LogPoisoned)
     syncer.stop()
 
 
