@@ -183,8 +183,12 @@ def test_every_rule_is_evaluated_and_a_healthy_broker_raises_no_alert(
 
     prometheus.until(lambda: all(rule["health"] != "unknown" for rule in rules()))
     assert {rule["name"]: rule["health"] for rule in rules() if rule["health"] != "ok"} == {}
-    raised = [rule["name"] for rule in rules() if rule["state"] != "inactive"]
-    assert raised == []
+    raised = {rule["name"]: rule["state"] for rule in rules() if rule["state"] != "inactive"}
+    if raised.get("HoldfastDiskFillsUp") == "pending":
+        # It extrapolates the machine's free disk from the few seconds of this test, in which other
+        # programs may write. It fires only after an hour.
+        del raised["HoldfastDiskFillsUp"]
+    assert raised == {}
 
 
 def test_every_rule_compares_series_that_exist_and_names_their_labels(
