@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
@@ -50,6 +51,16 @@ class Prometheus:
 
     def __init__(self, url: str) -> None:
         self._url = url
+
+    def is_ready(self) -> bool:
+        """Return whether it answers queries; it listens a little earlier."""
+        try:
+            with urlopen(f"{self._url}/-/ready", timeout=60):
+                return True
+        except HTTPError as error:
+            if error.code != 503:
+                raise
+            return False
 
     def get(self, path: str, **parameters: str) -> Any:
         with urlopen(f"{self._url}/api/v1/{path}?{urlencode(parameters)}", timeout=60) as reply:
@@ -121,6 +132,7 @@ def prometheus(
         process = subprocess.Popen(["prometheus", *arguments], stderr=log)
     try:
         found = Prometheus(_address(folder / "log", process))
+        found.until(found.is_ready)
         found.until(lambda: found.query("count_over_time(holdfast_ready[1m]) > 3"))
         yield found
     finally:
