@@ -14,8 +14,7 @@ from typing import Any
 from aiohttp import EMPTY_PAYLOAD
 
 from holdfast.http_api.endpoints.publish import BegunPublish, begin_at_once, publish
-from holdfast.http_api.held_requests import ProblemOf, failed
-from holdfast.http_api.routing.call import Call
+from holdfast.http_api.held_requests import ProblemOf, failed, make_call
 from holdfast.http_api.routing.context import ApiContext
 from holdfast.http_api.routing.plan import RequestPlan
 from holdfast.http_api.wire.reply import Reply, problem_reply
@@ -33,11 +32,9 @@ def hold_publish(
     if plan.route.handler is not publish or request.content is EMPTY_PAYLOAD:
         return None
     started = monotonic()
-    http = context.http
-    call = Call(http, request, plan.values, plan.params, plan.media, plan.principal, context)
     future: asyncio.Future[Any]
     try:
-        begun = begin_at_once(call)
+        begun = begin_at_once(make_call(context, request, plan))
         if begun is None:
             return None
         future = begun.future
@@ -80,7 +77,7 @@ class HeldPublish:
             self._begun.end()
         self._context.http.bodies.done(self._request)
         if self.future.done() and not self.future.cancelled():
-            self.future.exception()  # otherwise asyncio logs an error that nobody retrieved
+            self.future.exception()  # asyncio logs an error that no code has read
 
     def make_reply(self) -> Reply:
         """Return the reply, once the future is done. Errors become replies."""

@@ -19,8 +19,7 @@ from holdfast.http_api.endpoints.held_read import (
     note_age,
 )
 from holdfast.http_api.endpoints.pull import LAST_EVENT_ID, PullParams, deliver_at_once, pull
-from holdfast.http_api.held_requests import ProblemOf, failed
-from holdfast.http_api.routing.call import Call
+from holdfast.http_api.held_requests import ProblemOf, failed, make_call
 from holdfast.http_api.routing.context import ApiContext
 from holdfast.http_api.routing.params import whole_number
 from holdfast.http_api.routing.plan import RequestPlan
@@ -140,15 +139,7 @@ class HeldPull:
             if found is None or not found.pieces:
                 return None
             fetched = found
-        call = Call(
-            context.http,
-            self._request,
-            plan.values,
-            params,
-            plan.media,
-            plan.principal,
-            context,
-        )
+        call = make_call(context, self._request, plan)
         reply = deliver_at_once(call, topic, QueueRead(queue, fetched), held_s)
         if reply is not None and fetched.pieces:
             note_age(call, fetched.pieces[0])

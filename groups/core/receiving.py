@@ -301,9 +301,8 @@ def _lease_messages(
     if were_seen:
         are_redelivered = [cursor.is_redelivery(each) for each in offsets]
         failures = [cursor.failures(each) for each in offsets]
-        if any(
-            are_redelivered
-        ):  # after a restart the broker must know the end of the earlier lease
+        if any(are_redelivered):
+            # After a restart the broker must know the end of the earlier lease.
             reply.commit_first = True
     receipts = from_columns(
         Receipt,

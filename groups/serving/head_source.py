@@ -25,7 +25,7 @@ from holdfast.consumequeue.reading.queue_reading import QueueReader
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.core.given_cost import PROPERTY, parse_cost
 from holdfast.groups.cursor.heads import Head, Heads
-from holdfast.groups.cursor.tuples import from_columns
+from holdfast.groups.cursor.tuples import from_rows
 from holdfast.holdservice.filters import row_values
 
 #: A read from memory returns at most this many bytes.
@@ -445,7 +445,7 @@ class StoreHeads:
         if self._has_costs():
             costs = given_costs(batch, rows)
         offsets = [base + row for row in rows]
-        return from_columns(Head, offsets, sizes, keys, expiries, costs)
+        return from_rows(Head, zip(offsets, sizes, keys, expiries, costs, strict=True))
 
     def _head(self, batch: Batch, row: int) -> Head:
         """Return the head of one row. This does not use numpy, which is slow for a single row."""
