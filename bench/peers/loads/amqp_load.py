@@ -12,6 +12,8 @@ from tests.support.amqp_client import AmqpClient, data_message
 
 #: The link gets this much credit again when half of it is used.
 _CREDIT = 1000
+#: The sender's settle mode "settled" (AMQP 1.0, part 2, section 2.8.2).
+_SETTLED = 1
 #: Before the body: a data section with at most 255 bytes.
 _DATA = data_message(b"")[:-1]
 
@@ -52,10 +54,13 @@ class AmqpLoad:
             waiting -= len(client.take_outcomes())
 
     def deliveries(self, topic: str) -> Iterator[bytes]:
-        """Receive over a link that always has credit."""
+        """Receive over a link that always has credit. A topic's messages come settled, because a
+        link may not have more than `max_unsettled` that its client never settles."""
         client = AmqpClient(self._port, container=f"receives {topic}")
-        address = f"/topics/{topic}" if self._from == "topic" else topic
-        link = client.receiver(address, credit=_CREDIT)
+        if self._from == "topic":
+            link = client.receiver(f"/topics/{topic}", credit=_CREDIT, snd_settle_mode=_SETTLED)
+        else:
+            link = client.receiver(topic, credit=_CREDIT)
         while True:
             (delivery,) = client.take()
             yield bytes(delivery.message).rpartition(_DATA)[2][1:]
