@@ -21,8 +21,10 @@ from holdfast.groups.core.requests import Room
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.cursor.heads import Head, Heads, HeadSource, NeedsRead
 
-#: At most this many messages are requested from the source in one read.
+#: How many messages are requested from the source in one read, if receives take few at a time.
 READ_AHEAD = 64
+#: At most this many messages are requested in one read, if receives take so many at a time.
+MAX_READ_AHEAD = 256
 #: A queue has pointers for at most this many filters. If there are more filters, the pointer of the
 #: least recently used one is dropped.
 MAX_FILTERS = 64
@@ -49,7 +51,7 @@ class Selection(Protocol):
     def known_heads(self, filter: object | None, now_ms: int, most: int) -> list[Head]:
         """Return the messages that successive calls of `peek` would offer if each message were
         taken. Return at most `most` messages, and only messages that need no read of the queue.
-        This call changes nothing."""
+        This call takes no message. If `most` is large, the next read requests more messages."""
 
     def mark_taken(self, heads: Sequence[Head], member: str) -> None:
         """Record that messages were leased, or settled when they were sent. `heads` are in the
@@ -156,6 +158,8 @@ class _Pointer:
     #: entries, because the filter may never be used again.
     returned: list[int] = field(default_factory=list)
     most_returned: int = MIN_RETURNED
+    #: How many messages the next read requests.
+    read_ahead: int = READ_AHEAD
 
     def add_returned(self, offset: int, cursor: Cursor) -> None:
         """Put a returned offset on the heap if it is below the pointer."""
@@ -215,6 +219,7 @@ class OrderedSelection:
         pointer = self._pointers.get(filter)
         if pointer is None or pointer.returned or not pointer.unread or not most:
             return []
+        pointer.read_ahead = min(max(most, READ_AHEAD), MAX_READ_AHEAD)
         cursor = self._view.cursor
         heads = list(islice(pointer.unread, most))
         if not cursor.is_untouched(heads[0].offset, heads[-1].offset + 1):
@@ -312,7 +317,7 @@ class OrderedSelection:
                 unread.popleft()
             if pointer.scanned >= cursor.end or (stop is not None and pointer.scanned > stop):
                 return None
-            found = view.read(pointer.scanned, READ_AHEAD)
+            found = view.read(pointer.scanned, pointer.read_ahead)
             unread.extend([head for head in found.heads if self._matches(head.offset, filter)])
             pointer.scanned = max(pointer.scanned, found.scanned)
 

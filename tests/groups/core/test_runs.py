@@ -13,6 +13,7 @@ from holdfast.groups.config import COSTS, FAIR_ENGINES, MODES
 from holdfast.groups.core.fair_set import HeadCost
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.group_topic import GroupTopic, Offer, Run, truncate_run
+from holdfast.groups.core.selection import READ_AHEAD
 from holdfast.groups.core.settling import Verb
 from holdfast.groups.cursor.cursor import Cursor
 from tests.groups.queues import Stage, settle
@@ -158,6 +159,20 @@ def test_a_request_of_one_topic_is_one_run(
     assert [message.queue[1] for message in messages[: 2 * queues]] == 2 * list(range(queues))
     assert [message.offset for message in messages if message.queue[1] == 0] == [1, 2, 3, 4]
     assert chosen == [1]
+
+
+def test_a_receive_of_many_messages_reads_many_at_a_time() -> None:
+    stage = Stage(max_in_flight=10_000)
+    stage.publish(2_000)
+    stage.take(max_messages=256)
+    stage.queues.reads.clear()
+    assert len(stage.take(max_messages=256)) == 256
+    assert [end - start for _, start, end in stage.queues.reads] == [256]
+    stage.take(max_messages=10)  # from here on the group reads as many as usual
+    stage.queues.reads.clear()
+    for _ in range(30):
+        stage.take(max_messages=10)
+    assert {end - start for _, start, end in stage.queues.reads} == {READ_AHEAD}
 
 
 @engines
