@@ -8,10 +8,8 @@ messages. `holdfast.config_reference` generates a page from the same declaration
 """
 
 import re
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -361,6 +359,8 @@ _Given = list[tuple[str, object, str]]  # (key's name, value found, source)
 
 
 def _from_file(file: Path) -> _Given:
+    import tomllib  # late, because most starts have no file
+
     try:
         document = tomllib.loads(file.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -417,7 +417,7 @@ def _is_meant_as_key(variable: str) -> bool:
     if any(key.field.name.upper() == name for key in keys()):
         return True
     names = [key.variable.removeprefix(ENVIRONMENT_PREFIX) for key in keys()]
-    return bool(get_close_matches(name, names, n=1, cutoff=_MISTYPED))
+    return bool(_close_matches(name, names, _MISTYPED))
 
 
 def _from_flags(flags: Mapping[str, object]) -> _Given:
@@ -432,4 +432,10 @@ def _nearest(name: str, known: Mapping[str, object]) -> str | None:
     for candidate in known:
         if candidate.endswith((f".{name}", without_section)):
             return candidate
-    return next(iter(get_close_matches(name, known, n=1)), None)
+    return next(iter(_close_matches(name, known)), None)
+
+
+def _close_matches(name: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
+    from difflib import get_close_matches  # late, because only mistakes need it
+
+    return get_close_matches(name, known, n=1, cutoff=cutoff)

@@ -8,8 +8,6 @@ from functools import cache
 from time import monotonic
 from typing import Any, NoReturn
 
-from aiohttp import EMPTY_PAYLOAD, hdrs
-
 from holdfast.http_api.access.audit import AuditedRequest, record_denial
 from holdfast.http_api.access.authorization import UNKNOWN, Denied
 from holdfast.http_api.access.browsers import CrossOrigin
@@ -35,6 +33,7 @@ from holdfast.http_api.routing.openapi import openapi_document
 from holdfast.http_api.routing.params import Queries
 from holdfast.http_api.routing.plan import RequestPlan
 from holdfast.http_api.routing.router import Route, Router
+from holdfast.http_api.wire.aiohttp_parser import EMPTY_PAYLOAD, hdrs
 from holdfast.http_api.wire.connection import HeldRequest
 from holdfast.http_api.wire.problems import Problem, problem_for
 from holdfast.http_api.wire.reply import Reply, problem_reply

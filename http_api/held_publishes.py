@@ -11,12 +11,11 @@ import asyncio
 from time import monotonic
 from typing import Any
 
-from aiohttp import EMPTY_PAYLOAD
-
 from holdfast.http_api.endpoints.publish import BegunPublish, begin_at_once, publish
 from holdfast.http_api.held_requests import ProblemOf, failed, make_call
 from holdfast.http_api.routing.context import ApiContext
 from holdfast.http_api.routing.plan import RequestPlan
+from holdfast.http_api.wire.aiohttp_parser import EMPTY_PAYLOAD
 from holdfast.http_api.wire.reply import Reply, problem_reply
 from holdfast.http_api.wire.request import Request
 

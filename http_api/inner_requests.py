@@ -10,13 +10,18 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from aiohttp import EMPTY_PAYLOAD, HttpVersion11, hdrs
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from holdfast.http_api.app import App
 from holdfast.http_api.routing.codecs import JSON
-from holdfast.http_api.wire.aiohttp_parser import MAX_LINE_BYTES, RawRequestMessage
+from holdfast.http_api.wire.aiohttp_parser import (
+    EMPTY_PAYLOAD,
+    MAX_LINE_BYTES,
+    HttpVersion11,
+    RawRequestMessage,
+    hdrs,
+)
 from holdfast.http_api.wire.body_buffer import WholeBody
 from holdfast.http_api.wire.body_reader import ArrivingBytes, overloaded
 from holdfast.http_api.wire.problems import Problem

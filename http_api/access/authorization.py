@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import time
 from typing import Any
 
-from aiohttp import hdrs
-
 from holdfast.http_api.access.browsers import (
     CrossOrigin,
     is_from_another_site,
@@ -28,6 +26,7 @@ from holdfast.http_api.access.grants import (
 )
 from holdfast.http_api.access.hosts import AllowedHosts
 from holdfast.http_api.access.tokens import Tokens
+from holdfast.http_api.wire.aiohttp_parser import hdrs
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.request import ORIGIN, SEC_FETCH_SITE, Request
 

@@ -12,10 +12,10 @@ the browser adds no credentials of its own (cookies, certificates).
 from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
-from aiohttp import hdrs
 from multidict import MultiMapping
 
 from holdfast.http_api.access.hosts import is_loopback
+from holdfast.http_api.wire.aiohttp_parser import hdrs
 from holdfast.http_api.wire.reply import Headers, Reply
 from holdfast.http_api.wire.request import ORIGIN, SEC_FETCH_SITE
 

@@ -11,10 +11,9 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-from aiohttp import hdrs
-
 from holdfast.http_api.routing.call import NoParams, OpenCall
 from holdfast.http_api.routing.codecs import JSON
+from holdfast.http_api.wire.aiohttp_parser import hdrs
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.reply import Headers, Reply
 from holdfast.http_api.wire.request import list_header

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Mapping
 from zlib import crc32
 
-from aiohttp import hdrs
 from multidict import MultiMapping
 
 from holdfast.consumequeue.errors import OffsetsChanged, UnknownGroup, UnknownQueue
@@ -27,6 +26,7 @@ from holdfast.http_api.schemas.groups import (
     start_of,
     time_of,
 )
+from holdfast.http_api.wire.aiohttp_parser import hdrs
 from holdfast.http_api.wire.reply import Reply
 from holdfast.http_api.wire.request import single_header
 

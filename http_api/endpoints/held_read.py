@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from time import monotonic, time
 from typing import Any, NamedTuple
 
-from aiohttp import hdrs
-
 from holdfast.consumequeue.errors import UnknownTopic
 from holdfast.consumequeue.lost_ranges import LostRanges, with_lost
 from holdfast.consumequeue.reading.fetched import (
@@ -37,6 +35,7 @@ from holdfast.http_api.routing.call import Call
 from holdfast.http_api.routing.codecs import BATCH, accepts_rebuilt
 from holdfast.http_api.routing.params import flag, text, whole
 from holdfast.http_api.schemas.messages import SkippedRange
+from holdfast.http_api.wire.aiohttp_parser import hdrs
 from holdfast.http_api.wire.problems import Problem, problem_for
 from holdfast.http_api.wire.reply import Reply
 from holdfast.http_api.wire.request import list_header

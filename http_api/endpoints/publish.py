@@ -15,8 +15,6 @@ from operator import attrgetter
 from time import time_ns
 from typing import TypeVar
 
-from aiohttp import hdrs
-
 from holdfast.commitlog.errors import RoutedOtherwise
 from holdfast.commitlog.format.batch import Batch, queue_for_key
 from holdfast.commitlog.format.batch_check import MAX_TTL_MS, MessageLimits
@@ -62,6 +60,7 @@ from holdfast.http_api.routing.codecs import (
 from holdfast.http_api.routing.context import ApiContext
 from holdfast.http_api.routing.params import choice, flag, invalid, text, whole
 from holdfast.http_api.schemas.messages import PublishReply, PublishResult
+from holdfast.http_api.wire.aiohttp_parser import hdrs
 from holdfast.http_api.wire.problems import Problem, request_too_large
 from holdfast.http_api.wire.reply import Reply
 

@@ -2,11 +2,10 @@
 
 import asyncio
 
-from aiohttp import hdrs
-
 from holdfast.http_api.access.authorization import UNKNOWN
 from holdfast.http_api.access.grants import Principal
 from holdfast.http_api.routing.call import Call, NoParams
+from holdfast.http_api.wire.aiohttp_parser import hdrs
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.reply import Reply
 from holdfast.http_api.wire.websocket import WebSocketConnection, accept_handshake

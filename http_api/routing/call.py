@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from aiohttp import hdrs
 from multidict import MultiMapping
 
 from holdfast.consumequeue.errors import UnknownQueue
@@ -14,6 +13,7 @@ from holdfast.http_api.limits.rate_limiter import client_name
 from holdfast.http_api.routing.codecs import check_count, decode, encode
 from holdfast.http_api.routing.context import ApiContext, HttpContext
 from holdfast.http_api.routing.params import invalid, whole_number
+from holdfast.http_api.wire.aiohttp_parser import hdrs
 from holdfast.http_api.wire.body_reader import BodyLimit, overloaded
 from holdfast.http_api.wire.reply import Headers, Reply
 from holdfast.http_api.wire.request import Request

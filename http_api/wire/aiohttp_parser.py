@@ -1,4 +1,7 @@
-"""The request parser: the only file that uses parts of aiohttp that are not its public API.
+"""The request parser: the only file that imports aiohttp, and that uses more than its public API.
+
+aiohttp's `__init__` imports its client. The broker does not use the client, and its import is a
+twelfth of a start. So only the modules of the parser are imported.
 
 `pyproject.toml` therefore allows only the versions of aiohttp that were tested. If a newer version
 changes something that this package needs, a test in tests/http_api/wire/test_aiohttp_parser.py
@@ -10,19 +13,30 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from aiohttp.http import RawRequestMessage
+from holdfast.http_api.wire.lazy_package import import_without_init
+
+import_without_init("aiohttp")
+# ruff: noqa: E402 - the line above must come first
+import aiohttp.hdrs as hdrs
 from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, LineTooLong
-from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
+from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy, RawRequestMessage
+from aiohttp.http_writer import HttpVersion, HttpVersion10, HttpVersion11
+from aiohttp.streams import EMPTY_PAYLOAD
 
 __all__ = [
+    "EMPTY_PAYLOAD",
     "BadHttpMessage",
     "HttpProcessingError",
     "HttpRequestParser",
+    "HttpVersion",
+    "HttpVersion10",
+    "HttpVersion11",
     "LineTooLong",
     "ParserMissing",
     "RawRequestMessage",
     "RequestPayloadError",
     "check_parser",
+    "hdrs",
     "new_parser",
 ]
 

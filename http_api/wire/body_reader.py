@@ -13,11 +13,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
-from aiohttp import hdrs
-
 from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.http_api.config import HttpConfig
-from holdfast.http_api.wire.aiohttp_parser import HttpProcessingError, RequestPayloadError
+from holdfast.http_api.wire.aiohttp_parser import (
+    HttpProcessingError,
+    RequestPayloadError,
+    hdrs,
+)
 from holdfast.http_api.wire.problems import Problem, request_too_large
 from holdfast.http_api.wire.request import Request, list_header
 from holdfast.http_api.wire.transfer_watch import TransferWatch

@@ -13,15 +13,15 @@ from enum import Enum, auto
 from functools import partial
 from typing import Any, Protocol, cast
 
-from aiohttp import HttpVersion11, hdrs
-
 from holdfast.commitlog.setting import MIB
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.wire.aiohttp_parser import (
     MAX_FIELD_BYTES,
     MAX_LINE_BYTES,
     HttpProcessingError,
+    HttpVersion11,
     LineTooLong,
+    hdrs,
 )
 from holdfast.http_api.wire.body_reader import overloaded
 from holdfast.http_api.wire.connection_registry import Connections

@@ -13,8 +13,7 @@ from http import HTTPStatus
 from time import time
 from typing import NamedTuple
 
-from aiohttp import HttpVersion, HttpVersion11, hdrs
-
+from holdfast.http_api.wire.aiohttp_parser import HttpVersion, HttpVersion11, hdrs
 from holdfast.http_api.wire.problems import Problem
 
 Bytes = bytes | bytearray | memoryview

@@ -11,11 +11,17 @@ from functools import lru_cache
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import Any, Protocol
 
-from aiohttp import HttpVersion, HttpVersion10, HttpVersion11, hdrs
 from multidict import CIMultiDictProxy, MultiMapping, istr
 from yarl import URL
 
-from holdfast.http_api.wire.aiohttp_parser import MAX_FIELD_BYTES, RawRequestMessage
+from holdfast.http_api.wire.aiohttp_parser import (
+    MAX_FIELD_BYTES,
+    HttpVersion,
+    HttpVersion10,
+    HttpVersion11,
+    RawRequestMessage,
+    hdrs,
+)
 from holdfast.http_api.wire.head_cache import KnownHead
 from holdfast.http_api.wire.problems import Problem
 

@@ -15,17 +15,18 @@ from collections.abc import Sequence
 from enum import IntFlag, auto
 from typing import cast
 
-from aiohttp import EMPTY_PAYLOAD, hdrs
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.wire.aiohttp_parser import (
+    EMPTY_PAYLOAD,
     MAX_HEADERS,
     BadHttpMessage,
     HttpProcessingError,
     HttpRequestParser,
     RawRequestMessage,
     RequestPayloadError,
+    hdrs,
     new_parser,
 )
 from holdfast.http_api.wire.body_buffer import ArrivingBody, WholeBody

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterable
 from typing import Any, cast
 
-from aiohttp import HttpVersion11, hdrs
 from websockets.datastructures import Headers
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request as Handshake
@@ -19,6 +18,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from holdfast.commitlog.setting import MIB
+from holdfast.http_api.wire.aiohttp_parser import HttpVersion11, hdrs
 from holdfast.http_api.wire.body_reader import LIMIT
 from holdfast.http_api.wire.connection_registry import Connections
 from holdfast.http_api.wire.problems import Problem

@@ -11,7 +11,6 @@ import click
 from holdfast.cli.commands.config import config_option
 from holdfast.cli.exits import ExitCode
 from holdfast.cli.process.garbage_freezer import no_collections
-from holdfast.cli.process.no_authorities import no_authorities
 from holdfast.config import Config, Key, keys, load_config
 
 #: Some keys have a short option in addition to their normal one.
@@ -47,8 +46,8 @@ def _parameter(key: Key) -> str:
 
 
 def import_broker() -> Callable[[Config], ExitCode]:
-    """Import the broker, and return the function that runs it. No other thread may run."""
-    with no_collections(), no_authorities():
+    """Import the broker, and return the function that runs it."""
+    with no_collections():
         from holdfast.cli.process.broker_process import run
     return run
 
