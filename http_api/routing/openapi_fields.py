@@ -127,7 +127,7 @@ FIELDS: Mapping[str, Doc] = {
         "customer-7",
     ),
     "UnitLimit.key": Doc("The key. Null: messages without a key."),
-    "lag_bytes": Doc("Stored bytes of the messages that are not consumed."),
+    "lag_bytes": Doc("Stored bytes from the first message that is not consumed to the end."),
     "lag_messages": Doc("Messages that are not consumed."),
     "lag_seconds": Doc("The age of the oldest message that is not consumed."),
     "last_value": Doc(

@@ -1,22 +1,63 @@
-"""Makes the pictures of docs/console.md: `python -m tests.browser.screenshots docs/images`."""
+"""Makes pictures of every view of the console.
 
+`python -m tests.browser.screenshots docs/images` makes those of docs/console.md. `--all` makes
+each view of a busy broker and of an empty one, at three sizes, light and dark.
+"""
+
+import argparse
 import json
 import random
-import sys
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal, NamedTuple
+
+from playwright.sync_api import Browser, Page, sync_playwright
 
 import holdfast
 from holdfast.running_broker import RunningBroker
 from tests.browser.conftest import CHROMIUM, WRITABLE, shown
+from tests.browser.test_states import enter, make_token
 
-#: Name, view, width, height, colour scheme.
+SIZES = ((1280, 800), (1024, 768), (390, 844))
+SEEN_MS = 9_000
+"""How long a page of the docs stays open first: charts show what the page has seen."""
+
+
+class Picture(NamedTuple):
+    """One picture of docs/console.md. `{message}` in a view is the id of a message."""
+
+    name: str
+    view: str
+    width: int
+    height: int
+    scheme: Literal["light", "dark"]
+    button: str = ""
+    """The button that opens a dialog, or nothing."""
+
+
 PICTURES = (
-    ("console-messages", "#/topics/orders/messages", 1280, 760, "light"),
-    ("console-group", "#/groups/billing", 1024, 760, "dark"),
-    ("console-overview", "#/", 390, 760, "light"),
+    Picture("console-messages", "#/topics/orders/messages", 1280, 760, "light"),
+    Picture("console-message", "#/topics/orders/messages/{message}", 1024, 760, "light"),
+    Picture("console-live", "#/topics/orders/messages?live=1", 1024, 760, "dark"),
+    Picture("console-groups", "#/groups", 1024, 760, "light"),
+    Picture("console-group", "#/groups/billing", 1024, 760, "dark"),
+    Picture("console-seek", "#/groups/billing", 1024, 760, "light", "Seek…"),
+    Picture("console-letters", "#/groups/billing/letters", 1024, 760, "light"),
+    Picture("console-overview", "#/", 390, 760, "light"),
+    Picture("console-overview-wide", "#/", 1024, 760, "dark"),
+    Picture("console-topics", "#/topics", 1024, 760, "light"),
+    Picture("console-topic", "#/topics/orders", 1024, 760, "light"),
+    Picture("console-find", "#/find?key=customer-7&topic=orders", 1024, 760, "light"),
+    Picture("console-publish", "#/publish?topic=orders&again={message}", 1024, 760, "dark"),
+    Picture("console-connections", "#/connections", 1024, 760, "light"),
 )
+
+ACCESS = Picture("console-access", "#/access", 1024, 760, "light")
+"""Of a broker that asks for a token."""
+EMPTY_VIEWS = ("#/", "#/topics", "#/groups", "#/find", "#/publish", "#/connections", "#/access")
 
 
 def fill(client: holdfast.Client, chance: random.Random) -> None:
@@ -48,47 +89,104 @@ def publish_one(client: holdfast.Client, chance: random.Random) -> None:
     client.publish("orders", json.dumps(order).encode(), key=customer, tag=tag)
 
 
-def main(folder: Path) -> None:
-    """Start a broker and a browser, and write the pictures."""
-    from playwright.sync_api import sync_playwright
+@contextmanager
+def traffic(broker: RunningBroker, chance: random.Random) -> Iterator[None]:
+    """Publish and consume in other threads, over HTTP and AMQP, until the block ends."""
+    is_done = threading.Event()
 
-    folder.mkdir(parents=True, exist_ok=True)
-    chance, is_done = random.Random(3), threading.Event()
-    with (
-        tempfile.TemporaryDirectory() as data,
-        RunningBroker(Path(data) / "data", WRITABLE, start_timeout_s=120) as broker,
-        broker.client() as client,
-        sync_playwright() as playwright,
-    ):
-        fill(client, chance)
-
-        def publish() -> None:
+    def publish() -> None:
+        with broker.client() as client:
             while not is_done.wait(chance.random() / 20):
                 publish_one(client, chance)
 
-        def consume() -> None:
+    def consume() -> None:
+        with broker.client() as client:
             while not is_done.wait(0.2):
                 messages = client.receive("billing", "worker-1", max_messages=9).messages
                 client.ack("billing", [each.receipt for each in messages if each.receipt])
 
-        work = [threading.Thread(target=each) for each in (publish, consume)]
+    def follow() -> None:
+        with broker.client() as client, client.session() as session:
+            receiver = session.receiver(topic="orders", credit=100)
+            while not is_done.is_set():
+                receiver.accept(next(receiver))
+
+    work = [threading.Thread(target=each) for each in (publish, consume, follow)]
+    for each in work:
+        each.start()
+    try:
+        yield
+    finally:
+        is_done.set()
         for each in work:
-            each.start()
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        for name, view, width, height, scheme in PICTURES:
+            each.join()
+
+
+def open_view(page: Page, broker: RunningBroker, view: str) -> None:
+    with broker.client() as client:
+        message = next(iter(client.pull("orders", queue=0, offset=20))) if "{" in view else None
+    page.goto(f"{broker.url}/console/{view.format(message=message and message.message_id)}")
+    shown(page)
+
+
+def for_the_docs(browser: Browser, broker: RunningBroker, picture: Picture, folder: Path) -> None:
+    page = browser.new_page(
+        viewport={"width": picture.width, "height": picture.height}, color_scheme=picture.scheme
+    )
+    open_view(page, broker, picture.view)
+    if picture is ACCESS:
+        enter(page, make_token(broker, "all"))
+    page.wait_for_timeout(SEEN_MS)
+    if picture.button:
+        page.get_by_role("button", name=picture.button).click()
+        page.get_by_label("To", exact=True).select_option("earliest")
+        page.get_by_role("table", name="Before and after").wait_for()
+    page.screenshot(path=folder / f"{picture.name}.png")
+    page.close()
+
+
+def every_size(browser: Browser, broker: RunningBroker, name: str, view: str, folder: Path) -> None:
+    for scheme in ("light", "dark"):
+        for width, height in SIZES:
             page = browser.new_page(
                 viewport={"width": width, "height": height},
                 color_scheme="dark" if scheme == "dark" else "light",
             )
-            page.goto(f"{broker.url}/console/{view}")
-            shown(page)
-            page.wait_for_timeout(20_000)  # the charts show what the page has seen
-            page.screenshot(path=folder / f"{name}.png")
-        is_done.set()
-        for each in work:
-            each.join()
+            open_view(page, broker, view)
+            page.wait_for_timeout(2_500)
+            page.screenshot(path=folder / f"{name}-{width}-{scheme}.png")
+            page.close()
+
+
+def main() -> None:
+    """Start brokers and a browser, and write the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--all", action="store_true", help="each view, size and scheme")
+    options = parser.parse_args()
+    folder: Path = options.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    chance = random.Random(3)
+    with tempfile.TemporaryDirectory() as data, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        with RunningBroker(Path(data) / "asks", ["--access-authentication", "true"]) as broker:
+            make_token(broker, "publish:=orders")
+            make_token(broker, "consume:=orders:=billing")
+            for_the_docs(browser, broker, ACCESS, folder)
+        with RunningBroker(Path(data) / "data", WRITABLE) as broker:
+            if options.all:
+                for view in EMPTY_VIEWS:
+                    every_size(browser, broker, f"empty{view[1:].replace('/', '-')}", view, folder)
+            with broker.client() as client:
+                fill(client, chance)
+            with traffic(broker, chance):
+                for picture in PICTURES:
+                    if options.all:
+                        every_size(browser, broker, picture.name, picture.view, folder)
+                    else:
+                        for_the_docs(browser, broker, picture, folder)
         browser.close()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -109,6 +109,28 @@ def test_a_seek_shows_before_and_after_first(billing: Console, to: str, means: s
     assert billing.ask("GET", floor)["offsets"] == {"0": int(after)}
 
 
+# The preview counted only from the first message that is not done, although a seek also delivers
+# again what is done above it.
+@pytest.mark.parametrize(
+    ("offset", "means"),
+    [(0, "5 again"), (1, "up to 1 skipped, up to 5 again"), (8, "3 skipped"), (20, "15 skipped")],
+)
+def test_a_seek_counts_what_is_done_above_the_first_open_message(
+    console: Console, offset: int, means: str
+) -> None:
+    console.ask("PUT", "/v1/topics/orders", {"queues": 1})
+    console.publish("orders", *({"body": f"order {number}"} for number in range(20)))
+    console.ask("PUT", "/v1/groups/billing", {"topics": {"orders": {}}})
+    settle(console, "ack", receive(console, 8)[3:])
+    page = console.open("#/groups/billing")
+    page.get_by_role("button", name="Seek…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("To", exact=True).select_option("offset")
+    dialog.get_by_label("Offset").fill(str(offset))
+    cell = dialog.get_by_role("table", name="Before and after").locator("td[data-title=Means]")
+    expect(cell).to_have_text(means)
+
+
 def test_a_seek_to_a_time_and_of_a_group_that_stores_offsets(billing: Console) -> None:
     billing.ask("PUT", "/v1/groups/reports/topics/orders/offsets", {"offsets": {"0": 3}})
     page = billing.open("#/groups/reports")

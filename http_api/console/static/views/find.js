@@ -17,7 +17,7 @@ export async function show(page) {
       const data = new FormData(event.target);
       page.go({ q: null, topic: null, key: null, ...Object.fromEntries([...data].map(([name, value]) => [name, String(value).trim()])) });
     },
-  }, field("q", "Message id, or a part of a topic's or group's name", "0000000100000000…, or orders"), field("key", "Key", "customer-7"), field("topic", "… in topic", "orders"), h("div", { class: "buttons" }, h("button", { class: "primary" }, "Find")));
+  }, field("q", "Message id, or a part of a topic's or group's name", "0000000100000000…, or orders"), field("key", "Key", "customer-7"), field("topic", "… in topic", "orders"), h("div", { class: "row wide" }, h("button", { class: "primary" }, "Find")));
   const results = h("div");
   const view = h("div", null, heading("Find"), form, results);
   try {

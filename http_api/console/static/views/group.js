@@ -60,7 +60,8 @@ function summary(group) {
       chart("Behind", lag, (value) => counted(Math.round(value), "message")),
       group.config && chart("Delivered", observe(`served ${group.group}`, total.rate), rate)),
     facts([
-      ["Behind", `${counted(group.lag_messages, "message")}, ${bytes(group.lag_bytes)}`],
+      ["Behind", counted(group.lag_messages, "message")],
+      ["Log after the last done", bytes(group.lag_bytes)],
       ["Oldest not done", group.lag_seconds ? duration(group.lag_seconds) : "none"],
       ["Available", group.available === undefined ? null : number(group.available)],
       ["In flight", group.in_flight === undefined ? null : number(group.in_flight)],
@@ -182,7 +183,7 @@ async function seek(page, group) {
   };
   preview();
   const text = h("div", null, h("div", { class: "row" }, h("span", null, "Continue at"), kind, at, queue, offset), shown,
-    h("p", { class: "quiet" }, "Messages before the new offset count as done; messages after it are delivered (again). Receipts of members become stale."));
+    h("p", { class: "quiet" }, "Messages before the new offset count as done; messages from it on are delivered, also those that are done. Receipts of members become stale."));
   const hasLeases = group.config !== undefined;
   const act = async () => {
     if (!plan) throw new Error("Choose where to.");
@@ -238,12 +239,33 @@ function beforeAndAfter(group, after) {
       { title: "Queue", cell: (row) => `${row.topic} ${row.queue}`, class: "name" },
       { title: "Before", cell: (row) => number(row.before), class: "number" },
       { title: "After", cell: (row) => number(row.after), class: "number" },
-      { title: "Means", cell: (row) => (row.after > row.before ? h("span", { class: "warn" }, `${number(row.after - row.before)} skipped`) : row.after < row.before ? `${number(row.before - row.after)} again` : h("span", { class: "quiet" }, "no change")) },
+      { title: "Means", cell: ({ skipped, again }) => (skipped || again ? [skipped && h("span", { class: "warn" }, `${skipped} skipped`), skipped && again && ", ", again && `${again} again`] : h("span", { class: "quiet" }, "no change")) },
     ],
   });
   table.rows = group.topics.flatMap((/** @type {any} */ topic) => topic.queues.filter((/** @type {any} */ queue) => after.has(JSON.stringify([topic.topic, queue.queue])))
-    .map((/** @type {any} */ queue) => ({ topic: topic.topic, queue: queue.queue, before: queue.offset ?? queue.min_offset, after: after.get(JSON.stringify([topic.topic, queue.queue])) })));
+    .map((/** @type {any} */ queue) => {
+      const to = /** @type {number} */ (after.get(JSON.stringify([topic.topic, queue.queue])));
+      return { topic: topic.topic, queue: queue.queue, before: queue.offset ?? queue.min_offset, after: to, ...effectOf(queue, to) };
+    }));
   return table;
+}
+
+/**
+ * Return how many messages a seek skips, and how many done ones are delivered again, as text or null.
+ *
+ * Between `floor` and `next` some messages are done and the others are open (leased, delayed, returned). Only
+ * their numbers are known, so a seek to an offset between the two has bounds.
+ * @param {any} queue @param {number} to
+ */
+function effectOf(queue, to) {
+  const floor = Math.max(queue.offset ?? queue.min_offset, queue.min_offset);
+  const next = Math.max(queue.next ?? floor, floor);
+  const open = Math.min(Math.max(queue.lag_messages - (queue.max_offset - next), 0), next - floor);
+  const exactly = (/** @type {number} */ count) => (count > 0 ? number(count) : null);
+  if (to <= floor) return { skipped: null, again: exactly(next - to - open) };
+  if (to >= next) return { skipped: exactly(open + to - next), again: null };
+  const upTo = (/** @type {number} */ count) => (count > 0 ? `up to ${number(count)}` : null);
+  return { skipped: upTo(Math.min(open, to - floor)), again: upTo(Math.min(next - floor - open, next - to)) };
 }
 
 /** @param {string} name */
