@@ -149,6 +149,28 @@ class AmqpConfig:
         minimum=0,
         memory_divisor=256,
     )
+    resume_timeout_ms: int = setting(
+        60_000,
+        "How long the broker keeps the states of the messages that a client has sent on a link and "
+        "not settled, if the link is lost. In this time the client can resume the link. 0: the "
+        "broker keeps none.",
+        minimum=0,
+    )
+    max_suspended_deliveries: int = setting(
+        100_000,
+        "Messages whose states the broker keeps for the clients of lost links. Above this limit, "
+        "those of the link that was lost first are forgotten.",
+        minimum=1,
+        memory_divisor=64,
+        bytes_each=512,
+    )
+    max_client_suspended: int = setting(
+        10_000,
+        "The part of max_suspended_deliveries that the lost links of one client address may use.",
+        minimum=1,
+        memory_divisor=256,
+        bytes_each=512,
+    )
     delivery_timeout_ms: int = setting(
         1_800_000,
         "A link whose oldest unsettled message is older than this is detached, and its messages "

@@ -30,6 +30,8 @@ class Delivery:
     is_settled: bool
     state: Any = None
     rcv_settle_mode: int | None = None
+    is_resumed: bool = False
+    """Whether the sender resumes a delivery of a link that was lost."""
 
 
 class IncomingLink(Link):
@@ -161,6 +163,7 @@ class IncomingLink(Link):
             bool(first.settled),
             first.state,
             first.rcv_settle_mode,
+            first.resume,
         )
 
     def _count(self, deliveries: int) -> None:

@@ -4,6 +4,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from holdfast.amqp.engine.frame_writer import FrameWriter
+from holdfast.amqp.engine.resumption import fit_unsettled
 from holdfast.amqp.engine.windows import Windows
 from holdfast.amqp.wire.conditions import AmqpError
 from holdfast.amqp.wire.performatives import Attach, Detach, Error, Source, Target
@@ -83,8 +84,10 @@ class Link:
         return self.state is LinkState.ATTACHED
 
     def send_attach(self, attach: Attach) -> None:
-        """Send the attach of this end; `attach` has the link's name, handle and role."""
-        self._wiring.writer.write(self._wiring.channel, attach)
+        """Send the attach of this end; `attach` has the link's name, handle and role. States of
+        unsettled deliveries that do not fit in the frame are left out."""
+        writer = self._wiring.writer
+        writer.write(self._wiring.channel, fit_unsettled(attach, writer.max_frame_bytes))
         if self.state is LinkState.ATTACH_RECEIVED:
             self.state = LinkState.ATTACHED
             if self._owes_flow:

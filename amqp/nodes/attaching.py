@@ -12,12 +12,14 @@
 | coordinator of transactions                 | refused: amqp:not-implemented               |
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from holdfast.amqp.engine.incoming_link import IncomingLink
 from holdfast.amqp.engine.outgoing_link import OutgoingLink
+from holdfast.amqp.engine.resumption import Resumable
 from holdfast.amqp.engine.session import Session
 from holdfast.amqp.nodes.addresses import Address, Kind, parse_address
 from holdfast.amqp.nodes.browsing_source import BrowsingSource
@@ -26,9 +28,15 @@ from holdfast.amqp.nodes.group_access import ensure_topic
 from holdfast.amqp.nodes.leased_source import LeasedSource
 from holdfast.amqp.nodes.management import open_replies, open_requests
 from holdfast.amqp.nodes.node import Peer, Source, Target
-from holdfast.amqp.nodes.publish_target import Destination, PublishTarget, destination_of
+from holdfast.amqp.nodes.publish_target import (
+    Destination,
+    PublishTarget,
+    address_of,
+    destination_of,
+)
 from holdfast.amqp.nodes.subscribing import open_subscription
 from holdfast.amqp.nodes.subscription_lookup import SubscriptionLookup
+from holdfast.amqp.nodes.suspended_links import LinkKey
 from holdfast.amqp.nodes.temporary import TemporaryNode, read_dynamic
 from holdfast.amqp.nodes.terminus import FromGroup, FromSubscription, Wanted, read_source
 from holdfast.amqp.termini.subscriptions import looked_up, subscription_of
@@ -74,7 +82,8 @@ async def make_target(peer: Peer, session: Session, link: IncomingLink) -> tuple
         capabilities = _capabilities(peer, given, address)
     if destination is not None:
         link.max_message_bytes = destination.topic.config.max_message_bytes
-    node = PublishTarget(peer, session, link, destination)
+    resumable = await _resumable(peer, link)
+    node = PublishTarget(peer, session, link, destination, resumable)
     answer = Attach(
         link.name,
         link.handle,
@@ -87,8 +96,19 @@ async def make_target(peer: Peer, session: Session, link: IncomingLink) -> tuple
             capabilities=capabilities,
         ),
         max_message_size=link.max_message_bytes,
+        unsettled=dict(resumable.states) or None,
     )
     return node, answer
+
+
+async def _resumable(peer: Peer, link: IncomingLink) -> Resumable:
+    """Return the deliveries that the client may resume: those of its map that this end has, too."""
+    attach = _attach_of(link)
+    key = LinkKey(peer.principal.name, peer.container_id, link.name)
+    now_s = asyncio.get_running_loop().time()
+    resumable = await peer.parts.suspended.take(key, address_of(attach), now_s)
+    resumable.sender_attached(attach.unsettled, is_incomplete=attach.incomplete_unsettled)
+    return resumable
 
 
 async def make_source(peer: Peer, link: OutgoingLink) -> tuple[Source, Attach]:
@@ -98,6 +118,12 @@ async def make_source(peer: Peer, link: OutgoingLink) -> tuple[Source, Attach]:
     """
     attach = _attach_of(link)
     given = attach.source
+    if attach.unsettled:
+        raise LinkFailed(
+            NOT_IMPLEMENTED,
+            "this broker resumes no deliveries to a receiver: they have returned to their group, "
+            "or come again from the topic; attach the link without the map unsettled",
+        )
     node: Source
     if given is None:
         lookup = SubscriptionLookup(peer, link, looked_up(peer.container_id, link.name))

@@ -8,7 +8,8 @@ end with `stop`.
 
 | node           | constructor                          | made by `nodes/attaching.py` for        |
 |----------------|--------------------------------------|-----------------------------------------|
-| PublishTarget  | `(peer, session, link, destination)` | a Destination, or None: the null target |
+| PublishTarget  | `(peer, session, link, destination,` | a Destination, or None: the null target |
+|                | `resumable)`                         |                                         |
 | LeasedSource   | `(peer, link, wanted)`               | a FromGroup that is not browsed         |
 | BrowsingSource | `(peer, link, wanted)`               | a FromGroup that is browsed             |
 | CopiedSource   | `(peer, link, wanted)`               | a FromTopic                             |
@@ -28,6 +29,7 @@ from holdfast.amqp.engine.link import Link
 from holdfast.amqp.engine.outgoing_link import Sent
 from holdfast.amqp.nodes.filters import FilterBudget
 from holdfast.amqp.nodes.modified_annotations import ModifiedAnnotations
+from holdfast.amqp.nodes.suspended_links import SuspendedLinks
 from holdfast.amqp.nodes.temporary import TemporaryNodes
 from holdfast.amqp.termini.subscription_groups import SubscriptionGroups
 from holdfast.amqp.wire.conditions import AmqpError
@@ -70,6 +72,7 @@ class BrokerParts:
     filter_budget: FilterBudget = field(default_factory=FilterBudget)
     subscriptions: SubscriptionGroups = field(default_factory=SubscriptionGroups)
     modified: ModifiedAnnotations = field(default_factory=ModifiedAnnotations)
+    suspended: SuspendedLinks = field(default_factory=SuspendedLinks)
 
 
 class Peer(Protocol):

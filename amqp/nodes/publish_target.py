@@ -3,6 +3,11 @@
     deliveries of one read -> columns -> one `Rows` for each queue -> one publish
                            -> stored or failed -> one disposition for a run of delivery-ids
 
+A link that is lost may be attached again: the node keeps the tags and states of the deliveries that
+are not settled, and the next node of the link gets them. So no message is stored twice, if
+its sender asks for rcv-settle-mode second. With rcv-settle-mode first, the broker settles a
+delivery with its outcome; if the outcome is lost, the sender has to send the message again.
+
 The messages of one link keep their order within a queue. A link may have at most 1.5 times
 `publish_credit` messages that are unconfirmed or that it may still send, whether or not the sender
 wants an outcome. So a slow topic stops only its own links: they get no further credit until
@@ -17,11 +22,13 @@ from typing import Any, NamedTuple
 
 from holdfast.amqp.conditions_of import amqp_error, publish_outcome
 from holdfast.amqp.engine.incoming_link import Delivery, IncomingLink
+from holdfast.amqp.engine.resumption import Resumable
 from holdfast.amqp.engine.session import Session
 from holdfast.amqp.messages.sections import Sections
 from holdfast.amqp.messages.to_rows import Columns, Rules, column, to_columns
 from holdfast.amqp.nodes.addresses import Kind, parse_address
 from holdfast.amqp.nodes.node import Peer
+from holdfast.amqp.nodes.suspended_links import LinkKey
 from holdfast.amqp.nodes.temporary import TemporaryNode
 from holdfast.amqp.wire.conditions import (
     INVALID_FIELD,
@@ -31,7 +38,7 @@ from holdfast.amqp.wire.conditions import (
     AmqpError,
     LinkFailed,
 )
-from holdfast.amqp.wire.performatives import Accepted, Rejected, Released
+from holdfast.amqp.wire.performatives import Accepted, Attach, Rejected, Released
 from holdfast.commitlog.errors import LogError
 from holdfast.commitlog.format.batch import queue_for_key
 from holdfast.commitlog.format.batch_encoding import Rows
@@ -79,8 +86,15 @@ class PublishTarget:
     """
 
     def __init__(
-        self, peer: Peer, session: Session, link: IncomingLink, destination: Destination | None
+        self,
+        peer: Peer,
+        session: Session,
+        link: IncomingLink,
+        destination: Destination | None,
+        resumable: Resumable | None = None,
     ) -> None:
+        """`resumable` has the deliveries of an earlier link that the client may resume on this
+        one."""
         self._peer = peer
         self._session = session
         self._link = link
@@ -95,9 +109,12 @@ class PublishTarget:
         self.unconfirmed = 0
         """The messages that have arrived and have no outcome yet. With rcv-settle-mode second, also
         those that the sender has not settled."""
-        self._awaited: set[int] = set()
-        """The ids of deliveries that have an outcome, and that the sender has not settled."""
-        self._publishes: set[asyncio.Future[None]] = set()
+        self._awaited: dict[int, tuple[bytes, Any]] = {}
+        """Delivery-id -> (tag, outcome) of the deliveries that the sender has not settled."""
+        self._publishes: dict[asyncio.Future[None], Sequence[Delivery]] = {}
+        self._resumable = Resumable() if resumable is None else resumable
+        """The deliveries that the client may resume. After `stop`, those of this link, too."""
+        self._given_address = address_of(attach)
         self._turn = 0
         """The queue, within a priority level, of the last messages without a key."""
         self._non_durable = None if peer.parts.config.non_durable == "topic" else "written"
@@ -120,6 +137,25 @@ class PublishTarget:
         if self._pause is not None:
             self._pause.cancel()
             self._pause = None
+        if is_closed:
+            self._resumable = Resumable()
+        else:
+            self._suspend()
+
+    def _suspend(self) -> None:
+        """Keep the deliveries that are not settled: the client may attach the link again."""
+        resumable, peer = self._resumable, self._peer
+        for deliveries in self._publishes.values():
+            for each in deliveries:
+                if not each.is_settled:
+                    resumable.keep(each.tag)
+        for tag, outcome in self._awaited.values():
+            resumable.keep(tag, outcome)
+        key = LinkKey(peer.principal.name, peer.container_id, self._link.name)
+        self._parts.suspended.keep(
+            key, peer.client, self._given_address, resumable, self.finish, self._parts.config,
+            self._loop.time(),
+        )  # fmt: skip
 
     async def finish(self) -> None:
         """Wait until all publishes that have begun have ended, with their outcomes written to the
@@ -134,6 +170,8 @@ class PublishTarget:
         if self._is_stopped:
             return
         self.unconfirmed += len(deliveries)
+        if any([each.is_resumed for each in deliveries]):  # noqa: C419 - twice as fast
+            deliveries = self._resume_deliveries(deliveries)
         refused = [each for each in deliveries if each.format or each.state is not None]
         if refused:
             self._refuse(refused, _unsupported(refused[0]))
@@ -149,10 +187,24 @@ class PublishTarget:
         """The sender has settled deliveries: they need no disposition any more."""
         for delivery_id, delivery in deliveries:
             delivery.is_settled = True
-            if delivery_id in self._awaited:
-                self._awaited.discard(delivery_id)
+            if self._awaited.pop(delivery_id, None) is not None:
                 self.unconfirmed -= 1
         self._renew_credit()
+
+    def _resume_deliveries(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """Give the resumed deliveries the outcomes that they had. Return the other deliveries."""
+        for each in deliveries:
+            if not each.is_resumed:
+                continue
+            is_known, outcome = self._resumable.take(each.tag)
+            if is_known and not each.is_settled:
+                self._end([each], outcome)
+                continue
+            # The sender has settled it; or it is not known here, and must be ignored (part 2.7.5).
+            self.unconfirmed -= 1
+            if not each.is_settled:
+                self._session.incoming_unsettled.remove(each.id)
+        return [each for each in deliveries if not each.is_resumed]
 
     # ---- Storing
 
@@ -270,7 +322,7 @@ class PublishTarget:
             self._fail(deliveries, error)
             return
         parts.publish_limiter.published(self._client, self._peer.principal, len(deliveries), size)
-        self._publishes.add(begun.future)
+        self._publishes[begun.future] = deliveries
         begun.future.add_done_callback(partial(self._ended, begun, topic, counted, deliveries))
 
     def _ended(
@@ -282,7 +334,7 @@ class PublishTarget:
         future: asyncio.Future[None],
     ) -> None:
         """Give the outcome of a publish that is stored or has failed."""
-        self._publishes.discard(future)
+        self._publishes.pop(future, None)
         self._parts.store.topic_room.leave(topic, counted)
         error = future.exception()
         if error is None:
@@ -340,9 +392,13 @@ class PublishTarget:
         """Send the outcome of deliveries whose sender wants one: a disposition for each run of ids.
         The runs have no gaps, because the ids between them are of other links."""
         count = len(deliveries)
-        is_attached = self._link.is_attached
         if not count:
             return
+        is_attached = self._link.is_attached
+        if self._is_stopped or not is_attached:  # the client may not get the outcome
+            for each in deliveries:
+                if not each.is_settled:
+                    self._resumable.keep(each.tag, outcome)
         if not is_attached:
             self.unconfirmed -= count
             return
@@ -350,7 +406,9 @@ class PublishTarget:
         for first, last in _runs(wanted):
             self._session.dispose(first, last, outcome, settled=not self._settles_second)
         if self._settles_second:
-            self._awaited.update(wanted)
+            self._awaited.update(
+                (each.id, (each.tag, outcome)) for each in deliveries if not each.is_settled
+            )
             count -= len(wanted)
         self.unconfirmed -= count
 
@@ -383,6 +441,12 @@ class PublishTarget:
         self._pause = None
         self._renew_credit()
         self._peer.flush()
+
+
+def address_of(attach: Attach | None) -> str | None:
+    """Return the address that the client gave as the target; None for the null target."""
+    address = None if attach is None else getattr(attach.target, "address", None)
+    return None if address is None else str(address)
 
 
 def _portions(deliveries: Sequence[Delivery]) -> Iterator[Sequence[Delivery]]:

@@ -182,12 +182,18 @@ class AmqpClient(asyncio.Protocol):
 
     # ---- Messages
 
-    async def send(self, link: OutgoingLink, *messages: bytes, settled: bool = False) -> list[int]:
+    async def send(
+        self,
+        link: OutgoingLink,
+        *messages: bytes,
+        settled: bool = False,
+        tag: bytes | None = None,
+    ) -> list[int]:
         """Send messages as far as there is credit, and wait for more; return their ids."""
         sent = []
         for message in messages:
             await self.until(lambda: link.sendable, "credit")
-            sent.append(link.send(message, settled=settled))
+            sent.append(link.send(message, settled=settled, tag=tag))
         self.write()
         return sent
 

@@ -1,0 +1,239 @@
+"""A client whose connection was lost resumes its sending link: no message is stored twice."""
+
+import asyncio
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.amqp.engine.events import Attached, Disposed
+from holdfast.amqp.wire.conditions import NOT_IMPLEMENTED
+from holdfast.amqp.wire.performatives import Accepted, Rejected, Released, from_described
+from holdfast.client import AsyncClient
+from tests.amqp.broker import amqp_broker, figure
+from tests.amqp.client import AmqpClient, amqp_client, data_message
+from tests.amqp.exchange import CutClient
+from tests.support.standing_syncs import StandingSyncs
+
+FIRST, SECOND = 0, 1
+COUNT = 8
+
+
+class Publisher:
+    """Sends messages on one link, over as many connections as it needs.
+
+    It settles a delivery when it has its outcome, and uses every delivery-tag once.
+    """
+
+    def __init__(self, topic: str, mode: int) -> None:
+        self.topic, self.mode = topic, mode
+        self.left = list(range(COUNT))
+        self.unsettled: dict[bytes, int] = {}
+        self.outcomes: dict[int, Any] = {}
+        self.resumed = 0
+
+    async def run(self, port: int, frames: int) -> bool:
+        """Connect, resume, and send, until the connection is lost after `frames` frames; return
+        whether all was sent and settled before."""
+        loop = asyncio.get_running_loop()
+        _, client = await loop.create_connection(lambda: CutClient(frames), "127.0.0.1", port)
+        steps = asyncio.create_task(self._steps(client))
+        lost = asyncio.create_task(client.lost())
+        await asyncio.wait([steps, lost], return_when=asyncio.FIRST_COMPLETED)
+        is_complete = steps.done()
+        for task in (steps, lost):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        client.transport.abort()
+        return is_complete
+
+    async def _steps(self, client: AmqpClient) -> None:
+        await client.until(lambda: client.engine.remote)
+        session = await client.session()
+        link = await client.sender(
+            session, self.topic, name="out", snd_settle_mode=0, rcv_settle_mode=self.mode,
+            unsettled=dict.fromkeys(self.unsettled) or None,
+        )  # fmt: skip
+        remote = (link.remote and link.remote.unsettled) or {}
+        assert set(remote) <= set(self.unsettled)
+        by_id: dict[int, bytes] = {}
+        for tag, number in list(self.unsettled.items()):
+            await client.until(lambda: link.sendable, "credit")
+            if tag in remote:
+                self.resumed += 1
+                state = from_described(remote[tag])
+                if self.resumed % 2:
+                    link.resume(tag, state, settled=True)
+                    self._settle(tag, state)
+                else:
+                    by_id[link.resume(tag, None, settled=False)] = tag
+            else:
+                by_id[link.send(data_message(b"%d" % number), tag=tag)] = tag
+        while self.left or self.unsettled:
+            await client.until(lambda: link.sendable, "credit")
+            if self.left:
+                tag = b"tag-%d" % self.left[0]
+                self.unsettled[tag] = self.left.pop(0)
+                number = self.unsettled[tag]
+                by_id[link.send(data_message(b"%d" % number), tag=tag)] = tag
+                if number % 3:
+                    continue  # several deliveries are unsettled at once
+            while self.unsettled:
+                disposed = await client.next(Disposed)
+                for delivery_id, _ in disposed.deliveries:
+                    self._settle(by_id.pop(delivery_id), disposed.state)
+                    if not disposed.is_settled:
+                        session.dispose(
+                            delivery_id, delivery_id, disposed.state, settled=True, role=False
+                        )
+                client.write()
+
+    def _settle(self, tag: bytes, state: Any) -> None:
+        self.outcomes[self.unsettled.pop(tag)] = state
+
+
+async def bodies(http: AsyncClient, topic: str) -> list[int]:
+    pulled = http.pull(topic, start="earliest", follow=False)
+    return [int(each.body) async for each in pulled]
+
+
+@pytest.mark.parametrize("mode", [FIRST, SECOND])
+async def test_a_sender_that_is_cut_at_any_frame_resumes_its_link(
+    tmp_path: Path, mode: int
+) -> None:
+    resumed = 0
+    async with amqp_broker(tmp_path) as broker, AsyncClient(broker.url) as http:
+        assert broker.amqp_port is not None
+        for frames in count(1):
+            topic = f"cut-{frames}"
+            await http.create_topic(topic, queues=1)
+            publisher = Publisher(topic, mode)
+            is_complete = await publisher.run(broker.amqp_port, frames)
+            if not is_complete and not await publisher.run(broker.amqp_port, frames):
+                assert await publisher.run(broker.amqp_port, 10_000)
+            assert publisher.outcomes == dict.fromkeys(range(COUNT), Accepted())
+            stored = await bodies(http, topic)
+            assert set(stored) == set(range(COUNT))
+            if mode == SECOND:
+                assert sorted(stored) == list(range(COUNT))
+            resumed += publisher.resumed
+            if is_complete:
+                break
+        assert frames > 20
+        assert resumed > 0 or mode == FIRST
+
+
+async def test_a_delivery_that_is_being_stored_when_its_link_is_lost_is_known_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncs = StandingSyncs(monkeypatch)
+    async with amqp_broker(tmp_path) as broker, AsyncClient(broker.url) as http:
+        assert broker.amqp_port is not None
+        await http.create_topic("orders", queues=1, durability="fsync")
+        async with amqp_client(broker.amqp_port) as client:
+            link = await client.sender(await client.session(), "orders", name="out")
+            await client.until(lambda: link.sendable, "credit")
+            syncs.hold()
+            link.send(data_message(b"1"), tag=b"one")
+            client.write()
+            async with asyncio.timeout(20):
+                while await figure(broker, "unsettled") != 1:
+                    await asyncio.sleep(0.01)
+            client.transport.abort()
+            await client.lost()
+        asyncio.get_running_loop().call_later(0.1, syncs.release)
+        async with amqp_client(broker.amqp_port) as client:
+            session = await client.session()
+            link = await client.sender(
+                session, "orders", name="out", unsettled={b"one": None, b"two": None}
+            )
+            assert link.remote is not None
+            assert {
+                tag: from_described(state) for tag, state in (link.remote.unsettled or {}).items()
+            } == {b"one": Accepted()}
+            await client.until(lambda: link.sendable, "credit")
+            id_ = link.resume(b"one", None, settled=False)
+            assert await client.outcomes([id_]) == {id_: Accepted()}
+        assert await bodies(http, "orders") == [1]
+
+
+async def test_every_outcome_is_known_after_a_session_or_a_link_ends(tmp_path: Path) -> None:
+    async with amqp_broker(tmp_path) as broker, AsyncClient(broker.url) as http:
+        assert broker.amqp_port is not None
+        await http.create_topic("orders", queues=1)
+        async with amqp_client(broker.amqp_port) as client:
+            session = await client.session()
+            tags: dict[bytes, Any] = {}
+            for end in ("detach", "end", "detach"):
+                link = await client.sender(
+                    session, "orders", name="out", rcv_settle_mode=SECOND,
+                    unsettled=dict.fromkeys(tags) or None,
+                )  # fmt: skip
+                assert link.remote is not None
+                known = link.remote.unsettled or {}
+                assert {tag: type(from_described(state)) for tag, state in known.items()} == tags
+                for message in (data_message(b"x"), b"not a message"):
+                    tag = b"tag %d" % len(tags)
+                    ids = await client.send(link, message, tag=tag)
+                    tags[tag] = type((await client.outcomes(ids))[ids[0]])
+                if end == "detach":
+                    link.detach(closed=False)
+                    await client.detached(link)
+                else:
+                    session.end()
+                    session = await client.session()
+            assert list(tags.values()) == [Accepted, Rejected] * 3
+            # The sender does not have the first four any more.
+            last = dict(list(tags.items())[4:])
+            link = await client.sender(
+                session, "orders", name="out", rcv_settle_mode=SECOND,
+                unsettled=dict.fromkeys(last),
+            )  # fmt: skip
+            assert link.remote is not None
+            assert list(link.remote.unsettled or {}) == list(last)
+            link.detach()  # closed: nothing is kept
+            await client.detached(link)
+            link = await client.sender(session, "orders", name="out", unsettled=dict.fromkeys(tags))
+            assert link.remote is not None
+            assert not link.remote.unsettled
+        assert len(await bodies_of(http, "orders")) == 3
+
+
+async def bodies_of(http: AsyncClient, topic: str) -> list[bytes]:
+    return [each.body async for each in http.pull(topic, start="earliest", follow=False)]
+
+
+async def test_a_resumed_delivery_that_the_broker_does_not_know_is_ignored(
+    tmp_path: Path,
+) -> None:
+    async with amqp_broker(tmp_path) as broker, AsyncClient(broker.url) as http:
+        assert broker.amqp_port is not None
+        await http.create_topic("orders", queues=1)
+        async with amqp_client(broker.amqp_port) as client:
+            link = await client.sender(await client.session(), "orders", name="out")
+            await client.until(lambda: link.sendable, "credit")
+            for number in range(400):  # more than the credit: each of them is given back
+                await client.until(lambda: link.sendable, "credit")
+                link.resume(b"%d" % number, Accepted(), settled=number % 2 == 0)
+            ids = await client.send(link, data_message(b"1"))
+            assert await client.outcomes(ids) == {ids[0]: Accepted()}
+            assert await figure(broker, "unsettled") == 0
+        assert await bodies(http, "orders") == [1]
+
+
+async def test_a_link_that_receives_is_not_resumed(tmp_path: Path) -> None:
+    async with amqp_broker(tmp_path) as broker:
+        assert broker.amqp_port is not None
+        async with amqp_client(broker.amqp_port) as client:
+            session = await client.session()
+            link = await client.receiver(session, "orders", unsettled={b"1": Released()})
+            assert link.remote is not None
+            assert link.remote.source is None
+            error = await client.detached(link)
+            assert error.condition == NOT_IMPLEMENTED
+            link = await client.receiver(session, "orders", unsettled={})
+            assert link.is_attached
+            assert not [each for each in client.events if isinstance(each, Attached)]
