@@ -5,6 +5,8 @@ PYTEST_ARGS ?=
 # A test spends a third of its time waiting: for a process, a sync, a wake-up. Three workers fill
 # two cores.
 JOBS ?= 3
+# The fault tests wait still more: for kills, stops and slow disks.
+FAULT_JOBS ?= 2
 BENCH ?=
 SECONDS ?= 60
 TARGETS ?= amqp_frames amqp_messages batches filters recovery requests records websockets
@@ -35,8 +37,8 @@ test: $(READY)  ## every test; PYTEST_ARGS="tests/cli -k pull" picks some, JOBS=
 
 # The second tier: what is slow, or needs root, loop devices, strace. What a test lacks, it names
 # and skips; `.ci/install-fault-tools` installs it all on Debian.
-test-faults: $(READY)  ## real faults: power loss, full disks, failing syncs, storms, hostile input
-	$(BIN)/pytest -m fault $(PYTEST_ARGS)
+test-faults: $(READY)  ## real faults: power loss, full disks, failing syncs, storms, hostile input; FAULT_JOBS=1 runs one at a time
+	$(BIN)/pytest -m fault -n $(FAULT_JOBS) --dist loadgroup $(PYTEST_ARGS)
 
 # The same Spark job on four kinds of cluster, made from the pip package, one after the other.
 test-cluster: $(READY)  ## Spark: local-cluster, standalone and Connect beside one machine

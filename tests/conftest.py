@@ -61,14 +61,17 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the tests of a file in one worker, and the tests that share a Spark session in one.
 
+    The tests that are marked `machine` run in one worker, too, so that none of them runs while
+    another one measures.
+
     Those with Spark are the longest group by far. They begin before the tests that start processes,
     or one worker would run them alone at the end. They begin after the others, because Spark leaves
     threads and settings in the worker.
     """
     items.sort(key=_place)
     for item in items:
-        group = "spark" if item.get_closest_marker("spark") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+        shared = (name for name in ("machine", "spark") if item.get_closest_marker(name))
+        item.add_marker(pytest.mark.xdist_group(next(shared, str(item.path))))
 
 
 def pytest_collection_finish() -> None:

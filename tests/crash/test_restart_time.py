@@ -11,7 +11,10 @@ import pytest
 
 from holdfast.running_broker import RunningBroker
 
-pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(1800)]
+pytestmark = [
+    *(pytest.mark.fault, pytest.mark.machine, pytest.mark.crash),
+    pytest.mark.timeout(1800),
+]
 
 MIB = 1024 * 1024
 SIZE_MIB = int(os.environ.get("TEST_RESTART_MIB", "256"))

@@ -90,6 +90,7 @@ def _high_water_mib(pid: int) -> int:
 
 
 @pytest.mark.fault
+@pytest.mark.machine
 @pytest.mark.timeout(600)
 async def test_bombs_are_refused_soon_and_in_little_memory(tmp_path: Path) -> None:
     with RunningBroker(tmp_path / "data") as broker:

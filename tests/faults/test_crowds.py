@@ -12,7 +12,7 @@ import pytest
 from holdfast.running_broker import RunningBroker
 from tests.support.crowd import Crowd, await_metric, files_that_may_be_open, healthy_client, metrics
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.fault, pytest.mark.machine, pytest.mark.timeout(600)]
 
 CLIENTS = int(os.environ.get("TEST_CLIENTS", "10000"))
 MIB = 1024 * 1024

@@ -91,6 +91,7 @@ async def _beside_hostile_filters(
 
 
 @pytest.mark.fault
+@pytest.mark.machine
 @pytest.mark.timeout(600)
 async def test_hostile_filters_delay_no_other_client(tmp_path: Path) -> None:
     with RunningBroker(tmp_path / "data") as broker:

@@ -19,7 +19,7 @@ from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.running_broker import RunningBroker
 from tests.support.broker_calls import Calls, wait_until
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.fault, pytest.mark.machine, pytest.mark.timeout(3600)]
 
 MIB = 1024 * 1024
 BACKLOG_BYTES = int(float(os.environ.get("TEST_BACKLOG_GB", "1")) * 1024 * MIB)

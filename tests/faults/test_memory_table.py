@@ -5,7 +5,7 @@ import pytest
 from bench.memory_cgroup import NoCgroup
 from bench.memory_table import MIB, ROWS, measure
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.fault, pytest.mark.machine, pytest.mark.timeout(120)]
 
 MEMORY_BYTES = 512 * MIB
 #: The limit that the configuration derives from that: `memory_divisor` of max_arriving_bytes in

@@ -44,6 +44,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> SeedRuns:
 
 
 @pytest.mark.fault
+@pytest.mark.machine
 @pytest.mark.timeout(3600 * 2)
 def test_no_seed_shows_a_loss(
     runs: SeedRuns, record_property: Callable[[str, object], None]
@@ -55,6 +56,7 @@ def test_no_seed_shows_a_loss(
 
 
 @pytest.mark.fault
+@pytest.mark.machine
 def test_written_mode_loses_by_power_loss_alone_and_then_its_end(runs: SeedRuns) -> None:
     """Each run itself checks that only the end was lost, and that no kill lost anything."""
     if runs.totals.runs < _ENOUGH_RUNS:

@@ -13,7 +13,7 @@ import pytest
 from holdfast.running_broker import RunningBroker
 from tests.support.crowd import Crowd, await_metric, files_that_may_be_open, healthy_client, metrics
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.fault, pytest.mark.machine, pytest.mark.timeout(300)]
 
 CLIENTS = int(os.environ.get("TEST_SLOW_CLIENTS", "1000"))
 MIB = 1024 * 1024

@@ -13,7 +13,7 @@ from tests.support.broker_calls import Calls
 from tests.support.latency_probe import Latencies, prepare, probe
 from tests.support.system_faults import injected
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.fault, pytest.mark.machine, pytest.mark.timeout(600)]
 
 _PROMISED_S = 0.05
 _ROUNDS = 10

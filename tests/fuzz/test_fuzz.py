@@ -55,6 +55,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 
 
 @pytest.mark.fault
+@pytest.mark.machine
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("name", TARGETS)
 def test_nothing_is_found_that_a_reader_should_not_do(name: str, runs: Runs) -> None:

@@ -23,6 +23,7 @@ CHECKS = (
 
 
 @pytest.mark.fault
+@pytest.mark.machine
 @pytest.mark.timeout(0)
 def test_every_answer_is_one_that_the_document_names(tmp_path: Path) -> None:
     pytest.importorskip("schemathesis", reason="schemathesis, of the extra `fuzz`, is missing")
