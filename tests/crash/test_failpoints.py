@@ -76,13 +76,14 @@ def test_every_place_is_tried() -> None:
 @pytest.mark.parametrize("place", UNDER_LOAD)
 def test_power_loss_at_a_named_place_under_load(volume: LoopVolume, place: str) -> None:
     arguments = [*ARGUMENTS, "--consumequeue-commit-interval-ms", "50"]
-    if place == "segment unlinked":
+    is_unlinked = place == "segment unlinked"
+    if is_unlinked:
         arguments += ["--commitlog-max-total-bytes", "3MiB"]
     broker = RunningBroker(volume.path, arguments, start_timeout_s=60)
     broker.program = _stopping_at(place, UNDER_LOAD[place])
     broker.start()
     try:
-        with Workload(broker.url, written_only=place == "segment unlinked") as load:
+        with Workload(broker.url, written_only=is_unlinked, written_body_bytes=20_000) as load:
             wait_until_stopped(broker.pid)
             load.lose_power(volume, broker)
             broker.program = HOLDFAST

@@ -57,9 +57,16 @@ class Workload:
     """Clients of the broker at `url`, which continue through restarts. Use as a context manager."""
 
     def __init__(
-        self, url: str, publishers: int = 2, *, written_only: bool = False, timeout_s: float = 20.0
+        self,
+        url: str,
+        publishers: int = 2,
+        *,
+        written_only: bool = False,
+        written_body_bytes: int = 600,
+        timeout_s: float = 20.0,
     ) -> None:
-        """`timeout_s` is the timeout of the clients that use plain HTTP."""
+        """`timeout_s` is the timeout of the clients that use plain HTTP. Messages in written mode
+        have at most `written_body_bytes`: larger ones fill segments with fewer requests."""
         gate = self._gate = Gate()
         self._client = Client(url, timeout_ms=120_000)
         self.durable = LoadTopic("durable", 4)
@@ -71,7 +78,10 @@ class Workload:
         self._consumer = GroupConsumer("consumers", self._consumer_client, gate, self.durable)
         self._offsets: list[OffsetKeeper] = []
         self._members: GroupLoad | None = None
-        writers = [Publisher(f"written-{n}", url, gate, self.written) for n in range(publishers)]
+        writers = [
+            Publisher(f"written-{n}", url, gate, self.written, written_body_bytes)
+            for n in range(publishers)
+        ]
         pullers = [Puller(f"pull-written-{n}", url, gate, self.written, n) for n in range(2)]
         self._threads: list[GateClient | BatchPublisher | GroupConsumer] = [*writers, *pullers]
         self.topics: tuple[LoadTopic, ...] = (self.written,)
