@@ -17,6 +17,7 @@ BIN := .venv/bin
 .DELETE_ON_ERROR:
 OPERATIONS ?= 1000000
 KILLS ?= 200
+SEEDS ?= 5000
 SEED ?=
 .PHONY: help venv demo campaign test test-faults test-cluster test-browser interop test-inputs fuzz check format format-check lint types bench bench-peers docs site lock wheels release clean
 
@@ -55,11 +56,14 @@ interop: $(READY)  ## others' clients against the broker: of HTTP (Go, TypeScrip
 	$(BIN)/pytest -m interop tests/interop $(PYTEST_ARGS)
 
 # Each prints its seed; SEED=... runs that one again.
-campaign: $(READY)  ## at length: groups' model and the engine of AMQP through OPERATIONS=1000000, a broker through KILLS=200, failing calls
+campaign: $(READY)  ## at length: groups' model and the engine of AMQP through OPERATIONS=1000000, a broker through KILLS=200, simulated crashes with SEEDS=5000, failing calls, every fuzzer
 	$(BIN)/python -m tests.groups.campaign $(OPERATIONS) $(SEED)
 	$(BIN)/python -m tests.amqp.campaign $(OPERATIONS) $(SEED)
 	$(BIN)/python -m tests.crash.restart_campaign $(KILLS) $(SEED)
+	TEST_FIRST_SEED=$(or $(SEED),$(shell date +%s)) TEST_SEEDS=$(SEEDS) TEST_SEED_SECONDS=3600 \
+	  $(BIN)/pytest -s -m fault tests/faults/test_simulated_crashes.py
 	$(BIN)/python -m tests.support.call_faults
+	$(MAKE) fuzz SECONDS=120
 
 fuzz: $(READY)  ## fuzz every decoder, SECONDS=60 each; TARGETS="batches filters" picks some
 	for target in $(TARGETS); do \
