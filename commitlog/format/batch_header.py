@@ -77,7 +77,9 @@ HEADER_FIELDS = {
 }
 _HEADER = struct.Struct("<" + "".join(HEADER_FIELDS.values()))
 assert _HEADER.size == HEADER_SIZE
-_CRC = slice(12, 16)
+#: Byte of the header where its own CRC starts.
+HEADER_CRC_AT = 12
+_CRC = slice(HEADER_CRC_AT, HEADER_CRC_AT + 4)
 _NO_CRC = bytes(4)
 #: Byte of the header where the physical offset starts, in this version and all later versions.
 _PLACE_AT = 24

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_header import ALIGNMENT, HEADER_SIZE, MAGIC, Buffer, align
+from holdfast.commitlog.format.chained_check import SMALL_BYTES, have_valid_checksums
 from holdfast.commitlog.format.checksum import crc32c_of_ranges
 from holdfast.commitlog.format.header_table import (
     Bools,
@@ -168,9 +169,19 @@ class BatchRun:
 
     def _check(self, *, rebuilt: bool) -> None:
         headers = self._headers
+        well_formed = are_well_formed(headers, rebuilt=rebuilt)
         # Both checksums together also prove the sizes that were used to compute them.
+        if (
+            self._apart is None
+            and 0 < len(self.buffer) <= SMALL_BYTES * len(headers)
+            and bool(well_formed.all())
+            and have_valid_checksums(
+                self.buffer, self.positions, headers["header_crc"], headers["payload_crc"]
+            )
+        ):
+            return
         fits = (
-            are_well_formed(headers, rebuilt=rebuilt)
+            well_formed
             & (header_crcs(headers) == headers["header_crc"])
             & (self._payload_crcs() == headers["payload_crc"])
         )

@@ -34,6 +34,7 @@ from holdfast.commitlog.format.batch_header import (
     align,
     known_flags,
 )
+from holdfast.commitlog.format.chained_check import SMALL_BYTES, have_valid_checksums
 from holdfast.commitlog.format.checksum import crc32c_each, crc32c_of_ranges
 
 _NUMPY_CODES = {"4s": "S4", "H": "<u2", "I": "<u4", "Q": "<u8", "q": "<i8"}
@@ -79,8 +80,10 @@ def find_intact_run(data: bytes, position: int, physical_offset: int, most: int)
     starts = _find_starts(data, position, most)
     table = gather_headers(data, starts)
     places = np.array(starts, np.int64) + (physical_offset - position)
-    table = _intact(table, places)  # the next step trusts the sizes in the headers
-    table = table[: _count_of_payloads(data, starts[: len(table)], table)]
+    table = _well_placed(table, places)
+    if not _are_small_and_intact(data, starts, table):
+        table = _with_valid_crc(table)  # the next step trusts the sizes in the headers
+        table = table[: _count_of_payloads(data, starts[: len(table)], table)]
     return Run(table, _publishes(data, starts, table))
 
 
@@ -93,7 +96,7 @@ def find_intact_headers(data: bytes, position: int, physical_offset: int) -> Hea
     """
     starts = _find_starts(data, position, len(data), is_whole=False)
     places = np.array(starts, np.int64) + (physical_offset - position)
-    return _intact(gather_headers(data, starts), places)
+    return _with_valid_crc(_well_placed(gather_headers(data, starts), places))
 
 
 def find_split_headers(
@@ -118,16 +121,32 @@ def find_split_headers(
         places.append(start)
         start += size
     table: Headers = np.frombuffer(b"".join(found), HEADER_DTYPE)
-    return _intact(table, np.array(places, np.int64))
+    return _with_valid_crc(_well_placed(table, np.array(places, np.int64)))
 
 
-def _intact(table: Headers, places: Int64s) -> Headers:
-    """Return the headers before the first one that is damaged or has another physical offset than
-    its entry in `places`."""
+def _well_placed(table: Headers, places: Int64s) -> Headers:
+    """Return the headers before the first one that is not well formed or has another physical
+    offset than its entry in `places`. Checksums are costly, so they are verified afterwards."""
     is_here = table["physical_offset"] == places.astype(np.uint64)
-    # Checksums are costly: verify them last, and only for the remaining headers.
-    table = table[: _count_before_first(is_here & are_well_formed(table))]
+    return table[: _count_before_first(is_here & are_well_formed(table))]
+
+
+def _with_valid_crc(table: Headers) -> Headers:
+    """Return the headers before the first one whose CRC does not match."""
     return table[: _count_before_first(header_crcs(table) == table["header_crc"])]
+
+
+def _are_small_and_intact(data: bytes, starts: Sequence[int], table: Headers) -> bool:
+    """Return True if all blocks of `table` are small and their checksums match. The blocks are
+    adjacent, and each is completely in `data`."""
+    if not len(table):
+        return False
+    begin, end = starts[0], starts[len(table) - 1] + int(table["total_size"][-1])
+    if end - begin > SMALL_BYTES * len(table):
+        return False
+    at = np.array(starts[: len(table)], np.int64) - begin
+    blocks = memoryview(data)[begin:end]
+    return have_valid_checksums(blocks, at, table["header_crc"], table["payload_crc"])
 
 
 def _find_starts(data: bytes, position: int, most: int, *, is_whole: bool = True) -> list[int]:
