@@ -17,8 +17,7 @@ from holdfast.http_api.access_log import AccessLog
 from holdfast.http_api.endpoints.events import reconnect_later
 from holdfast.http_api.endpoints.operations import not_ready
 from holdfast.http_api.endpoints.state_metrics import HttpCollector, StateCollector
-from holdfast.http_api.held_publishes import hold_publish
-from holdfast.http_api.held_pulls import hold_pull
+from holdfast.http_api.held_requests import hold_request
 from holdfast.http_api.routes import AMQP_PATH, PAGES, ROUTES, UPGRADES
 from holdfast.http_api.routing.call import Call, OpenCall
 from holdfast.http_api.routing.codecs import EVENTS, JSON, negotiate
@@ -103,19 +102,16 @@ class App:
             return self._answer(request)
         return self._answer_page(request, self._pages)
 
-    def hold(self, request: Request) -> HeldRequest | None:
-        """Begin a usual pull or publish without a task. Return None for every other request."""
+    def hold(self, request: Request) -> HeldRequest | Reply | None:
+        """Answer a usual request without a task, or begin to. Return None for every other
+        request."""
         http, context = self.http, self._context
         if request.known is None or context is None or http.phase != "ready":
             return None
         if http.rate_limiter is not None or self._access_log is not None:
             return None
         plan = self._known_plan(request)
-        if plan is None:
-            return None
-        if request.content is EMPTY_PAYLOAD:
-            return hold_pull(context, request, plan, self._problem_of)
-        return hold_publish(context, request, plan, self._problem_of)
+        return None if plan is None else hold_request(context, request, plan, self._problem_of)
 
     async def _answer_page(self, request: Request, pages: CrossOrigin) -> Reply:
         """Answer a web page's request, and tell the browser whether the page may read the reply."""

@@ -27,7 +27,7 @@ from holdfast.http_api.endpoints.browse import BrowseParams, browse_messages
 from holdfast.http_api.endpoints.connections import SessionsParams, list_connections, list_sessions
 from holdfast.http_api.endpoints.group_lag import get_group, list_groups
 from holdfast.http_api.endpoints.group_offsets import get_offsets, put_offsets, reset_offsets
-from holdfast.http_api.endpoints.publish import PublishParams, publish
+from holdfast.http_api.endpoints.publish import PublishParams, begin_publish, publish
 from holdfast.http_api.endpoints.pull import (
     PULL_TYPES,
     SKIPPED_HEADER,
@@ -39,6 +39,7 @@ from holdfast.http_api.endpoints.pull import (
 from holdfast.http_api.endpoints.read_leases import end_read_lease, extend_read_lease
 from holdfast.http_api.endpoints.redrive import redrive
 from holdfast.http_api.endpoints.websocket import open_amqp
+from holdfast.http_api.held_pulls import begin_pull
 from holdfast.http_api.routing.codecs import BATCH, EVENTS, JSON, MSGPACK, NDJSON
 from holdfast.http_api.routing.router import Handler, Route, structured
 from holdfast.http_api.schemas import groups as group_types
@@ -104,6 +105,7 @@ ROUTES: Sequence[Route] = (
             *_BAD_BODY, *_NOT_STORED,
         ),
         access=require("publish"),
+        begin=begin_publish,
     ),
     # Messages out
     Route(
@@ -113,6 +115,7 @@ ROUTES: Sequence[Route] = (
         problems=(*_NO_QUEUE, *_NO_OFFSET, "invalid-filter", "too-many-held"),
         headers={**dict.fromkeys(_OFFSETS, "integer"), SKIPPED_HEADER: "string", **_TOPIC_ID},
         access=require("consume"),
+        begin=begin_pull,
     ),
     Route(
         "GET", _TOPIC + "/messages", poll, PollParams,

@@ -69,7 +69,7 @@ _Answer = TypeVar("_Answer")
 #: A larger text body is processed in a thread, because it would block the event loop for
 #: milliseconds. Using a thread costs about 0.1 ms.
 OFFLOAD_TEXT_BYTES = 128 * 1024
-#: A larger body is never published by `begin_at_once`. A smaller one has fewer than OFFLOAD_BATCHES
+#: A larger body is never published by `begin_publish`. A smaller one has fewer than OFFLOAD_BATCHES
 #: batches, and decoding it needs no thread.
 AT_ONCE_BYTES = 8 * 1024
 #: At most this many results of a large text are encoded by one call.
@@ -121,7 +121,7 @@ async def publish(call: Call[PublishParams]) -> Reply:
     order of the request. An unknown topic is created unless auto_create_topics is off; the token
     must then also grant admin on the topic.
     """
-    begun = begin_at_once(call)
+    begun = begin_publish(call)
     if begun is not None:
         await begun.wait()
         return begun.make_reply()
@@ -137,7 +137,7 @@ async def publish(call: Call[PublishParams]) -> Reply:
     return await _publish_text(call, name, decode)
 
 
-def begin_at_once(call: Call[PublishParams]) -> "BegunPublish | None":
+def begin_publish(call: Call[PublishParams]) -> "BegunPublish | None":
     """Begin a usual publish, without waiting. Raises the errors of `publish`.
 
     Return None for any other publish; nothing of it was done or read then. A publish is usual if
@@ -599,7 +599,7 @@ async def _publish(
 class BegunPublish:
     """A publish that may not be stored yet. On the event loop.
 
-    When `future` is done, call `end`. If `future` has no error, then call `stored` or `make_reply`,
+    When `future` is done, call `end`. Then call `make_reply`, or `stored` if `future` has no error,
     once. To give up the publish, cancel `future` and call `end`; it may be stored nevertheless.
     """
 
@@ -672,7 +672,8 @@ class BegunPublish:
         return published
 
     def make_reply(self) -> Reply:
-        """Return the reply to the request, and count the messages."""
+        """Return the reply to the request, and count the messages. Raises the error of `future`."""
+        self.future.result()
         published, indexes = self.stored(), self._indexes
         if indexes is None:
             return self._call.reply(_make_batch_reply(self._topic, published))

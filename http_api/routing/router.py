@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from holdfast.http_api.access.grants import NO_ACCESS, RequiredPermission
+from holdfast.http_api.routing.begun import Begin
 from holdfast.http_api.routing.call import NoParams
 from holdfast.http_api.routing.codecs import STRUCTURED
 from holdfast.http_api.wire.problems import Problem
@@ -46,6 +47,8 @@ class Route:
     is_page: bool = False
     """Whether the route serves a page for people. It is open, but requests count against the rate
     limits, and the OpenAPI document does not have it."""
+    begin: Begin | None = None
+    """Answers usual requests without a coroutine; None if the handler answers every request."""
     act: str = ""
     """The name of the administrative act in the audit log; "" if the route is not audited."""
 

@@ -73,7 +73,7 @@ Answer = Callable[[Request], Awaitable[Reply]]
 
 
 class HeldRequest(Protocol):
-    """A request that is held without a task."""
+    """A request that waits without a task."""
 
     @property
     def future(self) -> asyncio.Future[Any]:
@@ -81,7 +81,7 @@ class HeldRequest(Protocol):
 
     def make_reply(self) -> Reply | None:
         """Return the reply, once the future is done and not cancelled. It must have neither a
-        stream, an upgrade nor an `on_undelivered`.
+        stream nor an upgrade.
 
         Return None if a task must answer the request from its beginning.
         """
@@ -90,11 +90,14 @@ class HeldRequest(Protocol):
         """Free what the request occupies, after its future was cancelled. May be called twice."""
 
 
-Hold = Callable[[Request], HeldRequest | None]
-"""Begins to hold a request without a task. Returns None if a task must answer it."""
+Hold = Callable[[Request], HeldRequest | Reply | None]
+"""Answers a request without a task, or begins to hold it. Returns None if a task must answer it.
+
+The reply must have neither a stream nor an upgrade.
+"""
 
 
-def hold_nothing(request: Request) -> HeldRequest | None:
+def hold_nothing(request: Request) -> None:
     """Return None: a task answers every request."""
 
 
@@ -291,6 +294,9 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(asked, Request):
             self.state = State.ANSWERING
             held = self._hold(asked)
+            if isinstance(held, Reply):
+                self._reply_now(asked, held)
+                return
             if held is not None:
                 self._held, self.task = held, held.future
                 held.future.add_done_callback(partial(self._answer_held, asked, held))
@@ -307,29 +313,43 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
             self._after_reply()
             return
+        reply = held.make_reply()
+        if reply is None:
+            self.task = self._loop.create_task(self._serve(asked))
+        else:
+            self._reply_now(asked, reply)
+
+    def _reply_now(self, asked: Request, reply: Reply) -> None:
+        """Write a reply. If the operating system does not accept it at once, a task waits."""
+        undelivered = reply.on_undelivered
         try:
-            reply = held.make_reply()
-            if reply is None:
-                self.task = self._loop.create_task(self._serve(asked))
-                return
             parts, size = self._encode(asked, reply)
             if not self.writer.send_now(parts, size):
-                self.task = self._loop.create_task(self._finish(self.writer.send(parts, size)))
+                self.task = self._loop.create_task(
+                    self._finish(self.writer.send(parts, size), undelivered)
+                )
                 return
             if self.writer.is_paused:
-                self.task = self._loop.create_task(self._finish(self.writer.wait_until_accepted()))
+                accepted = self.writer.wait_until_accepted()
+                self.task = self._loop.create_task(self._finish(accepted, undelivered))
                 return
+            self._on_undelivered, undelivered = undelivered, nothing
         except ConnectionError:
             self.abort()
         except Exception:
             _logger.exception("a connection failed")
             self.abort()
+        undelivered()
         self._after_reply()
 
-    async def _finish(self, sending: Coroutine[Any, Any, None]) -> None:
-        """Wait until a reply is sent, then continue or end the connection."""
+    async def _finish(
+        self, sending: Coroutine[Any, Any, None], undelivered: Callable[[], object]
+    ) -> None:
+        """Wait until a reply is sent, then continue or end the connection. Call `undelivered` if
+        the reply does not reach the client."""
         try:
             await sending
+            self._on_undelivered, undelivered = undelivered, nothing
         except ConnectionError:
             self.abort()
         except asyncio.CancelledError:
@@ -339,6 +359,7 @@ class Connection(asyncio.BufferedProtocol):
             _logger.exception("a connection failed")
             self.abort()
         finally:
+            undelivered()
             self._after_reply()
 
     async def _serve(self, asked: Request | HttpProcessingError) -> None:

@@ -110,7 +110,9 @@ async def test_a_held_pull_is_counted_in_the_metrics(
         before = replace(metrics.topic("orders"))
         requests = _requests(api)
         # As if the pull had been held for 100 s.
-        monkeypatch.setattr("holdfast.http_api.held_pulls.monotonic", lambda: monotonic() + 100)
+        for module in ("held_pulls", "held_requests"):
+            clock = f"holdfast.http_api.{module}.monotonic"
+            monkeypatch.setattr(clock, lambda: monotonic() + 100)
         await api.fill(20)
         _, _, body = await answer(connection)
     after = metrics.topic("orders")
@@ -198,6 +200,7 @@ async def test_a_pull_whose_client_is_gone_frees_its_place_at_once(api: Api) -> 
 async def test_a_client_that_is_gone_when_its_pull_is_woken_gets_no_reply(api: Api) -> None:
     reads = _reads(api, None)
     async with held_pull(api) as connection:
+        reads.clear()
         tasks = asyncio.all_tasks()
         topic = api.store.table.get("orders")
         api.hold.message_arriving({(topic.topic_id, 0): 2})

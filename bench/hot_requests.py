@@ -1,0 +1,185 @@
+"""The broker's processor time for each kind of request that clients repeat most.
+
+    python -m bench.hot_requests [--json] [--requests 4000] [--rounds 10] [--beside CHECKOUT]
+                                 [--only WORDS]
+
+Each of 16 connections sends requests in a closed loop: publishes, pulls that find messages in
+memory, pulls that find none, receives from a group, and acknowledgements of what was received. The
+requests are encoded before each round, and the answers are hardly parsed. With `--beside`, a broker
+of another checkout takes turns with this one, and the ratios of this checkout to the other are
+printed, too. The first round does not count.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import uvloop
+
+from bench.harness import ARGUMENTS
+from bench.hold_http import Client, Connection, put_topic
+from bench.rows import TIMES, Row, report
+from holdfast.running_broker import RunningBroker
+
+CONNECTIONS = 16
+_BODY_BYTES = 200
+_UNIT = "broker us"
+#: With -P, Python imports the checkout that PYTHONPATH names, not the present directory.
+_PROGRAM = (sys.executable, "-P", "-m", "holdfast")
+_KINDS = ("publish", "pull of 1", "pull of 32", "pull of 32, binary", "empty pull", "receive of 1",
+          "ack of 1")  # fmt: skip
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__ or "")
+    parser.add_argument("--json", action="store_true", help="JSON lines in place of a table")
+    parser.add_argument("--requests", type=int, default=4000)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--beside", type=Path)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    kinds = [kind for kind in _KINDS if options.only in kind]
+    found = uvloop.run(_measure(options.requests, options.rounds, options.beside, kinds))
+    report(found, as_json=options.json)
+
+
+async def _measure(
+    requests: int, rounds: int, beside: Path | None, kinds: list[str]
+) -> Iterator[Row]:
+    with ExitStack() as stack:
+        loads = [await _start(stack, checkout) for checkout in filter(None, (Path(), beside))]
+        spent: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
+        for number in range(rounds + 1):
+            order = loads if number % 2 else loads[::-1]
+            for kind in kinds:
+                values = {id(load): await load.run(kind, requests) for load in order}
+                if number:
+                    spent[kind].append([values[id(load)] for load in loads])
+    return _rows(spent, beside is not None)
+
+
+def _rows(spent: dict[str, list[list[float]]], has_other: bool) -> Iterator[Row]:
+    for kind, rounds in spent.items():
+        yield Row("", kind, "-", _UNIT, [each[0] for each in rounds])
+        if has_other:
+            yield Row("", f"{kind}, the other", "-", _UNIT, [each[1] for each in rounds])
+            yield Row("", f"{kind}, beside the other", "-", TIMES, [a / b for a, b in rounds])
+
+
+async def _start(stack: ExitStack, checkout: Path) -> "_Load":
+    """Run a broker of a checkout, and return the load for it."""
+    directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-bench-"))
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(checkout.resolve())
+    try:
+        data = Path(directory) / "data"
+        running = stack.enter_context(RunningBroker(data, ARGUMENTS, program=_PROGRAM))
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+    load = _Load(running)
+    await load.prepare()
+    return load
+
+
+class _Load:
+    """Sends requests to one broker."""
+
+    def __init__(self, running: RunningBroker) -> None:
+        self._pid = running.pid
+        self._url = running.url
+        self._client = Client(running.url)
+        self._connections: list[Connection] = []
+        self._receipts: deque[str] = deque()
+        self._pulled = 0
+
+    async def prepare(self) -> None:
+        """Fill a topic, and make a group."""
+        for topic in ("published", "one", "many", "received"):
+            put_topic(self._url, topic, 1, "written")
+        self._connections = [
+            await self._client.connect(lambda _, now: None) for _ in range(CONNECTIONS)
+        ]
+        group = {"topics": {"received": {}}, "start": "earliest", "max_in_flight": 100_000}
+        put = self._client.post("/v1/groups/received", group).replace(b"POST", b"PUT", 1)
+        await self._send([put])
+        await self._send([self._publish("one", 1), self._publish("many", 32)])
+
+    async def run(self, kind: str, requests: int) -> float:
+        """Return the broker's processor time of a request, in microseconds."""
+        if kind == "receive of 1":
+            await self._send([self._publish("received", 1)] * requests)
+        asked = self._requests(kind, requests)
+        keep = self._keep if kind == "receive of 1" else None
+        before = _cpu_ns(self._pid)
+        await self._send(asked, keep)
+        return (_cpu_ns(self._pid) - before) / requests / 1e3
+
+    def _keep(self, body: bytes) -> None:
+        self._receipts += [each["receipt"] for each in json.loads(body)["messages"]]
+
+    def _requests(self, kind: str, count: int) -> list[bytes]:
+        client = self._client
+        if kind == "publish":
+            return [self._publish("published", 1)] * count
+        if kind == "receive of 1":
+            return [client.post("/v1/groups/received/receive", {"max_messages": 1})] * count
+        if kind == "ack of 1":
+            receipts = [self._receipts.popleft() for _ in range(min(count, len(self._receipts)))]
+            return [
+                client.post("/v1/groups/received/ack", {"receipts": [each]}) for each in receipts
+            ]
+        topic, offset = ("one", 0) if kind == "pull of 1" else ("many", 0)
+        if kind == "empty pull":
+            offset = 32
+        pull = client.get(f"/v1/topics/{topic}/queues/0/messages?offset={offset}")
+        if "binary" in kind:
+            pull = pull.replace(b"Accept: */*", b"Accept: application/vnd.holdfast.batch")
+        return [pull] * count
+
+    def _publish(self, topic: str, messages: int) -> bytes:
+        body = {"messages": [{"body": "x" * _BODY_BYTES}] * messages}
+        return self._client.post(f"/v1/topics/{topic}/messages", body)
+
+    async def _send(
+        self, requests: list[bytes], keep: Callable[[bytes], None] | None = None
+    ) -> None:
+        """Send the requests over all connections, and wait for all answers."""
+        left, sent = len(requests), iter(requests)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def answered(connection: Connection, _: float) -> None:
+            nonlocal left
+            assert connection.status in (200, 201), connection.body
+            if keep is not None:
+                keep(connection.body)
+            left -= 1
+            if (request := next(sent, None)) is not None:
+                connection.send(request)
+            elif left == 0:
+                done.set_result(None)
+
+        for connection in self._connections:
+            connection.answered = answered
+            if (request := next(sent, None)) is not None:
+                connection.send(request)
+        await done
+
+
+def _cpu_ns(pid: int) -> int:
+    """Return the processor time of all threads of a process, in nanoseconds."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
+
+
+if __name__ == "__main__":
+    main()
