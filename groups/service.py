@@ -338,7 +338,7 @@ class GroupService:
         self,
         group: str,
         verb: Verb,
-        receipts: Sequence[str | Receipt],
+        receipts: Sequence[Receipt],
         *,
         delay_ms: int | None = None,
         reason: str | None = None,

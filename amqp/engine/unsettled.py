@@ -32,22 +32,21 @@ class Unsettled(Generic[_Item]):
     def find(self, first: int, last: int) -> list[tuple[int, _Item]]:
         """Return the deliveries from `first` to `last` with their ids, in order."""
         items = self._items
-        count = serials.distance(first, last) + 1
-        if count <= len(items):
-            ids = [each & 0xFFFFFFFF for each in range(first, first + count)]
-            return [(each, items[each]) for each in ids if each in items]
-        return [
-            (each, item)
-            for each, item in items.items()
-            if 0 <= serials.distance(first, each) < count
-        ]
+        return [(each, items[each]) for each in self._ids(first, last)]
 
     def take(self, first: int, last: int) -> list[tuple[int, _Item]]:
         """Remove the deliveries from `first` to `last`; return them as `find` does."""
-        found, remove = self.find(first, last), self._items.__delitem__
-        for delivery_id, _ in found:
-            remove(delivery_id)
-        return found
+        pop = self._items.pop
+        return [(each, pop(each)) for each in self._ids(first, last)]
+
+    def _ids(self, first: int, last: int) -> list[int]:
+        """Return the ids of the deliveries from `first` to `last`, in order."""
+        items = self._items
+        count = serials.distance(first, last) + 1
+        if count <= len(items):
+            ids = [each & 0xFFFFFFFF for each in range(first, first + count)]
+            return [each for each in ids if each in items]
+        return [each for each in items if 0 <= serials.distance(first, each) < count]
 
     def remove(self, delivery_id: int) -> _Item | None:
         """Remove a delivery; return None if it is not there."""

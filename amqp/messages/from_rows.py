@@ -68,7 +68,7 @@ class RowEncoder:
 
     __slots__ = (
         "_annotated", "_attempt", "_base", "_batch", "_bodies", "_body_at", "_created", "_envelope",
-        "_envelopes", "_expires", "_first", "_headers", "_id_prefix", "_is_durable", "_keys",
+        "_envelopes", "_expires", "_headers", "_id_prefix", "_is_durable", "_keys",
         "_octets", "_plain", "_tags", "end_row", "first_row",
     )  # fmt: skip
 
@@ -86,9 +86,10 @@ class RowEncoder:
             header.queue_id, header.store_timestamp_us, topic
         )
         self._id_prefix = b"\xa1\x20%08X%08X" % (header.topic_id, header.queue_id)
-        self._body_at: list[int] = batch.body_offsets[first_row : end + 1].tolist()
-        self._first = self._body_at[0]
-        self._bodies = batch.bodies[self._first : self._body_at[-1]]
+        body_at = batch.body_offsets[first_row : end + 1]
+        self._bodies = batch.bodies[body_at[0] : body_at[-1]]
+        #: Where each body begins in `_bodies`.
+        self._body_at: list[int] = (body_at - body_at[0]).tolist()
         self._tags = _texts(batch.tag_offsets, batch.tags, first_row, end)
         self._keys = _texts(batch.key_offsets, batch.keys, first_row, end)
         born = batch.born_timestamps_us
@@ -110,7 +111,7 @@ class RowEncoder:
         many failures. `modified` is an encoded map of annotations, which replace those of the
         message."""
         index = row - self.first_row
-        start, end = self._body_at[index] - self._first, self._body_at[index + 1] - self._first
+        start, end = self._body_at[index], self._body_at[index + 1]
         body, offset = self._bodies[start:end], self._base + row
         if self._plain is not None and attempt == 1 and not failures and not modified:
             before, between, after = self._plain

@@ -143,7 +143,7 @@ class LeasedSource:
             state = self._wanted.default_outcome
         unsettled = self._unsettled
         ids = [delivery_id for delivery_id, _ in deliveries if delivery_id in unsettled]
-        receipts = [unsettled.pop(delivery_id) for delivery_id in ids]
+        receipts = [*map(unsettled.pop, ids)]
         self._link.delivery_room.give(len(ids))
         try:
             for first in range(0, len(ids), SETTLED_AT_ONCE):
@@ -330,7 +330,7 @@ class LeasedSource:
         link, is_settled = self._link, self._is_settled
         room = min(link.sendable, link.delivery_room.left)
         messages = self._encode(deliveries[:room])
-        receipts = [cast("Receipt", each.receipt) for each in deliveries[: len(messages)]]
+        receipts = cast("list[Receipt]", [each.receipt for each in deliveries[: len(messages)]])
         count = 0
         ids: Sequence[int] = ()
         while count < len(messages) and not link.is_partly_sent:
@@ -357,8 +357,10 @@ class LeasedSource:
         is_modified = bool(modified or self._modified)
         encoders: dict[int, RowEncoder] = {}
         messages = []
+        encoder = last_batch = None
         for topic, _, _, batch, row, receipt, attempt, _, failures, _ in deliveries:
-            encoder = encoders.get(id(batch))
+            if batch is not last_batch:
+                encoder, last_batch = encoders.get(id(batch)), batch
             if encoder is None or not encoder.first_row <= row < encoder.end_row:
                 is_durable = topic.config.durability == "fsync"
                 encoder = encoders[id(batch)] = RowEncoder(

@@ -145,9 +145,9 @@ class QueueLane:
     def finish_run(self, leases: Sequence[Lease]) -> None:
         """Acknowledge live leases of adjacent offsets, in order."""
         self.cursor.finish_run(leases)
-        for lease in leases:
-            self.selection.mark_settled(lease.head.offset)
-        self._note_settled(leases[0].head.offset, len(leases))
+        first, count = leases[0].head.offset, len(leases)
+        self.selection.mark_settled(first, count)
+        self._note_settled(first, count)
 
     def give_back(
         self,

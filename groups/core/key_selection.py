@@ -118,8 +118,12 @@ class KeyedSelection:
         self._refresh(number, key)
         return sorted(each for each in key.leased if each > offset)
 
-    def mark_settled(self, offset: int) -> None:
-        """Remove the offset; offer the next message of its key."""
+    def mark_settled(self, offset: int, count: int = 1) -> None:
+        """Remove the offsets; offer the next message of each of their keys."""
+        for each in range(offset, offset + count):
+            self._remove(each)
+
+    def _remove(self, offset: int) -> None:
         number = self._key_of.pop(offset, None)
         if number is None:
             return

@@ -294,11 +294,12 @@ def _lease_messages(
     group_id, epoch, (topic_id, queue) = group.group_id, cursor.epoch, key
     were_seen = bool(cursor.attempts) or heads[0].offset < cursor.seen_below
     leases = lane.lease(heads, member, deadline_ms, fill.now_ms, charge, request.attempt_id)
-    offsets = [head.offset for head in heads]
-    attempts = [lease.attempt for lease in leases]
+    offsets, number = [head.offset for head in heads], leases[0].number
+    attempts: Iterable[int] = repeat(1)
     are_redelivered: Iterable[bool] = repeat(False)
     failures: Iterable[int] = repeat(0)
     if were_seen:
+        attempts = [lease.attempt for lease in leases]
         are_redelivered = [cursor.is_redelivery(each) for each in offsets]
         failures = [cursor.failures(each) for each in offsets]
         if any(are_redelivered):
@@ -307,7 +308,7 @@ def _lease_messages(
     receipts = from_columns(
         Receipt,
         *(repeat(group_id), repeat(topic_id), repeat(queue), offsets),
-        *([lease.number for lease in leases], repeat(epoch), repeat(deadline_ms)),
+        *(range(number, number + len(leases)), repeat(epoch), repeat(deadline_ms)),
         *(attempts, repeat(member)),
     )
     columns = repeat(key), offsets, attempts, are_redelivered, receipts, failures

@@ -61,8 +61,8 @@ class Selection(Protocol):
         """Record that an offset is available again or delayed. Return the offsets whose leases must
         be revoked because of this."""
 
-    def mark_settled(self, offset: int) -> None:
-        """Record that an offset is done or dying."""
+    def mark_settled(self, offset: int, count: int = 1) -> None:
+        """Record that `count` offsets from `offset` on are done or dying."""
 
     def is_in_order(self, offset: int, number: int) -> bool:
         """Return whether an offset that is not leased may be settled now, as far as the order of
@@ -105,11 +105,14 @@ class QueueView:
         if found is None:
             raise NeedsRead(self.key, start)
         self._mark_lost(found, start)
-        offset = start
-        for head in found.heads:
-            if head.offset > offset:
-                cursor.skip(offset, head.offset)
-            offset = head.offset + 1
+        heads, offset = found.heads, start
+        if heads and heads[-1].offset == start + len(heads) - 1:  # there are no gaps
+            offset += len(heads)
+        else:
+            for head in heads:
+                if head.offset > offset:
+                    cursor.skip(offset, head.offset)
+                offset = head.offset + 1
         if found.scanned > offset:
             cursor.skip(offset, found.scanned)
         return found
@@ -232,8 +235,7 @@ class OrderedSelection:
     def mark_taken(self, heads: Sequence[Head], member: str) -> None:
         """Remove these messages from the beginning of every pointer's `unread`."""
         if heads[0].offset in self._view.cursor.leases:
-            for head in heads:
-                self._heads[head.offset] = head
+            self._heads.update({head.offset: head for head in heads})
         for pointer in self._pointers.values():
             unread = pointer.unread
             for head in heads:
@@ -247,8 +249,10 @@ class OrderedSelection:
             pointer.add_returned(offset, self._view.cursor)
         return []
 
-    def mark_settled(self, offset: int) -> None:
-        self._heads.pop(offset, None)
+    def mark_settled(self, offset: int, count: int = 1) -> None:
+        forget = self._heads.pop
+        for each in range(offset, offset + count):
+            forget(each, None)
 
     def is_in_order(self, offset: int, number: int) -> bool:
         return True
@@ -318,7 +322,10 @@ class OrderedSelection:
             if pointer.scanned >= cursor.end or (stop is not None and pointer.scanned > stop):
                 return None
             found = view.read(pointer.scanned, pointer.read_ahead)
-            unread.extend([head for head in found.heads if self._matches(head.offset, filter)])
+            heads = found.heads
+            if filter is not None:
+                heads = [head for head in heads if self._matches(head.offset, filter)]
+            unread.extend(heads)
             pointer.scanned = max(pointer.scanned, found.scanned)
 
     def _matches(self, offset: int, filter: object | None) -> bool:

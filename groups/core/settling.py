@@ -23,6 +23,7 @@ the second use changes nothing.
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from itertools import islice
 from typing import NamedTuple
 
 from holdfast.groups.core.group import Group
@@ -170,21 +171,27 @@ def _ack_run(
 ) -> int:
     """Acknowledge together the receipts from `start` on that have live leases of adjacent offsets
     of one queue, as `_settle_one` would one by one. Return their number; 0 if it would be 1."""
-    run = _adjacent(receipts, start)
-    lane = group.lane((run[0].topic_id, run[0].queue)) if len(run) > 1 else None
-    if lane is None or run[0].group_id != group.group_id or run[0].epoch != lane.cursor.epoch:
+    first = receipts[start]
+    lane = None if first is None else group.lane((first.topic_id, first.queue))
+    if first is None or lane is None:
         return 0
-    _expire(group, lane, run[0].offset, terms.now_ms, is_first=lane not in touched)
+    if first.group_id != group.group_id or first.epoch != lane.cursor.epoch:
+        return 0
+    _expire(group, lane, first.offset, terms.now_ms, is_first=lane not in touched)
     touched[lane] = None
+    group_id, topic_id, queue, offset, _, epoch, *_ = first
     ended: list[Lease] = []
-    leases = lane.cursor.leases
-    for receipt in run:
-        lease = leases.get(receipt.offset)
-        if lease is None or lease.number != receipt.lease_number:
+    find_lease, now_ms = lane.cursor.leases.get, terms.now_ms
+    for receipt in islice(receipts, start, None):
+        if receipt is None or receipt.offset != offset or receipt.queue != queue:
             break
-        if lease.deadline_ms <= terms.now_ms:
+        if receipt.topic_id != topic_id or receipt.epoch != epoch or receipt.group_id != group_id:
+            break
+        lease = find_lease(offset)
+        if lease is None or lease.number != receipt.lease_number or lease.deadline_ms <= now_ms:
             break
         ended.append(lease)
+        offset += 1
     if len(ended) < 2:
         return 0
     lane.finish_run(ended)
@@ -194,25 +201,6 @@ def _ack_run(
     if group.config.mode == "keyed":
         group.lane_changed(lane)
     return len(ended)
-
-
-def _adjacent(receipts: Sequence[Receipt | None], start: int) -> list[Receipt]:
-    """Return the receipts from `start` on that have adjacent offsets of one queue, in order."""
-    run: list[Receipt] = []
-    first = receipts[start]
-    if first is not None:
-        group_id, topic_id, queue, offset, _, epoch, *_ = first
-        for index in range(start, len(receipts)):
-            receipt = receipts[index]
-            if receipt is None or receipt.offset != offset:
-                break
-            if receipt.queue != queue or receipt.topic_id != topic_id:
-                break
-            if receipt.epoch != epoch or receipt.group_id != group_id:
-                break
-            run.append(receipt)
-            offset += 1
-    return run
 
 
 def _settle_one(

@@ -102,20 +102,13 @@ class Leases:
     def add(self, leases: Sequence[Lease]) -> None:
         """Add new leases of one member with one deadline; their offsets must have no lease."""
         member, deadline_ms = leases[0].member, leases[0].deadline_ms
-        by_offset, deadlines = self._by_offset, self._deadlines
-        of_member = self._by_member.setdefault(member, {})
-        if deadline_ms == NO_DEADLINE:
-            for lease in leases:
-                offset = lease.head.offset
-                by_offset[offset] = lease
-                of_member[offset] = None
-            return
-        for lease in leases:
-            offset = lease.head.offset
-            by_offset[offset] = lease
-            of_member[offset] = None
-            heappush(deadlines, (deadline_ms, offset))
-        self._drop_outdated_deadlines()
+        added = {lease.head.offset: lease for lease in leases}
+        self._by_offset.update(added)
+        self._by_member.setdefault(member, {}).update(dict.fromkeys(added))
+        if deadline_ms != NO_DEADLINE:
+            for offset in added:
+                heappush(self._deadlines, (deadline_ms, offset))
+            self._drop_outdated_deadlines()
 
     def remove(self, offset: int) -> None:
         """Remove the lease of an offset, if it has one."""
@@ -140,19 +133,25 @@ class Leases:
                 if not grant.left:
                     self.keep_until_commit(grant)
 
-    def attach(self, lease: Lease, grant: Grant) -> Grant | None:
-        """Record that `grant` now stores a live lease. Return the record that stored the lease
-        before, if it stores no live lease any more; otherwise None."""
-        before, lease.grant = lease.grant, grant
-        grant.left += 1
-        if before is None:
-            return None
-        before.left -= 1
-        if before.left:
-            return None
-        if before.has_ended:
-            self.keep_until_commit(before)
-        return before
+    def find_live(self, leases: Iterable[Lease]) -> list[Lease]:
+        """Return those of the leases that are live."""
+        by_offset = self._by_offset
+        return [each for each in leases if by_offset.get(each.head.offset) is each]
+
+    def attach(self, leases: Sequence[Lease], grant: Grant) -> list[Grant]:
+        """Record that `grant` now stores these live leases. Return the records that stored any of
+        them before and store no live lease any more."""
+        emptied = []
+        grant.left += len(leases)
+        for lease in leases:
+            before, lease.grant = lease.grant, grant
+            if before is not None:
+                before.left -= 1
+                if not before.left:
+                    emptied.append(before)
+                    if before.has_ended:
+                        self.keep_until_commit(before)
+        return emptied
 
     def keep_until_commit(self, grant: Grant) -> None:
         """Keep a record until a commit has made all changes before this call durable."""

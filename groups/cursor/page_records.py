@@ -96,11 +96,12 @@ def encode_record(key: CursorKey, cursor: Cursor, sequence: int, leases: Sequenc
         parts.append(_GRACE_FIELDS.pack(*grace))
     ranges = _ranges(leases)
     parts += ranges
-    if cursor.keeps_heads or any(each.head.key or each.head.expires_at_ms for each in leases):
+    heads = [each.head for each in leases]
+    if cursor.keeps_heads or any(head.key or head.expires_at_ms for head in heads):
         flags |= _HEADS
         parts += [
             _HEAD.pack(head.key, min(head.size_bytes, UNKNOWN_SIZE), head.expires_at_ms)
-            for head in (each.head for each in leases)
+            for head in heads
         ]
     parts += [member, attempt_id]
     length = _HEADER.size + sum(map(len, parts))

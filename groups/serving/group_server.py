@@ -386,7 +386,7 @@ class GroupServer:
     def begin_settling(
         self,
         verb: Verb,
-        receipts: Sequence[str | Receipt],
+        receipts: Sequence[Receipt],
         terms: Mapping[str, Any],
         *,
         waits: bool,
@@ -397,7 +397,7 @@ class GroupServer:
         `settling_paused` is active."""
         if not self._settling_allowed.is_set():
             return None
-        statuses = self._settle_part(verb, [*map(self._decode, receipts)], terms)
+        statuses = self._settle_part(verb, receipts, terms)
         is_awaited = waits and Status.DONE in statuses
         return statuses, self.commits.when_durable() if is_awaited else None
 

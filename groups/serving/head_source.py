@@ -10,7 +10,7 @@ and the broker logs it.
 import asyncio
 from bisect import bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -444,7 +444,11 @@ class StoreHeads:
             expiries = (-(-expires_us[at] // 1000)).tolist()
         if self._has_costs():
             costs = given_costs(batch, rows)
-        offsets = [base + row for row in rows]
+        offsets: Iterable[int]
+        if isinstance(rows, range):
+            offsets = range(base + rows.start, base + rows.stop)
+        else:
+            offsets = [base + row for row in rows]
         return from_rows(Head, zip(offsets, sizes, keys, expiries, costs, strict=True))
 
     def _head(self, batch: Batch, row: int) -> Head:

@@ -191,16 +191,15 @@ class ProgressPage:
         record without leases."""
         alike: dict[object, list[Lease]] = {}
         for row in leases:
-            live = [each for each in row if cursor.leases.get(each.head.offset) is each]
+            live = cursor.leases.find_live(row)
             if live:
                 one = live[0]
                 how = one.member, one.deadline_ms, one.delivered_ms, one.attempt_id
                 alike.setdefault(how, []).extend(live)
         for each in alike.values():
             grant = self._add(key, cursor, each)
-            for lease in each:
-                before = cursor.leases.attach(lease, grant)
-                if before is not None and before.is_over and not before.is_newest:
+            for before in cursor.leases.attach(each, grant):
+                if before.is_over and not before.is_newest:
                     self._ended_grants.append(before)
         if not alike:
             self._add(key, cursor, [])
