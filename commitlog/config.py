@@ -52,6 +52,13 @@ class CommitLogConfig:
         minimum=0,
         maximum=MIB,
     )
+    newest_blocks_bytes: int = setting(
+        MIB,
+        "Memory for copies of the batches that were appended last. Held requests that wait for "
+        "new messages are answered from these copies. 0: they read the batches from the log.",
+        minimum=0,
+        memory_divisor=256,
+    )
     max_in_flight_bytes: int = setting(
         128 * MIB,
         "Bytes of publishes that were accepted and are not answered yet, synced or not. Above "

@@ -42,6 +42,7 @@ from holdfast.commitlog.format.segment_format import (
     parse_segment_name,
     segment_name,
 )
+from holdfast.commitlog.segments.newest_blocks import NewestBlocks
 from holdfast.commitlog.segments.segment import Segment, create_segment, largest_batch
 
 _start_offset = attrgetter("start_offset")
@@ -71,6 +72,8 @@ class CommitLog:
         bytes of the disk; no segment is created that would leave less than min_free_bytes."""
         self.directory = directory
         self.largest_batch = largest_batch(config.segment_bytes)
+        self.newest = NewestBlocks(config.newest_blocks_bytes)
+        """The blocks that were appended last."""
         self._config = config
         self._disk = PooledDisk(disk, most_open_files(config.max_open_segments))
         self.refusal: LogError | None = None
@@ -270,13 +273,14 @@ class CommitLog:
 
     def append(self, buffers: Sequence[Buffer], headers: Sequence[BatchHeader]) -> None:
         """Write blocks to the end of the active segment; `has_room` must have returned True for
-        them.
+        them. `buffers` has two buffers for each of the `headers`: its bytes, and the payload.
 
         OSError propagates; it is then unknown which bytes were written."""
         active = self.segments[-1]
         active.file.write(buffers, active.written - active.start_offset)
         for header in headers:
             active.count(header)
+        self.newest.add(headers, buffers)
 
     def _next_size(self, least: int = 0) -> int:
         """Return the size of the next segment. The size is first_segment_bytes, or twice that of

@@ -27,6 +27,7 @@ from holdfast.consumequeue.index.index import Index
 from holdfast.consumequeue.lost_ranges import LostRange, overlaps
 from holdfast.consumequeue.reading.disk_reader import DiskReader
 from holdfast.consumequeue.reading.fetched import (
+    BatchSlice,
     Fetched,
     MessageFilter,
     Shares,
@@ -268,6 +269,9 @@ class QueueReader:
         return []
 
     def _read_hot(self, topic: Topic, place: Place, wanted: Wanted) -> Fetched | None:
+        newest = self._read_newest(place, wanted)
+        if newest is not None:
+            return newest
         units = self._hot_units(place, wanted)
         if units is None:
             return None
@@ -278,6 +282,28 @@ class QueueReader:
         except CorruptRecord as error:
             raise self._read_error(topic, place, error) from error
         return self._record_damage(topic, place, fetched)
+
+    def _read_newest(self, place: Place, wanted: Wanted) -> Fetched | None:
+        """Return the result of a read that gets exactly the newest batch of the queue, as most
+        requests do that waited for a message. Return None if it is another read, or if the batch
+        is not in memory."""
+        unit = place.cq.newest
+        if (
+            unit is None
+            or unit.base_offset != place.offset
+            or unit.end_offset != place.max_offset
+            or unit.message_count > wanted.max_messages
+            or unit.size > wanted.max_bytes
+            or wanted.filter is not None
+            or place.lost
+        ):
+            return None
+        batch = self._find_block(unit)
+        if batch is None:
+            return None
+        rows = range(unit.message_count)
+        end = place.max_offset
+        return Fetched([BatchSlice(batch, rows)], end, place.cq.min_offset, end, len(rows))
 
     def _hot_units(self, place: Place, wanted: Wanted) -> Iterable[CqUnit] | None:
         """Return a place's entries if they are in memory and the loop may read all their blocks.
@@ -382,12 +408,21 @@ class QueueReader:
         return read_block
 
     def _read_block_hot(self, unit: CqUnit) -> Batch:
-        batch = self._cache.get(unit.physical_offset)
+        batch = self._find_block(unit)
         if batch is None:
             batch = self.log.read_batch_nowait(unit.physical_offset, unit.size)
             if batch is None:
                 raise NeedsDisk
             self._cache.put(batch)
+        return batch
+
+    def _find_block(self, unit: CqUnit) -> Batch | None:
+        """Return the batch of an entry if the cache or the log's newest blocks have it."""
+        batch = self._cache.get(unit.physical_offset)
+        if batch is None:
+            batch = self.log.newest.find(unit.physical_offset, unit.size)
+            if batch is not None:
+                self._cache.put(batch)
         return batch
 
     # -- damage ----------------------------------------------------------------------------

@@ -48,6 +48,7 @@ from tests.support.stored import (
     batch,
     bodies,
     fill_segment,
+    forget_newest_blocks,
     open_storage,
     read_queue,
     settled,
@@ -1014,6 +1015,7 @@ async def test_unreadable_queues_do_not_affect_others(
     segment = storage.log.segment_at(at)
     assert segment is not None
     flip_bit(segment.path, at - segment.start_offset + 140)
+    forget_newest_blocks(storage)
     queues[2].trim_queue(1, 0)
     found = await store.reading.read_many(topic, {0: 0, 1: 0, 2: 0, 3: 2, 4: 0}, **ALL)
     whole, corrupt, trimmed, beyond, empty = (found[queue] for queue in range(5))

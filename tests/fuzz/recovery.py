@@ -18,7 +18,7 @@ from pathlib import Path
 from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.errors import CorruptBatch, CorruptRecord, UnknownFormatVersion
 from holdfast.commitlog.format.batch import Batch
-from holdfast.commitlog.format.batch_header import BatchHeader
+from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader
 from holdfast.commitlog.format.header_table import headers_in
 from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.commitlog.segments.footer import block_tables, read_footer, seal_segment
@@ -184,7 +184,7 @@ def _append_note(log: CommitLog, blocks: dict[int, bytes]) -> int:
         log.roll()
     at = log.written_offset
     note = stamped(raw, physical_offset=at, durable_offset=at, topic_id=0)
-    log.append([note.block], [note.header])
+    log.append([note.block[:HEADER_SIZE], note.block[HEADER_SIZE:]], [note.header])
     blocks[at] = bytes(note.block)
     return at
 

@@ -35,7 +35,7 @@ from holdfast.storage.storage import Storage
 from tests.support.aiohttp_connection import start_aiohttp_server
 from tests.support.memory_folder import MemoryDisk, folder_in_memory
 from tests.support.recorded_groups import RecordedGroups
-from tests.support.stored import MIB, open_storage, small_config
+from tests.support.stored import MIB, forget_newest_blocks, open_storage, small_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +135,7 @@ class Api:
 
     def damage(self, queue: int, offset: int) -> None:
         """Change the last byte of the stored batch of "orders" that begins at this offset."""
+        forget_newest_blocks(self.storage)
         key = (self.store.table.get("orders").topic_id, queue)
         entries = self.storage.opened.queues[key].entries
         (unit,) = (each for each in entries if each.base_offset == offset)

@@ -13,6 +13,7 @@ from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.disk.disk import Disk
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
+from holdfast.commitlog.segments.newest_blocks import NewestBlocks
 from holdfast.config import Config
 from holdfast.consumequeue.config import ConsumeQueueConfig, TopicsConfig
 from holdfast.consumequeue.message_store import MessageStore
@@ -49,6 +50,11 @@ def small_config(data_dir: Path, *, eager_tail: bool = True, **commitlog: Any) -
         ),
         topics=TopicsConfig(default_retention_ms=0),
     )
+
+
+def forget_newest_blocks(storage: Storage) -> None:
+    """Drop the log's copies of its newest blocks, so that readers see a change of their files."""
+    storage.log.newest = NewestBlocks(0)
 
 
 @asynccontextmanager

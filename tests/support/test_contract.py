@@ -55,6 +55,8 @@ ADDITIONS = {
     ),
     "+ /settings/commitlog.append_on_loop_bytes",
     "+ /commands/holdfast serve/--commitlog-append-on-loop-bytes",
+    "+ /settings/commitlog.newest_blocks_bytes",
+    "+ /commands/holdfast serve/--commitlog-newest-blocks-bytes",
     "+ /golden_files/golden/batch_envelopes.bin",
     "+ /python/holdfast.commitlog.batch/Batch/members/envelope",
     "+ /python/holdfast.commitlog.batch/Batch/members/envelope_offsets",
