@@ -137,7 +137,8 @@ class AmqpConnection(asyncio.Protocol):
         self._received_s = self._loop.time()
         if not self._is_ending:
             self._shared.counters.bytes_in += len(data)
-            self._take_turn(data)
+            if not self._engine.is_heartbeat(data):
+                self._take_turn(data)
 
     def eof_received(self) -> None:
         """Let the transport close. Clients do not half-close and then wait for messages."""

@@ -268,6 +268,16 @@ class Connection:
 
     # ---- Bytes of the peer
 
+    def is_heartbeat(self, data: Buffer) -> bool:
+        """Return whether the next bytes of the peer are an empty frame and nothing else. Then
+        `receive_data` would do nothing with them."""
+        return (
+            data == EMPTY_FRAME
+            and self._phase is Phase.FRAMES
+            and not self._buffer
+            and self.remote is not None
+        )
+
     def receive_data(self, data: Buffer, max_frames: int = 0) -> Iterator[Event]:
         """Process bytes of the peer. Iterate to the end; act on an event before the next.
 

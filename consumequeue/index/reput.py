@@ -111,6 +111,8 @@ class ReputService:
         #: The reput thread sleeps on this queue. The content of its elements has no meaning.
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_asleep = False
+        #: Whether the thread sleeps without a time limit, because there is nothing to commit.
+        self._is_idle = False
         self._is_stopping = False
         self._is_stopped = False
         self._has_failed = False
@@ -213,12 +215,19 @@ class ReputService:
 
     def _wait(self) -> bool:
         """Wait for reports, or until a commit is due. Return False when the service must stop."""
-        self._is_asleep = True
-        # A thread that reports after this check finds `_is_asleep` set.
+        self._is_asleep = self._is_idle = True
+        # A thread that reports after these checks finds `_is_asleep` set, and `_is_idle` if its
+        # entries are the first to commit.
+        if self.committer.uncommitted:
+            self._is_idle = False
         if not self._inbox and not self._is_stopping:
-            with contextlib.suppress(queue.Empty):
-                self._wakeups.get(timeout=max(self._next_commit_s - self.monotonic(), 0))
-        self._is_asleep = False
+            if self._is_idle:
+                self._wakeups.get()
+                self._schedule_commit(self.commit_interval_s)
+            else:
+                with contextlib.suppress(queue.Empty):
+                    self._wakeups.get(timeout=max(self._next_commit_s - self.monotonic(), 0))
+        self._is_asleep = self._is_idle = False
         return not self._is_stopping
 
     def _drain(self) -> None:
@@ -274,6 +283,9 @@ class ReputService:
             self._fail(error)
         finally:
             self._pass_lock.release()
+        if self._is_idle and self.committer.uncommitted:
+            self._is_idle = False
+            self._wakeups.put(None)
 
     def _process_inbox(self) -> None:
         advanced: dict[QueueKey, int] = {}

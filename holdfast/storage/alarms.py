@@ -12,6 +12,7 @@ import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from mmap import PAGESIZE
 from pathlib import Path
 
 from holdfast.commitlog.disk.disk import free_bytes
@@ -27,6 +28,9 @@ INTERVAL_S = 0.5
 #: Publishing stops at this share of the memory that the process may use. The remainder is for
 #: requests that are being decoded, replies, and freed memory that the allocator keeps.
 _SHARE = 0.8
+#: The memory of the machine and of the cgroup is read once in so many measurements: it changes
+#: seldom, and reading it costs several times as much as everything else that is measured.
+_MACHINE_MEASUREMENTS = 20
 
 DISK, MEMORY, INDEX = "disk", "memory", "index"
 
@@ -36,7 +40,8 @@ class Alarms:
     """Measures disks and memory while it runs. `raised` returns the error of each raised alarm.
 
     Call `start`, `stop` and the alarms on the event loop. If `min_free_bytes` is 0, there is no
-    limit. If `max_memory_bytes` is 0, the limit is a share of the memory that the process may use.
+    limit. If `max_memory_bytes` is 0, the limit is a share of the memory that the process may use,
+    which is read every 10 s.
     An alarm is raised if more than `max_uncommitted_entries` entries of `reput` are not in LMDB. If
     `log` has no segment for the next publish, the measuring thread lets it try again. After each
     measurement, `on_measured` is called on the event loop.
@@ -54,6 +59,7 @@ class Alarms:
         self._measured: dict[str, LogError] = {}
         self._task: asyncio.Task[None] | None = None
         self._is_index_behind = False
+        self._share_bytes = self._measurements = 0
         self.by_name: Mapping[str, PublishAlarm] = {
             # Every publish calls these.
             DISK: self._disk_error,
@@ -123,13 +129,21 @@ class Alarms:
         low = disk_low(free_by_directory(self.directories), self.min_free_bytes)
         if low is not None:
             found[DISK] = low
-        used, limit = memory_use(self.max_memory_bytes)
+        most = self.max_memory_bytes or self._share()
+        used, limit = memory_use(most)
         if used > limit:
             trim_memory()
-            used, limit = memory_use(self.max_memory_bytes)
+            used, limit = memory_use(most)
         if used > limit:
             found[MEMORY] = MemoryLow(used, limit)
         return found
+
+    def _share(self) -> int:
+        """Return the share of the memory that the process may use, as it was read last."""
+        if self._measurements % _MACHINE_MEASUREMENTS == 0:
+            self._share_bytes = int(machine_bytes() * _SHARE)
+        self._measurements += 1
+        return self._share_bytes
 
 
 def free_by_directory(directories: Sequence[Path]) -> dict[Path, int]:
@@ -156,24 +170,21 @@ def disk_low(free: Mapping[Path, int], min_free_bytes: int) -> DiskLow | None:
 # -- memory --------------------------------------------------------------------------------
 
 
-def memory_use(max_memory_bytes: int) -> tuple[int, int]:
-    """Return the bytes that this process uses, and the limit at which publishing stops.
+def memory_use(most: int) -> tuple[int, int]:
+    """Return the bytes that this process uses, and the limit at which publishing stops: `most`, or
+    less.
 
     Only the process's own (anonymous) memory counts, not pages of files, which the kernel can
     reclaim. If the process's address space is limited, the limit is at most half of the address
     space that mapped files do not use, because allocators reserve more than they use.
     """
-    sizes = {}  # the sizes that the kernel reports for this process, in bytes
-    for line in Path("/proc/self/status").read_text("ascii", "replace").splitlines():
-        name, _, value = line.partition(":")
-        if value.endswith(" kB"):
-            sizes[name] = int(value.split()[0]) * 1024
-    limit = max_memory_bytes or int(machine_bytes() * _SHARE)
+    # In pages: all, resident, resident of files and shared, code, 0, data and stack, 0.
+    statm = Path("/proc/self/statm").read_bytes()
+    size, resident, shared, _, _, data, _ = map(int, statm.split())
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if space != resource.RLIM_INFINITY:
-        of_files = sizes.get("VmSize", 0) - sizes.get("VmData", 0)
-        limit = min(limit, max(space - of_files, 0) // 2)
-    return sizes.get("RssAnon", 0), limit
+        most = min(most, max(space - (size - data) * PAGESIZE, 0) // 2)
+    return (resident - shared) * PAGESIZE, most
 
 
 def trim_memory() -> None:

@@ -223,6 +223,18 @@ async def test_an_idle_connection_is_closed(tmp_path: Path) -> None:
         assert error.description == "local-idle-timeout expired"
 
 
+async def test_empty_frames_of_the_client_keep_its_connection_open(tmp_path: Path) -> None:
+    async with (
+        amqp_broker(tmp_path, idle_timeout_ms=4_000) as broker,
+        amqp_client(port_of(broker)) as client,
+    ):
+        for _ in range(12):
+            client.transport.write(EMPTY_FRAME)
+            await asyncio.sleep(0.5)
+        await client.session()
+        assert not client.is_lost
+
+
 async def test_the_broker_keeps_a_connection_alive_with_empty_frames(tmp_path: Path) -> None:
     async with (
         amqp_broker(tmp_path) as broker,

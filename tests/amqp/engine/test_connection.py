@@ -243,6 +243,23 @@ def test_a_channel_above_channel_max_closes_the_connection(more: int) -> None:
     assert type(events[0]) is (Closed if more > 0 else Begun)
 
 
+def test_only_an_empty_frame_between_frames_is_a_heartbeat() -> None:
+    connection = server()
+    assert not connection.is_heartbeat(EMPTY_FRAME)
+    receive(connection, AMQP_HEADER)
+    assert not connection.is_heartbeat(EMPTY_FRAME)  # the first frame must be open
+    connection = opened()
+    assert connection.is_heartbeat(EMPTY_FRAME)
+    for data in (b"", EMPTY_FRAME[:-1], EMPTY_FRAME * 2, frame(1, b""), frame(0, b"x")):
+        assert not connection.is_heartbeat(data)
+    receive(connection, EMPTY_FRAME[:3])
+    assert not connection.is_heartbeat(EMPTY_FRAME)
+    assert receive(connection, EMPTY_FRAME[3:]) == []
+    assert connection.is_heartbeat(EMPTY_FRAME)
+    connection.close()
+    assert not connection.is_heartbeat(EMPTY_FRAME)
+
+
 def test_empty_frames_are_ignored() -> None:
     connection = opened()
     assert receive(connection, EMPTY_FRAME, EMPTY_FRAME) == []

@@ -204,6 +204,35 @@ def log() -> Log:
     return Log()
 
 
+# -- the thread ----------------------------------------------------------------------------
+
+
+def test_the_thread_sleeps_while_there_is_nothing_to_commit(run: Run, log: Log) -> None:
+    with run(commit_interval_s=0.001) as reput:
+        waits = 0
+
+        def monotonic() -> float:
+            nonlocal waits
+            waits += 1
+            return time.monotonic()
+
+        def is_asleep() -> bool:
+            before = waits
+            time.sleep(0.1)
+            return waits == before
+
+        reput.service.monotonic = monotonic
+        for _ in range(3):
+            reput.until(is_asleep)
+            reput.append([log.write(WRITTEN)])
+            reput.indexed(log)
+            reput.until(lambda: not is_asleep())  # the entry waits for the sync
+            reput.sync(log.end)
+            reput.until(lambda: not reput.service.uncommitted_count)
+        reput.until(is_asleep)
+        assert reput.on_disk(WRITTEN) == [0, 1, 2]
+
+
 # -- what is visible -----------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 import asyncio
 import errno
+import resource
 from collections.abc import Callable
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, PAGESIZE, mmap
 from pathlib import Path
@@ -109,15 +110,48 @@ async def test_a_failed_measurement_is_logged_once(
 
 
 def test_only_the_memory_of_the_process_counts() -> None:
-    before, limit = memory_use(0)
+    before, limit = memory_use(1 << 60)
     assert 0 < before < limit
     # A map of its own: the allocator may have free memory that is resident already.
     held = mmap(-1, 64 * MIB, flags=MAP_PRIVATE | MAP_ANONYMOUS)
     for at in range(0, len(held), PAGESIZE):
         held[at] = 1
-    after, _ = memory_use(0)
+    after, _ = memory_use(1 << 60)
     assert after - before > len(held) * 0.9
     assert memory_use(5)[1] == 5
+
+
+def test_an_address_space_limit_lowers_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda of: (1 << 40, 1 << 40))
+    limit = memory_use(1 << 60)[1]
+    assert (1 << 39) - (1 << 36) < limit < 1 << 39
+    assert memory_use(5)[1] == 5
+
+
+async def test_a_new_limit_of_the_machine_counts_after_some_measurements(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(alarms, "INTERVAL_S", 0.001)
+    machine, reads = 1 << 50, 0
+
+    def machine_bytes() -> int:
+        nonlocal reads
+        reads += 1
+        return machine
+
+    monkeypatch.setattr(alarms, "machine_bytes", machine_bytes)
+    watch = _alarms()
+    await watch.start()
+    assert (watch.raised(), reads) == ({}, 1)
+    machine = 100
+    await _until(lambda: isinstance(watch.raised().get("memory"), MemoryLow))
+    error = watch.raised()["memory"]
+    assert isinstance(error, MemoryLow)
+    assert error.limit == 80
+    machine = 1 << 50
+    await _until(lambda: not watch.raised())
+    assert reads >= 3
+    await watch.stop()
 
 
 async def test_an_alarm_refuses_only_publishes(

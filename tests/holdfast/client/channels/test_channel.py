@@ -58,6 +58,7 @@ def test_closing_the_channel_ends_a_get_without_end(setting: Setting) -> None:
         ThreadPoolExecutor() as threads,
     ):
         channel = connection.channel()
+        assert channel.get(setting.name) is None
         getting = threads.submit(channel.get, setting.name, timeout_s=None)
         until(lambda: setting.client.describe_group(setting.name).members)
         channel.close()
