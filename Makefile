@@ -43,7 +43,7 @@ test-faults: $(READY)  ## real faults: power loss, full disks, failing syncs, st
 
 # The same Spark job on four kinds of cluster, made from the pip package, one after the other.
 test-cluster: $(READY)  ## Spark: local-cluster, standalone and Connect beside one machine
-	$(BIN)/pytest -m cluster -s $(PYTEST_ARGS)
+	$(BIN)/pytest -m cluster -s tests/cluster $(PYTEST_ARGS)
 
 # The console in Debian's chromium. What is missing, the tests name and skip;
 # `.ci/install-fault-tools` installs it.

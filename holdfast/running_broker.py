@@ -46,8 +46,8 @@ class RunningBroker:
         data_dir: Path | str,
         arguments: Sequence[str] = (),
         *,
-        start_timeout_s: float = 30.0,
-        stop_timeout_s: float = 15.0,
+        start_timeout_s: float = 90.0,
+        stop_timeout_s: float = 60.0,
         program: Sequence[str] = (sys.executable, "-m", "holdfast"),
     ) -> None:
         self.data_dir = Path(data_dir)

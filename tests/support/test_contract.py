@@ -20,6 +20,12 @@ ADDITIONS = {
     # A folder, as before, or also a URL.
     "! /commands/holdfast backup/DEST/type/param_type: 'Path' -> 'FolderOrUrl'",
     "! /commands/holdfast restore/SRC/type/param_type: 'Path' -> 'FolderOrUrl'",
+    # More patience with a busy machine.
+    "! /python/holdfast.testing/RunningBroker/constructor: '(data_dir: Path | str, arguments: "
+    "Sequence[str] = (), *, start_timeout_s: float = 30.0, stop_timeout_s: float = 15.0, program: "
+    "Sequence[str] = (python, -m, holdfast))' -> '(data_dir: Path | str, arguments: Sequence[str] "
+    "= (), *, start_timeout_s: float = 90.0, stop_timeout_s: float = 60.0, program: Sequence[str] "
+    "= (python, -m, holdfast))'",
     "+ /commands/holdfast demo/--no-wait",
     "+ /python/holdfast.client/Instrumentation",
     "+ /commands/holdfast group create/--last-value --all-values",

@@ -35,7 +35,7 @@ def proton_client() -> list[str]:
     folder = cached_folder("amqp-proton", [PROTON.encode(), sys.version.encode()])
     python = folder / "venv" / "bin" / "python"
     if not (folder / "complete").exists():
-        run([sys.executable, "-m", "venv", "--clear", folder / "venv"])
+        run([sys.executable, "-m", "venv", "--clear", folder / "venv"], timeout_s=BUILD_S)
         run([python, "-m", "pip", "install", "--quiet", PROTON], timeout_s=BUILD_S)
         (folder / "complete").touch()
     return [str(python), str(HERE / "python" / "client.py")]
