@@ -28,7 +28,7 @@ from holdfast.spark.session import require_java
 from holdfast.spark.source import HoldfastDataSource
 from tests.support.broker_calls import wait_until
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 
 TOPIC = "orders"
 QUEUES = 2
@@ -277,7 +277,7 @@ def test_an_executor_that_is_killed_in_the_middle_of_a_task(
         [sys.executable, str(job), broker.url, str(mark), json.dumps(FETCH)],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
         check=False,
         cwd=tmp_path,
         env={

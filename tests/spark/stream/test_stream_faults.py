@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = [pytest.mark.fault, pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.fault, pytest.mark.spark, pytest.mark.timeout(600)]
 
 TIMEOUT_S = 90
 QUEUES = 2

@@ -19,7 +19,7 @@ from tests.spark.write.test_task import bodies
 
 pytest.importorskip("pyspark")
 
-pytestmark = [pytest.mark.fault, pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.fault, pytest.mark.spark, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[3]
 ROWS = 20_000
@@ -36,7 +36,7 @@ def run(folder: Path, *arguments: str) -> int:
     command = [sys.executable, "-m", "tests.spark.sink_program", *arguments]
     with (folder / "program.log").open("ab") as log:
         return subprocess.run(
-            command, cwd=folder, env=ENVIRONMENT, stdout=log, stderr=log, timeout=240, check=False
+            command, cwd=folder, env=ENVIRONMENT, stdout=log, stderr=log, timeout=500, check=False
         ).returncode
 
 
