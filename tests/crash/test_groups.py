@@ -195,7 +195,7 @@ class Crowd:
                     raise thread.error
             return condition()
 
-        wait_until(holds, what, timeout_s=120)
+        wait_until(holds, what, timeout_s=300)
 
 
 @pytest.mark.parametrize("crashed", ["members", "broker"])

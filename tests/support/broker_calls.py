@@ -111,7 +111,7 @@ def fetch(url: str, timeout_s: float = 10.0) -> Answer:
     return Calls(url, timeout_s=timeout_s)("GET", f"{parts.path}?{parts.query}")
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 180.0) -> None:
     """Poll until `condition` holds."""
     deadline = time.monotonic() + timeout_s
     while not condition():
