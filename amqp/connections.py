@@ -6,10 +6,11 @@ budget for unsent bytes.
 
 import asyncio
 from collections import defaultdict
-from dataclasses import dataclass, field
 from itertools import count
 from operator import methodcaller
 from typing import NoReturn, Protocol
+
+import msgspec
 
 from holdfast.amqp.config import AmqpConfig
 from holdfast.amqp.engine.connection import ConnectionSettings
@@ -204,11 +205,10 @@ class AmqpConnections(Admission):
                     each.end_access()
 
 
-@dataclass(slots=True)
-class _Container:
-    connections: set[Member] = field(default_factory=set)
+class _Container(msgspec.Struct):
+    connections: set[Member] = msgspec.field(default_factory=set)
     is_sole: bool = False
-    links: dict[tuple[str, bool], tuple[Member, Link]] = field(default_factory=dict)
+    links: dict[tuple[str, bool], tuple[Member, Link]] = msgspec.field(default_factory=dict)
     """The attached links by name and role."""
 
 

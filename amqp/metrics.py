@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import msgspec
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -45,8 +46,7 @@ class AmqpCounters:
             self.errors[what, error.condition] += 1
 
 
-@dataclass(frozen=True, slots=True)
-class AmqpFigures:
+class AmqpFigures(msgspec.Struct, frozen=True):
     """The values that a scrape reads from the connections."""
 
     counters: AmqpCounters

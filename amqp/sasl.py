@@ -12,7 +12,8 @@ The broker ignores the name of the user. The password of PLAIN is a token.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
+
+import msgspec
 
 ANONYMOUS = "ANONYMOUS"
 PLAIN = "PLAIN"
@@ -57,8 +58,7 @@ def token_in(mechanism: str, response: bytes) -> str | None:
         return None
 
 
-@dataclass(slots=True)
-class _Failures:
+class _Failures(msgspec.Struct):
     second: int
     count: int
 

@@ -1,8 +1,9 @@
 """The sessions of the open connections with their links, for operators. Reads only; on the loop."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal, Protocol
+
+import msgspec
 
 from holdfast.amqp.engine.incoming_link import IncomingLink
 from holdfast.amqp.engine.link import Link
@@ -16,8 +17,7 @@ Place = tuple[int, int]
 """The number of a connection, and the channel of a session."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListedLink:
+class ListedLink(msgspec.Struct, frozen=True):
     """A link. `role` is the client's. `credit` is how many messages the sender may send now."""
 
     name: str
@@ -29,8 +29,7 @@ class ListedLink:
     draining: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ListedSession:
+class ListedSession(msgspec.Struct, frozen=True):
     """A session. `in` means from the client, and `out` means to the client. Windows count the
     frames that may be sent now. `link_count` counts all links, also those not in `links`."""
 

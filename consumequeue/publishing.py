@@ -17,6 +17,8 @@ from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from holdfast.commitlog.append.appender import Appender, AppendRequest
 from holdfast.commitlog.errors import LogError, LogOverloaded, SyncTimeout
 from holdfast.commitlog.format.batch import Batch
@@ -46,8 +48,7 @@ ArrivalListener = Callable[[dict[QueueKey, int]], None]
 """Called on the event loop with the new max offsets of queues."""
 
 
-@dataclass(slots=True)
-class StoredBatch:
+class StoredBatch(msgspec.Struct):
     """The place of one batch of a publish. `durable` is True if the batch was synced before the
     publish was acknowledged."""
 
@@ -288,8 +289,7 @@ class PublishAdmission:
                 listener(refusal)
 
 
-@dataclass(slots=True)
-class _Usage:
+class _Usage(msgspec.Struct):
     """The stored bytes of a topic at `measured_s`, and the bytes of publishes in progress."""
 
     measured_s: float = float("-inf")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from holdfast.commitlog.format.batch import Batch
@@ -31,8 +32,7 @@ def allow_all(name: str) -> None:
     """Allow everything: this check never raises an exception."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeChecks:
+class ChangeChecks(msgspec.Struct, frozen=True):
     """The checks that a change of a group makes before anything changes. Each gets a name, and
     raises an exception if the caller may not make the change."""
 
@@ -54,8 +54,7 @@ CountPublished = Callable[[int, int], bool]
 caller must stop publishing for now."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupState:
+class GroupState(msgspec.Struct, frozen=True):
     """A group's record, and its topics by name: those that match its subscriptions now."""
 
     record: GroupRecord
@@ -87,8 +86,7 @@ class Delivery(NamedTuple):
     holder: Holder | None = None
 
 
-@dataclass(slots=True)
-class BatchPart:
+class BatchPart(msgspec.Struct):
     """The deliveries of one batch, sorted by row."""
 
     deliveries: list[Delivery]
@@ -126,8 +124,7 @@ def _part(deliveries: Sequence[Delivery], places: list[int]) -> BatchPart:
     return BatchPart(part, places, rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True):
     """The answer to a receive. It has no messages if none came in time, or if the member is not the
     active member, or if it has just become the active member."""
 
@@ -166,14 +163,13 @@ class RedriveOptions:
     published: CountPublished | None = field(default=None, compare=False)
 
 
-@dataclass(slots=True)
-class RedriveResult:
+class RedriveResult(msgspec.Struct):
     """The result of a redrive."""
 
     dead_letter_topic: str
     #: topic name -> how many letters were put back to it. Letters that an earlier redrive had
     #: already put back are not counted.
-    topics: dict[str, int] = field(default_factory=dict)
+    topics: dict[str, int] = msgspec.field(default_factory=dict)
     #: How many letters cannot be put back: they do not name their topic, or the group does not
     #: subscribe to it, or the caller may not publish to it.
     stuck: int = 0

@@ -127,8 +127,7 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(msgspec.Struct, frozen=True):
     """The file or folder of a path. It is kept open, so that later changes of names have no
     effect."""
 

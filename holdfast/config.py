@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import msgspec
+
 from holdfast.amqp.config import AmqpConfig
 from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.setting import setting
@@ -139,8 +141,7 @@ class UnreadableFile(ConfigError):
         return f"{self.file}: {self.cause}; it must be a readable TOML file"
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(msgspec.Struct, frozen=True):
     """One configuration key, as declared. `section` is empty for keys outside any section."""
 
     section: str
@@ -248,8 +249,7 @@ class Key:
         return self.type(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(msgspec.Struct, frozen=True):
     """The final value of one key, and the source of this value ("default" if no source sets it)."""
 
     key: Key

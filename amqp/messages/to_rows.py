@@ -6,8 +6,9 @@ same header share one envelope. Other messages take ten times longer.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
+
+import msgspec
 
 from holdfast.amqp.messages.envelope import Envelope, data_head, encode_envelope
 from holdfast.amqp.messages.fast_fields import read_header
@@ -25,8 +26,7 @@ _SHORT_DATA, _LONG_DATA = b"\x00\x53\x75\xa0", b"\x00\x53\x75\xb0"
 _LATEST_US = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(msgspec.Struct, frozen=True):
     """What a topic accepts, and what is stored with every message.
 
     `publisher` is the result of `publisher_hash`. Messages with a property whose name begins with
@@ -39,24 +39,23 @@ class Rules:
     tag: str | None = None
 
 
-@dataclass(slots=True)
-class Columns:
+class Columns(msgspec.Struct):
     """Messages that arrived together.
 
     `bodies` and `envelopes` have one value for each message, in order. The other columns are dicts
     from the index of a message to its value. Messages without a value are not in the dict.
     """
 
-    bodies: list[bytes] = field(default_factory=list)
-    envelopes: list[bytes] = field(default_factory=list)
-    keys: dict[int, str] = field(default_factory=dict)
-    tags: dict[int, str] = field(default_factory=dict)
-    properties: dict[int, Mapping[str, str]] = field(default_factory=dict)
-    expires_us: dict[int, int] = field(default_factory=dict)
-    priorities: dict[int, int] = field(default_factory=dict)
-    durable: set[int] = field(default_factory=set)
+    bodies: list[bytes] = msgspec.field(default_factory=list)
+    envelopes: list[bytes] = msgspec.field(default_factory=list)
+    keys: dict[int, str] = msgspec.field(default_factory=dict)
+    tags: dict[int, str] = msgspec.field(default_factory=dict)
+    properties: dict[int, Mapping[str, str]] = msgspec.field(default_factory=dict)
+    expires_us: dict[int, int] = msgspec.field(default_factory=dict)
+    priorities: dict[int, int] = msgspec.field(default_factory=dict)
+    durable: set[int] = msgspec.field(default_factory=set)
     """The messages whose header asks for durability."""
-    refused: dict[int, Exception] = field(default_factory=dict)
+    refused: dict[int, Exception] = msgspec.field(default_factory=dict)
     """AmqpError or LimitExceeded, for each message that must be rejected."""
 
 

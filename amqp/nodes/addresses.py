@@ -17,9 +17,10 @@ by an allowed name.
 """
 
 import re
-from dataclasses import dataclass
 from enum import Enum
 from urllib.parse import unquote
+
+import msgspec
 
 from holdfast.amqp.termini.names import hashed_name
 from holdfast.amqp.wire.conditions import INVALID_FIELD, LinkFailed
@@ -38,8 +39,7 @@ class Kind(Enum):
     MANAGER = "management"
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(msgspec.Struct, frozen=True):
     """A parsed address. `name` is a valid name of a topic or group."""
 
     kind: Kind

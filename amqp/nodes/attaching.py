@@ -14,8 +14,9 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from holdfast.amqp.engine.incoming_link import IncomingLink
 from holdfast.amqp.engine.outgoing_link import OutgoingLink

@@ -14,9 +14,10 @@ applies, so the answer leaves out filters of other types.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+import msgspec
 
 from holdfast.amqp.config import AmqpConfig
 from holdfast.amqp.wire.conditions import INVALID_FIELD, LinkFailed
@@ -34,8 +35,7 @@ class End(Enum):
     """The next message that is published."""
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     """Where a copy begins. At most one of `offset` and `timestamp_ms` is set; then `end` has no
     meaning."""
 
@@ -47,15 +47,14 @@ class Start:
 NEXT = Start()
 
 
-@dataclass(frozen=True, slots=True)
-class Filters:
+class Filters(msgspec.Struct, frozen=True):
     """The filters of a source that are known. `in_force` is the filter-set of the answer."""
 
     selector: str | None = None
     tags: str | None = None
     start: Start | None = None
     is_no_local: bool = False
-    in_force: Mapping[str, Any] = field(default_factory=dict)
+    in_force: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
 class FilterBudget:

@@ -20,8 +20,9 @@ end with `stop`.
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import msgspec
 
 from holdfast.amqp.config import AmqpConfig
 from holdfast.amqp.engine.incoming_link import Delivery
@@ -50,8 +51,7 @@ Answer = Callable[[HttpPeer, str, str, bytes], AbstractAsyncContextManager[Reply
 count the reply until the context ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerParts:
+class BrokerParts(msgspec.Struct, frozen=True):
     """The parts of the broker that AMQP uses."""
 
     config: AmqpConfig
@@ -69,10 +69,10 @@ class BrokerParts:
     temporary: TemporaryNodes
     answer: Answer | None = None
     """Answers requests to `/management`; None if the broker has no HTTP API."""
-    filter_budget: FilterBudget = field(default_factory=FilterBudget)
-    subscriptions: SubscriptionGroups = field(default_factory=SubscriptionGroups)
-    modified: ModifiedAnnotations = field(default_factory=ModifiedAnnotations)
-    suspended: SuspendedLinks = field(default_factory=SuspendedLinks)
+    filter_budget: FilterBudget = msgspec.field(default_factory=FilterBudget)
+    subscriptions: SubscriptionGroups = msgspec.field(default_factory=SubscriptionGroups)
+    modified: ModifiedAnnotations = msgspec.field(default_factory=ModifiedAnnotations)
+    suspended: SuspendedLinks = msgspec.field(default_factory=SuspendedLinks)
 
 
 class Peer(Protocol):

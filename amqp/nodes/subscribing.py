@@ -1,8 +1,9 @@
 """A link of a subscription: makes the subscription, and deletes it if it ends with the link."""
 
 from collections.abc import Coroutine
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from holdfast.amqp.engine.outgoing_link import OutgoingLink
 from holdfast.amqp.nodes.group_access import check_consume, ensure_topic

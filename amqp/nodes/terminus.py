@@ -12,8 +12,10 @@ topic. The source in the answer has the values that the broker applies, which ma
 values that the client asked for.
 """
 
-from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from holdfast.amqp.nodes.addresses import Address, Kind
 from holdfast.amqp.nodes.filters import NEXT, Filters, Start, read_filters
@@ -35,8 +37,7 @@ OUTCOMES = (
 _Wanted = TypeVar("_Wanted", "FromGroup", "FromTopic")
 
 
-@dataclass(frozen=True, slots=True)
-class FromGroup:
+class FromGroup(msgspec.Struct, frozen=True):
     """Messages of a group: under leases, as a member of the group, or only shown (browsed)."""
 
     group: str
@@ -53,8 +54,7 @@ class FromGroup:
     answer: Source
 
 
-@dataclass(frozen=True, slots=True)
-class FromTopic:
+class FromTopic(msgspec.Struct, frozen=True):
     """Messages of a topic by offset, of all queues or of one."""
 
     topic: str
@@ -70,8 +70,7 @@ class FromTopic:
     answer: Source
 
 
-@dataclass(frozen=True, slots=True)
-class FromSubscription(FromGroup):
+class FromSubscription(FromGroup, frozen=True):
     """Messages of a topic from when the subscription was made, under leases of its group.
 
     `condition` and `is_no_local` are of the subscription: the group applies them, not the link.

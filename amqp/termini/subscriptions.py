@@ -16,7 +16,7 @@ The source sets whether the subscription is durable (terminus-durability, or the
 subscription has no source; then the link's name decides.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from holdfast.amqp.termini.names import hashed_name
 from holdfast.amqp.wire.performatives import Source
@@ -29,8 +29,7 @@ DURABLE_PREFIX = "amqp."
 VOLATILE_PREFIX = "amqp.volatile."
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionName:
+class SubscriptionName(msgspec.Struct, frozen=True):
     """A subscription. Two links with equal values share it."""
 
     group: str

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 
 from holdfast.commitlog.append.producer_sequences import ProducerFields, ProducerSequences
@@ -54,8 +55,7 @@ MAX_ROWS_NOW = 256
 QueueKey = tuple[int, int]
 
 
-@dataclass(slots=True)
-class AppendResult:
+class AppendResult(msgspec.Struct):
     """Where one batch of a publish is stored. `duplicate` is True if an earlier attempt of the
     publish stored it."""
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 
 from holdfast.commitlog.errors import (
@@ -92,8 +93,7 @@ ProducerKey = tuple[int, int]
 """(producer id, topic id)"""
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerLimits:
+class ProducerLimits(msgspec.Struct, frozen=True):
     """The most producers that are remembered. A producer counts once for each of its queues."""
 
     max_producers: int

@@ -15,9 +15,9 @@ intact block later in the log can prove that earlier damage is corruption and no
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from holdfast.commitlog.errors import MISSING_SEGMENT, CorruptBatch
@@ -32,8 +32,7 @@ _logger = logging.getLogger(__name__)
 _ZEROS = bytes(1024 * 1024)
 
 
-@dataclass(slots=True)
-class RecoveryResult:
+class RecoveryResult(msgspec.Struct):
     """The result of a recovery."""
 
     written_offset: int
@@ -43,10 +42,10 @@ class RecoveryResult:
     last_timestamp_us: int = 0
     cut_bytes: int = 0
     """Number of bytes of a torn tail that were cut."""
-    left_out: list[Path] = field(default_factory=list)
+    left_out: list[Path] = msgspec.field(default_factory=list)
     """Segment files at the end of the log that follow a missing file. A crash cannot remove a
     file, so the files after it are not cut."""
-    damage: list[Damage] = field(default_factory=list)
+    damage: list[Damage] = msgspec.field(default_factory=list)
     """Corruption: bytes that were durable and are unreadable now. If a damaged block has an intact
     header, or the segment's footer lists the block, `on_blocks` gets this block too. So its queue
     keeps the offsets, and a pull that starts at these offsets gets an error."""

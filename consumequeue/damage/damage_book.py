@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 
+import msgspec
+
 from holdfast.commitlog.log_limit import LogLimit
 from holdfast.consumequeue.errors import StateUnavailable
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue
@@ -40,8 +42,7 @@ MAX_FAULTS = 100
 GATHER_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(msgspec.Struct, frozen=True):
     """A damaged place or file. `reason` is a stable identifier for programs, `detail` a sentence
     for people."""
 

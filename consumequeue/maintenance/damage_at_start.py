@@ -3,9 +3,10 @@ holes, and messages that an earlier start found lost and that can be read again.
 block; nothing else runs yet."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
+
+import msgspec
 
 from holdfast.commitlog.errors import MISSING_SEGMENT, CorruptRecord
 from holdfast.commitlog.segments.commit_log import CommitLog
@@ -86,8 +87,7 @@ def keep_ends(queues: dict[QueueKey, ConsumeQueue], book: DamageBook) -> None:
             cq.max_offset = max(cq.max_offset, ranges[-1].end_offset)
 
 
-@dataclass(frozen=True)
-class StartCheck:
+class StartCheck(msgspec.Struct, frozen=True):
     """Compares the log with the index at a start, and records the damage in `book`."""
 
     log: CommitLog

@@ -13,29 +13,28 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from holdfast.consumequeue.config import ConsumeQueueConfig
 from holdfast.consumequeue.errors import TooManyReadLeases, UnknownReadLease
 from holdfast.consumequeue.topics import Topic
 
 
-@dataclass(frozen=True, slots=True)
-class ReadLease:
+class ReadLease(msgspec.Struct, frozen=True):
     """A granted lease. It ends at `until_ms` by the wall clock unless it is extended."""
 
     lease_id: str
     until_ms: int
 
 
-@dataclass(slots=True)
-class _Lease:
+class _Lease(msgspec.Struct):
     topic_id: int
     starts: Mapping[int, int]
     until_s: float
     client: str
 
 
-@dataclass(frozen=True, slots=True)
-class Pinned:
+class Pinned(msgspec.Struct, frozen=True):
     """The messages of one topic that active leases pin. `starts` has the lowest start offset of
     each pinned queue. The last lease ends at `until_ms` by the wall clock."""
 

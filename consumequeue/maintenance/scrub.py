@@ -12,6 +12,8 @@ from dataclasses import KW_ONLY, dataclass
 from time import monotonic
 from typing import cast
 
+import msgspec
+
 from holdfast.commitlog.disk.disk import File, forget
 from holdfast.commitlog.errors import UNKNOWN_VERSION, CorruptBatch, UnknownFormatVersion
 from holdfast.commitlog.format.batch import Batch
@@ -42,8 +44,7 @@ class ScrubStopped(Exception):
     """The thread must end, in the middle of a segment."""
 
 
-@dataclass(slots=True)
-class ScrubProgress:
+class ScrubProgress(msgspec.Struct):
     """What the scrub has done so far. Any thread may read this."""
 
     bytes: int = 0
@@ -244,8 +245,7 @@ class Scrub:
             self.run_on_loop(note)
 
 
-@dataclass(frozen=True, slots=True)
-class _PacedFile:
+class _PacedFile(msgspec.Struct, frozen=True):
     """A segment's file for the scrub. It is read in chunks, as fast as the pace allows."""
 
     file: File

@@ -9,9 +9,10 @@ the reverse of oldest first. On the event loop.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
+
+import msgspec
 
 from holdfast.commitlog.format.batch import Batch
 from holdfast.consumequeue.errors import OffsetTrimmed
@@ -66,8 +67,7 @@ class BrowseLimits(NamedTuple):
         return self.filter is not None or self.is_wanted is not None
 
 
-@dataclass(slots=True)
-class Lane:
+class Lane(msgspec.Struct):
     """The progress in one queue. The messages between `at` and the end of the lane are not read."""
 
     queue: int
@@ -77,7 +77,7 @@ class Lane:
     """Where the request begins. Newest first: the offset after the first message. Oldest first:
     the offset of the first message."""
     at: int
-    ready: deque[Place] = field(default_factory=deque)
+    ready: deque[Place] = msgspec.field(default_factory=deque)
     """Messages that are read and not delivered, in ascending order."""
     ready_bytes: int = 0
     """The size of the batches of `ready`, when they were read."""
@@ -125,8 +125,7 @@ async def browse(
     return Browsed(await browser.merge(list(lanes.values())), lanes)
 
 
-@dataclass(slots=True)
-class _Browser:
+class _Browser(msgspec.Struct):
     reading: QueueReader
     lookups: Lookups
     topic: Topic

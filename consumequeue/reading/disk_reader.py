@@ -6,10 +6,10 @@ which only a part is wanted.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from time import sleep
 
+import msgspec
 import numpy as np
 
 from holdfast.commitlog.errors import CorruptRecord
@@ -42,8 +42,7 @@ from holdfast.consumequeue.topics import QueueKey
 READS_IN_A_ROW = 16
 
 
-@dataclass(frozen=True)
-class DiskReader:
+class DiskReader(msgspec.Struct, frozen=True):
     """Reads from the disk. Any thread may call it; every call may wait for the disk."""
 
     log: CommitLog

@@ -8,9 +8,9 @@ poll to poll.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -80,8 +80,7 @@ class Piece(Protocol):
         """Yield the messages batch by batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSlice:
+class BatchSlice(msgspec.Struct, frozen=True):
     """The rows of one batch that a pull delivers, in ascending order."""
 
     batch: Batch

@@ -6,10 +6,10 @@ message.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from holdfast.commitlog.errors import MISSING_SEGMENT, CorruptRecord
@@ -160,8 +160,7 @@ def collect(
     return Fetched(pieces, at, min_offset, max_offset, count, damage.skipped)
 
 
-@dataclass(slots=True)
-class _DamageSkipper:
+class _DamageSkipper(msgspec.Struct):
     """Decides for one pull which damage is skipped, and records the skipped damage. `start_error`
     is the damage at the pull's first offset, if the pull may not skip it."""
 

@@ -7,7 +7,8 @@ queues of the highest priority level first, in a queue by offset.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from holdfast.commitlog.format.priority import level_of_queue
 from holdfast.consumequeue.topics import QueueKey
@@ -17,8 +18,7 @@ from holdfast.groups.cursor.cursor import State
 from holdfast.groups.cursor.heads import Head, HeadSource
 
 
-@dataclass(slots=True)
-class BrowseResult:
+class BrowseResult(msgspec.Struct):
     """The messages to show, and the place at which the next call continues. If `needs` is set, the
     caller must fetch the message at this queue and offset, and then repeat the call."""
 

@@ -14,8 +14,9 @@ of its queue were examined, even if the keys do not fit into memory.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
+
+import msgspec
 
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.cursor.cursor import Cursor
@@ -32,8 +33,7 @@ LONGEST_KEY_BYTES = 64
 EXAMINED = 2
 
 
-@dataclass(slots=True)
-class KnownKeys:
+class KnownKeys(msgspec.Struct):
     """The number of keys that all groups together keep in memory, and its limit."""
 
     most: int = 1 << 62

@@ -13,9 +13,10 @@ its limit, the group leases only returned messages.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
+
+import msgspec
 
 from holdfast.groups.config import GroupConfig
 from holdfast.groups.core.requests import UNLIMITED
@@ -28,14 +29,13 @@ MayBecomeActive = Callable[[str], bool]
 """Returns True if no other member has a lease and no message is in grace."""
 
 
-@dataclass(slots=True)
-class Members:
+class Members(msgspec.Struct):
     """The members, in the order in which they joined. A member is silent, and must be removed, if
     it has shown no activity for `ttl_ms`. A bound member is never silent: it stays until it leaves.
     """
 
     ttl_ms: int
-    _until: dict[str, int] = field(default_factory=dict)
+    _until: dict[str, int] = msgspec.field(default_factory=dict)
     #: No member is silent before this time.
     _earliest: int | None = None
 
@@ -81,8 +81,7 @@ class Members:
         return [member for member, until in self._until.items() if until <= now_ms]
 
 
-@dataclass(slots=True)
-class AllInFlight:
+class AllInFlight(msgspec.Struct):
     """The numbers of leases (`total`) and of returned messages of all groups together, and their
     limits."""
 
@@ -233,8 +232,7 @@ class AllMembers:
     def resume(self, member: str) -> None: ...
 
 
-@dataclass(slots=True)
-class OneActive:
+class OneActive(msgspec.Struct):
     """The rule of single active and exclusive groups: one member is served at a time. In a single
     active group the others wait, in the order in which they joined. In an exclusive group the
     others are refused until the active member leaves."""
@@ -242,7 +240,7 @@ class OneActive:
     is_exclusive: bool
     active: str | None = None
     fencing_epoch: int = 0
-    _waiting: dict[str, None] = field(default_factory=dict)
+    _waiting: dict[str, None] = msgspec.field(default_factory=dict)
 
     def admit(self, member: str, may_become_active: MayBecomeActive) -> Admission:
         """Serve the active member. If there is none, the next member becomes active; if that member

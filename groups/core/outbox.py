@@ -1,6 +1,6 @@
 """What a group hands to its caller: rows to write, page notes and dead letters. Pure."""
 
-from dataclasses import dataclass, field
+import msgspec
 
 from holdfast.groups.core.group_topic import DeadLetter, QueueLane
 from holdfast.groups.core.members import MemberRule, Members
@@ -17,18 +17,17 @@ from holdfast.groups.cursor.rows import (
 )
 
 
-@dataclass(slots=True)
-class WriteBatch:
+class WriteBatch(msgspec.Struct):
     """The rows of one transaction, and what becomes true when they are durable."""
 
     #: How often the active member had changed when the rows were made.
     fencing_epoch: int = 0
-    writes: list[Write | DeleteRange] = field(default_factory=list)
+    writes: list[Write | DeleteRange] = msgspec.field(default_factory=list)
     #: For each cursor: its epoch, the offset below which messages may be delivered once the rows
     #: are durable, and whether the rows record that there may be timed leases.
-    reserves: dict[Cursor, tuple[int, int, bool]] = field(default_factory=dict)
+    reserves: dict[Cursor, tuple[int, int, bool]] = msgspec.field(default_factory=dict)
     #: Records of the progress page that are not needed once the rows are durable.
-    ended_grants: list[Grant] = field(default_factory=list)
+    ended_grants: list[Grant] = msgspec.field(default_factory=list)
 
 
 class Outbox:

@@ -1,8 +1,9 @@
 """How a group serves requests: choose messages by fairness, lease them, issue receipts. Pure."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import repeat
+
+import msgspec
 
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.group_topic import Offer, QueueLane, Run, interleave, truncate_run
@@ -128,8 +129,7 @@ def _may_match(group: Group, waiter: Waiter, dirty: set[int]) -> bool:
     return request.may_receive is None or any(map(request.may_receive, dirty))
 
 
-@dataclass(slots=True)
-class _FillState:
+class _FillState(msgspec.Struct):
     """A request while its reply is being filled."""
 
     reply: Reply

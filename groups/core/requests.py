@@ -6,9 +6,10 @@ request that gets nothing keeps its place in the order until its deadline.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.core.receipts import Receipt
@@ -27,8 +28,7 @@ MAX_ANSWERS = 4096
 MAX_ANSWERED_MESSAGES = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class UnitLimit:
+class UnitLimit(msgspec.Struct, frozen=True):
     """The most messages of one queue, or of one key in a keyed group, that a reply may have."""
 
     topic: str
@@ -37,13 +37,12 @@ class UnitLimit:
     key: str | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Limits:
+class Limits(msgspec.Struct, frozen=True, eq=False):
     """The limits of one request. A key of `keys` is (topic id, number of the key in `Head.key`).
     Two `Limits` are equal only if they are the same object."""
 
-    queues: Mapping[QueueKey, int] = field(default_factory=dict)
-    keys: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    queues: Mapping[QueueKey, int] = msgspec.field(default_factory=dict)
+    keys: Mapping[tuple[int, int], int] = msgspec.field(default_factory=dict)
 
 
 class Room:
@@ -98,8 +97,7 @@ class MayConsume(Hashable, Protocol):
     def __call__(self, topic: str, /) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiveRequest:
+class ReceiveRequest(msgspec.Struct, frozen=True):
     """One request of a member for messages. If a field is None, the group's own value applies, or
     there is no limit.
 
@@ -166,15 +164,14 @@ class SelectedMessage(NamedTuple):
     failures: int = 0
 
 
-@dataclass(slots=True)
-class Reply:
+class Reply(msgspec.Struct):
     """The reply to a request for messages, while it is being filled and afterwards.
 
     If it has no messages although `is_active` is true and `is_notice` is false, nothing is
     available, and the request may wait.
     """
 
-    messages: list[SelectedMessage] = field(default_factory=list)
+    messages: list[SelectedMessage] = msgspec.field(default_factory=list)
     available: int = 0
     is_active: bool = True
     is_notice: bool = False
@@ -197,8 +194,7 @@ class Reply:
         return bool(self.messages) or self.is_notice
 
 
-@dataclass(slots=True, eq=False)
-class Waiter:
+class Waiter(msgspec.Struct, eq=False):
     """One held request. `ticket` is the caller's handle to answer it."""
 
     request: ReceiveRequest
@@ -270,12 +266,11 @@ class _Answer(NamedTuple):
     client: str
 
 
-@dataclass(slots=True)
-class _Share:
+class _Share(msgspec.Struct):
     """The stored answers of one client: the requests that they answer, the oldest first, and how
     many messages the answers contain together."""
 
-    requests: dict[tuple[str, str], None] = field(default_factory=dict)
+    requests: dict[tuple[str, str], None] = msgspec.field(default_factory=dict)
     message_count: int = 0
 
 

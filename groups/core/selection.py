@@ -16,6 +16,8 @@ from heapq import heappop, heappush
 from itertools import islice
 from typing import Protocol
 
+import msgspec
+
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.core.requests import Room
 from holdfast.groups.cursor.cursor import Cursor
@@ -173,8 +175,7 @@ class _Pointer:
                 self.most_returned = 2 * len(self.returned) + MIN_RETURNED
 
 
-@dataclass(frozen=True, slots=True)
-class _Returned:
+class _Returned(msgspec.Struct, frozen=True):
     """The key in the table of pointers for requests that may get only returned messages. Such a
     pointer is beyond every offset, so all returned messages are on its heap."""
 

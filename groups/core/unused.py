@@ -4,11 +4,10 @@ A group is unused while it has no member, no lease and no waiting request. The t
 first `update`, so after a restart it begins again.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(slots=True)
-class UnusedTime:
+class UnusedTime(msgspec.Struct):
     """How long one group has been unused. It is reported as due once; after that, `postpone` must
     be called if the group was not deleted."""
 

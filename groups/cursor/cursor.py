@@ -10,9 +10,11 @@ The cursor records in `changes` which rows must be written; rows.py makes the ro
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
+
+import msgspec
 
 from holdfast.groups.cursor.heads import Head
 from holdfast.groups.cursor.leases import NO_DEADLINE, Deadlines, Lease, Leases
@@ -96,16 +98,15 @@ class Settlement(NamedTuple):
     position: int = NOT_KEPT
 
 
-@dataclass(slots=True)
-class Changes:
+class Changes(msgspec.Struct):
     """Which rows must be written. Their values are taken from the cursor when they are written."""
 
     #: The `cur` row must be written.
     is_cursor_dirty: bool = False
     #: The offsets whose `att` rows must be written or deleted.
-    attempts: set[int] = field(default_factory=set)
+    attempts: set[int] = msgspec.field(default_factory=set)
     #: The offsets whose `dead` rows must be written or deleted.
-    settled: set[int] = field(default_factory=set)
+    settled: set[int] = msgspec.field(default_factory=set)
     #: First delete all rows of the cursor except `cur`: they are of an earlier epoch.
     is_reset: bool = False
     #: First delete all `dead` rows: some are of an old layout.
@@ -114,13 +115,12 @@ class Changes:
     trimmed_below: int | None = None
 
 
-@dataclass(slots=True)
-class PageNotes:
+class PageNotes(msgspec.Struct):
     """The changes of a cursor that the progress page does not have yet."""
 
     #: Leases that are new or have a new deadline. The leases in one sequence have the same member,
     #: deadline, delivery time and attempt id.
-    leases: list[Sequence[Lease]] = field(default_factory=list)
+    leases: list[Sequence[Lease]] = msgspec.field(default_factory=list)
     #: Data other than a lease changed: `next`, the epoch or the grace.
     is_dirty: bool = False
 

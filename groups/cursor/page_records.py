@@ -32,6 +32,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import msgspec
+
 from holdfast.commitlog.format.checksum import crc32c
 from holdfast.groups.cursor.cursor import Cursor, CursorKey
 from holdfast.groups.cursor.heads import UNKNOWN_SIZE, Head
@@ -64,8 +66,7 @@ class Progress:
     leases: dict[int, Lease] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """One record, decoded."""
 
     key: CursorKey

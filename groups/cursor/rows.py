@@ -32,8 +32,9 @@ storage/cursor_store.py adds a checksum to each value.
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
 
 from holdfast.groups.cursor.cursor import (
     BOOT_SHIFT,
@@ -121,14 +122,13 @@ class SettledRow(NamedTuple):
     end: int
 
 
-@dataclass(slots=True)
-class StoredCursor:
+class StoredCursor(msgspec.Struct):
     """The rows of one cursor as they were read."""
 
     row: CursorRow
-    chunks: dict[int, int] = field(default_factory=dict)
-    attempts: dict[int, AttemptsRow] = field(default_factory=dict)
-    settled: dict[int, SettledRow] = field(default_factory=dict)
+    chunks: dict[int, int] = msgspec.field(default_factory=dict)
+    attempts: dict[int, AttemptsRow] = msgspec.field(default_factory=dict)
+    settled: dict[int, SettledRow] = msgspec.field(default_factory=dict)
     #: Whether there are `dead` rows of layout 1, which have no useful content.
     has_old_rows: bool = False
 

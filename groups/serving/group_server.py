@@ -10,10 +10,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from time import monotonic
 from typing import Any
+
+from msgspec.structs import replace
 
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.message_store import MessageStore

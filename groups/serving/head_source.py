@@ -11,9 +11,9 @@ import asyncio
 from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 
 from holdfast.commitlog.errors import UNREADABLE
@@ -112,8 +112,7 @@ class RecentBatches:
             del bases[bisect_right(bases, base) - 1]
 
 
-@dataclass(slots=True)
-class _Piece:
+class _Piece(msgspec.Struct):
     """Heads that were read for one filter, from the offsets [start, scanned) of a queue."""
 
     start: int

@@ -5,8 +5,9 @@ reader must not trust the topic and queue that a letter names.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import blake2b
+
+import msgspec
 
 from holdfast.commitlog.format.batch import Batch
 from holdfast.consumequeue.errors import InvalidName
@@ -20,8 +21,7 @@ class NotADeadLetter(ValueError):
     """The message does not name the topic and queue from which it came."""
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """The topic and queue from which a dead letter came, and the original message's properties."""
 
     topic: str

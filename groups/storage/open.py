@@ -7,8 +7,9 @@ fails if the disk cannot be written.
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from holdfast.consumequeue.index.consume_queue import ConsumeQueue
 from holdfast.consumequeue.state.store import set_aside
@@ -27,8 +28,7 @@ _logger = logging.getLogger(__name__)
 DIRECTORY, PAGE = "groups", "groups.page"
 
 
-@dataclass(slots=True)
-class OpenedGroups:
+class OpenedGroups(msgspec.Struct):
     """The opened state of all groups. The thread of the store is not started yet."""
 
     store: CursorStore

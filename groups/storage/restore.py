@@ -8,7 +8,8 @@ earlier receipts are stale.
 
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.cursor import rows
@@ -34,17 +35,16 @@ from holdfast.groups.storage.group_records import GroupRecord
 _EPOCHS_BEGIN_MS = 1_577_836_800_000
 
 
-@dataclass(slots=True)
-class StoredCursors:
+class StoredCursors(msgspec.Struct):
     """All rows that were read, by cursor."""
 
-    cursors: dict[CursorKey, StoredCursor] = field(default_factory=dict)
+    cursors: dict[CursorKey, StoredCursor] = msgspec.field(default_factory=dict)
     #: Cursors that have rows, but no intact `cur` row.
-    headless: set[CursorKey] = field(default_factory=set)
+    headless: set[CursorKey] = msgspec.field(default_factory=set)
     #: group id -> the active member, for groups that serve one member at a time.
-    active: dict[int, str] = field(default_factory=dict)
+    active: dict[int, str] = msgspec.field(default_factory=dict)
     #: The keys of damaged rows as stored; the first byte is the table.
-    damaged: list[bytes] = field(default_factory=list)
+    damaged: list[bytes] = msgspec.field(default_factory=list)
 
     def add(self, table: str, key: bytes, value: bytes) -> None:
         """Add a row whose checksum is correct. The `cur` rows must be added before all others.
@@ -88,16 +88,14 @@ def _owner(key: bytes) -> CursorKey | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class QueueRange:
+class QueueRange(msgspec.Struct, frozen=True):
     """The offsets that a queue has after recovery: [log_start, end)."""
 
     log_start: int = 0
     end: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreInput:
+class RestoreInput(msgspec.Struct, frozen=True):
     """The inputs for restoring cursors at a start."""
 
     boot: int
@@ -115,16 +113,15 @@ class RestoreInput:
     stored_offsets: Callable[[str, int], Mapping[int, int]]
 
 
-@dataclass(slots=True)
-class Restored:
+class Restored(msgspec.Struct):
     """The cursors of all groups. `writes` must be stored before messages are delivered."""
 
-    cursors: dict[CursorKey, Cursor] = field(default_factory=dict)
+    cursors: dict[CursorKey, Cursor] = msgspec.field(default_factory=dict)
     #: group id -> the active member, for groups that serve one member at a time.
-    active: dict[int, str] = field(default_factory=dict)
-    writes: list[Write | DeleteRange] = field(default_factory=list)
+    active: dict[int, str] = msgspec.field(default_factory=dict)
+    writes: list[Write | DeleteRange] = msgspec.field(default_factory=list)
     #: Descriptions of what was damaged.
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
 
     def mark_written(self) -> None:
         """Record that the writes are durable."""

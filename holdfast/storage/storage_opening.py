@@ -12,10 +12,11 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import lmdb
+import msgspec
 
 from holdfast.commitlog.append.producer_sequences import ProducerLimits, ProducerSequences
 from holdfast.commitlog.disk.data_dir import DataDir
@@ -48,8 +49,7 @@ class OpeningCancelled(Exception):
     """The broker must stop before recovery has ended. The next start recovers again."""
 
 
-@dataclass(slots=True)
-class RecoveryProgress:
+class RecoveryProgress(msgspec.Struct):
     """The progress of opening. Other threads may read it at any time."""
 
     step: str = "opening"
@@ -60,14 +60,13 @@ class RecoveryProgress:
     OpeningCancelled."""
 
 
-@dataclass(slots=True)
-class StorageEvents:
+class StorageEvents(msgspec.Struct):
     """Callbacks of the storage. The listeners and `on_trim` are called on the event loop,
     `on_failure` and `on_sync` in the storage's threads."""
 
     on_failure: Callable[[Exception], None]
     """Called with an error after which only a restart of the broker helps."""
-    arrival_listeners: list[ArrivalListener] = field(default_factory=list)
+    arrival_listeners: list[ArrivalListener] = msgspec.field(default_factory=list)
     """Called with the new max offsets of queues. The list may change while the storage is open."""
     on_sync: Callable[[float], None] = lambda seconds: None
     """Called with the duration of each sync of the log, in seconds."""
@@ -75,8 +74,7 @@ class StorageEvents:
     """Called with the new min offsets of queues."""
 
 
-@dataclass(slots=True)
-class OpenDataDir:
+class OpenDataDir(msgspec.Struct):
     """An open data directory whose threads are not started yet."""
 
     log: CommitLog
@@ -91,7 +89,7 @@ class OpenDataDir:
     """The known damage."""
     groups: OpenedGroups
     """The opened state of groups with leases."""
-    closing: ExitStack = field(default_factory=ExitStack)
+    closing: ExitStack = msgspec.field(default_factory=ExitStack)
     """Closes the files. Use it after the threads have ended."""
 
     @property

@@ -10,7 +10,6 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from time import time
@@ -228,8 +227,7 @@ def record_denial(audit: AuditLog, request: Request, problem: Denied) -> None:
     )
 
 
-@dataclass(slots=True)
-class AuditedRequest:
+class AuditedRequest(msgspec.Struct):
     """Records the outcome of one authorized administrative request in the audit log.
 
     `act` names the request in the log; `path` has the parameters in its path.

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, get_args
 
+import msgspec
+
 Verb = Literal["publish", "consume", "admin", "operate"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
 #: Verbs that concern topics. A principal with any of them on a topic may see the topic.
@@ -43,8 +45,7 @@ class InvalidGrant(ValueError):
         return f"{self.text[:300]!r} is no grant: {self.reason}; write {GRAMMAR}"
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
+class Names(msgspec.Struct, frozen=True):
     """A set of names: all names (`*`), one name (`=orders`), or all with a prefix (`orders.`)."""
 
     text: str
@@ -56,8 +57,7 @@ class Names:
         return name == text[1:] if text[0] == "=" else name.startswith(text)
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(msgspec.Struct, frozen=True):
     """One verb, with the topics and groups that it covers. `operate` has no topics or groups."""
 
     verb: Verb
@@ -105,8 +105,7 @@ def parse_grants(text: str) -> tuple[Grant, ...]:
     return (Grant(verb, *map(Names, names)),)
 
 
-@dataclass(frozen=True, slots=True)
-class Principal:
+class Principal(msgspec.Struct, frozen=True):
     """A caller, with its grants. `name` contains no secret, so it may be logged."""
 
     name: str
@@ -152,8 +151,7 @@ class Exposure(Enum):
     GRANTED = "callers with a grant"
 
 
-@dataclass(frozen=True, slots=True)
-class RequiredPermission:
+class RequiredPermission(msgspec.Struct, frozen=True):
     """What an endpoint requires of its caller.
 
     With `Exposure.GRANTED`, the caller must have one grant with any of `verbs` that covers both the

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from holdfast.commitlog.disk.data_dir import refuse_foreign
 from holdfast.commitlog.disk.disk import make_directory, sync_directory
 from holdfast.commitlog.disk.owned_files import create_file, open_file, read_file
@@ -67,8 +69,7 @@ class TokensLocked(Exception):
         return f"another process holds {self.path}; wait for it to end, then try again"
 
 
-@dataclass(frozen=True, slots=True)
-class TokensRead:
+class TokensRead(msgspec.Struct, frozen=True):
     """The tokens that were read, and a text for each copy that is missing or damaged."""
 
     content: TokenFileContent

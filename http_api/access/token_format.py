@@ -33,8 +33,7 @@ class DamagedTokens(Exception):
         return self.reason
 
 
-@dataclass(frozen=True, slots=True)
-class TokenFileContent:
+class TokenFileContent(msgspec.Struct, frozen=True):
     """The content of one copy of the file. Readers use the copy with the higher generation."""
 
     generation: int

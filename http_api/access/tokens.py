@@ -10,10 +10,11 @@ clients that show this certificate, if TLS is configured to ask for client certi
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable
-from dataclasses import dataclass
 from hashlib import sha256
 from hmac import compare_digest
 from urllib.parse import unquote
+
+import msgspec
 
 from holdfast.http_api.access.grants import Grant, Principal
 
@@ -30,8 +31,7 @@ TOKEN_ID = re.compile(r"[0-9a-f]{12}", re.ASCII)
 _NO_DIGEST = bytes(32)
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(msgspec.Struct, frozen=True):
     """The stored form of one token. Times are in milliseconds since 1970.
 
     If `expires_ms` is None, the token never expires. Either `digest` or `certificate` is set, and

@@ -6,10 +6,11 @@ content security policy forbids both.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+
+import msgspec
 
 from holdfast.http_api.routing.call import NoParams, OpenCall
 from holdfast.http_api.routing.codecs import JSON
@@ -49,8 +50,7 @@ _HEADERS = (
 _TO_CONSOLE = ((hdrs.LOCATION, "console/"), (hdrs.CACHE_CONTROL, "no-store"), ("Vary", "Accept"))
 
 
-@dataclass(frozen=True, slots=True)
-class PageFile:
+class PageFile(msgspec.Struct, frozen=True):
     """A file of the console as it is served."""
 
     media_type: str

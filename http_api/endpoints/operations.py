@@ -2,8 +2,8 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 
+from msgspec.structs import replace
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,

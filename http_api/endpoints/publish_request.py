@@ -9,9 +9,9 @@ import binascii
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 from msgspec import UNSET, UnsetType
 from multidict import MultiMapping, istr
 
@@ -356,8 +356,7 @@ def message_too_large(limit_name: str, limit: int, size: int, index: int) -> Pro
 # -- the producer --------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Producer:
+class Producer(msgspec.Struct):
     """A producer, and the number of its request. `sequence` counts its requests to a topic.
 
     Treat as immutable.

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import msgspec
 from multidict import MultiMapping
 
 from holdfast.consumequeue.errors import UnknownQueue
@@ -27,8 +28,7 @@ class NoParams:
     """The query of an endpoint that has no query parameters."""
 
 
-@dataclass(slots=True)
-class OpenCall(Generic[P]):
+class OpenCall(msgspec.Struct, Generic[P]):
     """A request with its parsed query and the chosen media type of its reply. It can be answered
     without the storage.
 
@@ -90,7 +90,6 @@ class OpenCall(Generic[P]):
         return Reply(status, self.media, (encode(self.media, value),), headers)
 
 
-@dataclass(slots=True)
 class Call(OpenCall[P]):
     """A request that the whole broker answers. Treat as immutable."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import msgspec
 from prometheus_client import CollectorRegistry
 
 from holdfast.consumequeue.config import TopicsConfig
@@ -47,8 +48,7 @@ SEARCHES_AT_WORK = 1
 MANDATORY_AT_WORK = 2
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerStatus:
+class BrokerStatus(msgspec.Struct, frozen=True):
     """The broker's state at one moment."""
 
     phase: str
@@ -57,14 +57,13 @@ class BrokerStatus:
     """Known damage, and failed writes that the broker retries."""
     read_only: str | None = None
     """Why no message can be published until a restart; None if messages can be published."""
-    alarms: Mapping[str, str] = field(default_factory=dict)
+    alarms: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The name of each alarm -> why it stops publishing. An alarm ends when its cause is gone."""
-    progress: Mapping[str, object] = field(default_factory=dict)
+    progress: Mapping[str, object] = msgspec.field(default_factory=dict)
     """The progress of the recovery."""
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerFigures:
+class BrokerFigures(msgspec.Struct, frozen=True):
     """Figures of parts of the broker that this package does not know."""
 
     free_bytes: int = 0

@@ -18,6 +18,7 @@ from functools import cache, lru_cache, partial
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote_to_bytes
 
+import msgspec
 from yarl import URL
 
 from holdfast.consumequeue.errors import UnknownQueue
@@ -52,8 +53,7 @@ Bound = int | str
 """A number, or the name of a setting whose value is the number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Param:
+class Param(msgspec.Struct, frozen=True):
     """One parameter of a query string: how it is parsed, and how OpenAPI describes it."""
 
     doc: str

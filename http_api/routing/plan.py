@@ -5,16 +5,17 @@ requests with the same head.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from holdfast.http_api.access.grants import Principal
 from holdfast.http_api.access.tokens import Tokens
 from holdfast.http_api.routing.router import Route
 
 
-@dataclass(slots=True)
-class RequestPlan:
+class RequestPlan(msgspec.Struct):
     """The checked parts of a request. `params` and `media` are set by `complete`."""
 
     tokens: Tokens

@@ -1,10 +1,11 @@
 """The definition of a route: its path, its handler, and its entry in the OpenAPI document."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
+
+import msgspec
 
 from holdfast.http_api.access.grants import NO_ACCESS, RequiredPermission
 from holdfast.http_api.routing.begun import Begin
@@ -18,8 +19,7 @@ from holdfast.http_api.wire.reply import Reply
 Handler = Callable[[Any], Awaitable[Reply]]
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """One method on one path. The handler's docstring describes it in the OpenAPI document."""
 
     method: str
@@ -27,9 +27,9 @@ class Route:
     handler: Handler
     params: type = NoParams
     """The dataclass of the query parameters."""
-    body: Mapping[str, Any] = field(default_factory=dict)
+    body: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Media type -> type of the request's body, or None if the body is bytes."""
-    replies: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    replies: Mapping[int, Mapping[str, Any]] = msgspec.field(default_factory=dict)
     """Status -> media type -> type of the reply's body, or None if the body is bytes."""
     offers: Sequence[str] = STRUCTURED
     """The media types of the reply, preferred first, from which a client may choose.
@@ -38,7 +38,7 @@ class Route:
     """
     problems: Sequence[str] = ()
     """The problems that this route may return, in addition to those of every route."""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The name of each header of successful replies -> its JSON type."""
     is_open: bool = False
     """Whether the route answers in every phase of the broker, also during recovery."""
@@ -64,15 +64,14 @@ _CACHE_SIZE = 1024
 _SHORT_CHARACTERS = 256
 
 
-@dataclass(slots=True)
-class _Node:
+class _Node(msgspec.Struct):
     """One node of the tree: the possible next parts, and the routes whose path ends here."""
 
-    fixed: dict[str, "_Node"] = field(default_factory=dict)
+    fixed: dict[str, "_Node"] = msgspec.field(default_factory=dict)
     parameter: "_Node | None" = None
     name: str = ""
     """The name of the parameter."""
-    routes: dict[str, Route] = field(default_factory=dict)
+    routes: dict[str, Route] = msgspec.field(default_factory=dict)
     """Method -> route. The route of GET also answers HEAD."""
 
 

@@ -8,7 +8,6 @@ fields. Its `detail` is a sentence for people that explains how to fix the error
 import errno
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -27,8 +26,7 @@ TYPE_PREFIX = "/problems/"
 MAX_TEXT_CHARACTERS = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(msgspec.Struct, frozen=True):
     """One kind of problem. If `retry_after_s` is set, a retry after this time may succeed."""
 
     status: int
@@ -178,8 +176,7 @@ def _printable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
+class _Rule(msgspec.Struct, frozen=True):
     """How an exception becomes a problem.
 
     `slug` is the kind of the problem. `members` are the attributes of the exception that become

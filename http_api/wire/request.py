@@ -6,11 +6,11 @@ together with chunks, folded headers, single CR or LF, chunk extensions that hid
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import Any, Protocol
 
+import msgspec
 from multidict import CIMultiDictProxy, MultiMapping, istr
 from yarl import URL
 
@@ -37,8 +37,7 @@ SEC_FETCH_SITE = istr("Sec-Fetch-Site")
 _SINGLE_HEADERS = (ORIGIN, SEC_FETCH_SITE)
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(msgspec.Struct, frozen=True):
     """The client at the other end of a connection."""
 
     client: str = UNKNOWN

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
+
 from holdfast.http_api.config import HttpConfig
 
 _logger = logging.getLogger(__name__)
@@ -37,8 +39,7 @@ class TlsUnusable(Exception):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
+class TlsFiles(msgspec.Struct, frozen=True):
     """The files of the server's TLS configuration, all PEM.
 
     If `key` is None, the certificate's file also contains the key. If `client_ca` is set, clients

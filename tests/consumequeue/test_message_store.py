@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
+import msgspec
 import pytest
 
 from holdfast.commitlog.errors import LogClosed, LogOverloaded, ProducerFenced, SequenceGap
@@ -438,7 +439,7 @@ async def test_a_duplicate_gets_the_original_place(store: MessageStore, topic: T
     (first,) = await store.publishing.publish(topic, attempt(0))
     (second,) = await store.publishing.publish(topic, attempt(1))
     (again,) = await store.publishing.publish(topic, attempt(0))
-    assert replace(again, duplicate=False) == first
+    assert msgspec.structs.replace(again, duplicate=False) == first
     assert again.duplicate
     assert second.base_offset == 1
     with pytest.raises(SequenceGap) as caught:

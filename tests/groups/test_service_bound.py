@@ -9,11 +9,11 @@ import math
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.core.members import OneActive

@@ -23,6 +23,8 @@ from tempfile import mkdtemp
 from typing import cast
 from weakref import finalize
 
+import msgspec
+
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.config import Cost, Engine, GroupConfig, Mode
 from holdfast.groups.core.group import Group
@@ -509,7 +511,7 @@ class World:
         )
         if not (request.settled or request.bound) and self.rng.random() < 0.3:
             self.ticket += 1
-            request = replace(request, attempt_id=f"request {self.ticket}")
+            request = msgspec.structs.replace(request, attempt_id=f"request {self.ticket}")
         try:
             reply = receive(self.group, request, self.now)
         except ExclusiveHeld:

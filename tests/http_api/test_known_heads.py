@@ -4,12 +4,12 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from holdfast.commitlog.format.batch import iter_batches
 from holdfast.commitlog.format.batch_encoding import encode_batch

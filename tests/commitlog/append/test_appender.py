@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec import structs
 
 from holdfast.commitlog.append import appender as appender_module
 from holdfast.commitlog.append.appender import AppendRequest, AppendResult
@@ -371,7 +372,7 @@ def test_a_duplicate_gets_the_original_offsets(publishing: Publishing) -> None:
     retried = publishing.submit(sent)  # even in the same group
     _run(publishing)
     [first], [second] = original.results, retried.results
-    assert second == replace(first, duplicate=True)
+    assert second == structs.replace(first, duplicate=True)
     assert len(publishing.dispatched()) == 3
 
 
@@ -396,7 +397,7 @@ def test_a_refused_publish_succeeds_if_it_was_stored_before(publishing: Publishi
     unknown = publishing.submit(batch(producer_id=2, sequence=7), refusal=full)
     behind = publishing.submit(batch(producer_id=2, sequence=8))
     _run(publishing)
-    assert same.results == [replace(each, duplicate=True) for each in original.results]
+    assert same.results == [structs.replace(each, duplicate=True) for each in original.results]
     assert same.error is None
     refused = [more, others, following, unknown]
     assert [each.error for each in refused] == [full] * 4
@@ -414,7 +415,7 @@ def test_refused_rows_succeed_if_they_were_stored_before(publishing: Publishing)
     following = publishing.submit(rows(1), refusal=full)
     with_room = publishing.submit(rows(1))
     _run(publishing)
-    assert same.results == [replace(original.results[0], duplicate=True)]
+    assert same.results == [structs.replace(original.results[0], duplicate=True)]
     assert following.error is full
     assert (with_room.results[0].base_offset, with_room.results[0].duplicate) == (1, False)
     assert sum(header.message_count for header in publishing.dispatched()) == 2
@@ -510,7 +511,7 @@ def test_a_retry_in_the_same_round_is_found(publishing: Publishing) -> None:
     last = publishing.submit(rows(b"e"))
     _run(publishing)
     assert stored(publishing) == [[b"a", b"b"], [b"c"], [b"e"]]
-    assert again.results == [replace(first.results[0], duplicate=True)]
+    assert again.results == [structs.replace(first.results[0], duplicate=True)]
     assert following.results[0].base_offset == 2
     assert isinstance(error_of(gap), SequenceGap)
     assert last.error is None

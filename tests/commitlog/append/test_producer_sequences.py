@@ -1,10 +1,11 @@
 import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from holdfast.commitlog.append.producer_sequences import (
     BROKER_EPOCH,

@@ -5,12 +5,13 @@ route without a request here fails.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from holdfast.commitlog.format.message_id import format_message_id
 from holdfast.groups.service_types import RedriveResult

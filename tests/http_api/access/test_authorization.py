@@ -2,12 +2,12 @@
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 from multidict import CIMultiDict
 
 from holdfast.commitlog.format.message_id import format_message_id

@@ -1,8 +1,8 @@
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.http_api.access.grants import parse_grants
 from holdfast.http_api.access.token_format import (

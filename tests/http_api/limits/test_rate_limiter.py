@@ -1,11 +1,11 @@
 """Token buckets: a second's worth at once, then the rate; debts; and a limited memory."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from holdfast.cli.main import main
 from holdfast.http_api.access.authorization import Access
