@@ -1,8 +1,9 @@
 """TLS of the API: the context is made from files, and made again when the files change.
 
-The API needs TLS 1.2 or newer and uses the system's choice of ciphers. Sessions are never resumed:
-certificates are exchanged in every handshake. So new certificates and CAs apply to every new
-connection. Open connections are not affected.
+The API needs TLS 1.2 or newer and uses the system's choice of ciphers. Sessions of TLS 1.3 are
+never resumed. Sessions of TLS 1.2 are resumed until the next check of the files: OpenSSL keeps them
+in the context, and Python has no setting against that. The check then makes a new context. So new
+certificates and CAs apply to every new connection. Open connections are not affected.
 """
 
 import asyncio
@@ -113,6 +114,8 @@ class ServerTls:
         self._files = files
         self._interval_s = reload_interval_s
         self._versions = files.versions()
+        self._is_loaded = True
+        """Whether the files of `_versions` are in use."""
         self._watch: asyncio.Task[NoReturn] | None = None
         self.context = files.context()
         self.expires_s = files.expires_s()
@@ -129,22 +132,26 @@ class ServerTls:
             await asyncio.wait([watch])
 
     async def reload(self) -> None:
-        """Load the files if they have changed and are usable.
+        """Load the files if they have changed and are usable, or if the context has sessions.
 
         If they are not usable (for example if only the certificate was replaced, and not yet its
         key), the old context stays in use until the files change again.
         """
         versions = await asyncio.to_thread(self._files.versions)
-        if versions == self._versions:
+        is_changed = versions != self._versions
+        has_sessions = self._is_loaded and self.context.session_stats()["number"] > 0
+        if not is_changed and not has_sessions:
             return
-        self._versions = versions
+        self._versions, self._is_loaded = versions, False
         try:
             self.context = await asyncio.to_thread(self._files.context)
             self.expires_s = await asyncio.to_thread(self._files.expires_s)
         except TlsUnusable as error:
             _logger.warning("the old certificate stays in use: %s", error)
         else:
-            _logger.info("new connections use the certificate in %s", self._files.certificate)
+            self._is_loaded = True
+            if is_changed:
+                _logger.info("new connections use the certificate in %s", self._files.certificate)
 
     async def _watch_files(self) -> NoReturn:
         while True:

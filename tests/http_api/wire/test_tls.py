@@ -424,24 +424,48 @@ def test_one_file_may_contain_certificate_and_key(ca: Certificates, tmp_path: Pa
     assert files.context().minimum_version is ssl.TLSVersion.TLSv1_2
 
 
+# OpenSSL resumes sessions of TLS 1.2 that ended with a close message: all that a context keeps.
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-async def test_no_session_is_resumed(ca: Certificates, version: ssl.TLSVersion) -> None:
+async def test_no_session_is_resumed_after_a_check_of_the_files(
+    ca: Certificates, version: ssl.TLSVersion, caplog: pytest.LogCaptureFixture
+) -> None:
     context = ca.trusting()
     context.maximum_version = version
 
     def connect(session: ssl.SSLSession | None) -> tuple[bool | None, ssl.SSLSession | None]:
         with (
-            socket.create_connection(("127.0.0.1", port)) as plain,
+            socket.create_connection(("127.0.0.1", port), timeout=20) as plain,
             context.wrap_socket(plain, server_hostname="localhost", session=session) as one,
         ):
-            one.sendall(HEALTH)
+            one.sendall(HEALTH[:-2] + b"Connection: close\r\n\r\n")
             assert one.recv(100).startswith(b"HTTP/1.1 200")
+            while one.recv(1000):
+                pass
             return one.session_reused, one.session
 
     async with running_api(**served_with(ca.issue("server"))) as api:
         port = api.server.port
         _, session = await asyncio.to_thread(connect, None)
+        if version is ssl.TLSVersion.TLSv1_3:
+            assert (await asyncio.to_thread(connect, session))[0] is False
+        await api.server.reload()
         assert (await asyncio.to_thread(connect, session))[0] is False
+    assert "new connections use the certificate" not in caplog.text
+
+
+async def test_files_that_cannot_be_read_are_logged_once_although_sessions_are_kept(
+    ca: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate, key = ca.issue("server")
+    context = ca.trusting()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    async with running_api(**served_with((certificate, key))) as api:
+        assert await health(api, context) == 200
+        key.unlink()
+        for _ in range(3):
+            await api.server.reload()
+        assert await health(api, context) == 200
+    assert caplog.text.count("the old certificate stays") == 1
 
 
 # O8: no metric said when the certificate expires.
