@@ -16,7 +16,7 @@ CACHE = ROOT / ".interop"
 
 #: Toolchains that a machine may lack, and the tests that each one needs.
 TOOLCHAINS: Mapping[str, str] = {
-    "go": "the generated Go client and go-amqp (package golang)",
+    "go": "the generated Go client, go-amqp and the reader of the dashboard (package golang)",
     "node": "the generated TypeScript client, EventSource and rhea (package nodejs)",
     "npm": "the generated TypeScript client, EventSource and rhea (package npm)",
     "curl": "the examples of docs/http.md (package curl)",
