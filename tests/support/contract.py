@@ -288,6 +288,10 @@ def _signature(value: Any) -> str:
         return "builtin"
     text = text.replace(sys.executable, "python")
     text = re.sub(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])|['\"]| at 0x\w+", "", text)
+    # numpy for Python 3.12 and newer does not expand its alias.
+    text = re.sub(
+        r"\bNDArray\[((?:[^][]|\[[^][]*\])*)\]", r"ndarray[tuple[Any, ...], dtype[\1]]", text
+    )
     public = _TYPE_NAMES.union(*(vars(import_module(name)) for name in PUBLIC_MODULES))
     public |= set(holdfast.client.__all__)
     return re.sub(r"(?<![\w<])_?[A-Z]\w*", lambda it: it[0] if it[0] in public else _INTERNAL, text)
