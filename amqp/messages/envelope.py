@@ -29,6 +29,8 @@ _VERSION_BITS, _DURABLE, _SECTIONS = 0x0F, 0x10, 0x20
 _HEAD = Struct("<BBI")
 _SIZES = Struct("<II")
 _START = _HEAD.size + _SIZES.size
+#: The beginnings of data sections of less than 256 bytes, by their size.
+_SHORT_HEADS = [b"\x00\x53\x75\xa0%c" % size for size in range(256)]
 
 
 class Envelope(NamedTuple):
@@ -53,7 +55,7 @@ def data_head(size: int) -> bytes:
     """Return the beginning of a data section, up to its content of `size` bytes, in its shortest
     form."""
     if size < 256:
-        return b"\x00\x53\x75\xa0%c" % size
+        return _SHORT_HEADS[size]
     return b"\x00\x53\x75\xb0" + size.to_bytes(4, "big")
 
 

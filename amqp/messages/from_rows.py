@@ -41,6 +41,9 @@ ROWS_AT_ONCE = 256
 _CONTENT_TYPE = "content-type"
 _U32 = struct.Struct(">I").pack
 _U64 = struct.Struct(">Q").pack
+#: Each byte, and its two hexadecimal digits.
+_BYTES = [bytes((each,)) for each in range(256)]
+_HEX = [b"%02X" % each for each in range(256)]
 _NULL = b"\x40"
 _SECTION = b"\x00\x53\x72"
 _SMALL_ULONG, _MAP32 = 0x53, 0xD1
@@ -61,22 +64,25 @@ _HEADERS = {
 
 
 class RowEncoder:
-    """Encodes the rows of one batch, from `first_row` to at most ROWS_AT_ONCE rows after it.
+    """Encodes the rows of one batch from `first_row` on: at most ROWS_AT_ONCE rows, and at most
+    `most`.
 
     With `topic`, the messages have the annotation x-opt-topic.
     """
 
     __slots__ = (
-        "_annotated", "_attempt", "_base", "_batch", "_bodies", "_body_at", "_created", "_envelope",
-        "_envelopes", "_expires", "_headers", "_id_prefix", "_is_durable", "_keys",
-        "_octets", "_plain", "_tags", "end_row", "first_row",
+        "_after", "_annotated", "_attempt", "_base", "_batch", "_before", "_between", "_bodies",
+        "_body_at", "_created", "_envelope", "_envelopes", "_expires", "_first_attempt",
+        "_headers", "_high", "_id_prefix", "_is_durable", "_keys", "_octets", "_plain", "_tags",
+        "end_row", "first_row",
     )  # fmt: skip
 
     def __init__(
-        self, batch: Batch, first_row: int, *, is_durable: bool, topic: str | None = None
-    ) -> None:
+        self, batch: Batch, first_row: int, *, is_durable: bool, topic: str | None = None,
+        most: int = ROWS_AT_ONCE,
+    ) -> None:  # fmt: skip
         header = batch.header
-        end = min(len(batch), first_row + ROWS_AT_ONCE)
+        end = min(len(batch), first_row + min(most, ROWS_AT_ONCE))
         self.first_row, self.end_row = first_row, end
         self._batch = batch
         self._base = header.base_offset
@@ -85,11 +91,13 @@ class RowEncoder:
         self._annotated, self._attempt = _annotations(
             header.queue_id, header.store_timestamp_us, topic
         )
+        self._first_attempt = self._attempt + _U32(1)
         self._id_prefix = b"\xa1\x20%08X%08X" % (header.topic_id, header.queue_id)
-        body_at = batch.body_offsets[first_row : end + 1]
-        self._bodies = batch.bodies[body_at[0] : body_at[-1]]
+        body_at: list[int] = batch.body_offsets[first_row : end + 1].tolist()
+        first = body_at[0]
+        self._bodies = batch.bodies[first : body_at[-1]]
         #: Where each body begins in `_bodies`.
-        self._body_at: list[int] = (body_at - body_at[0]).tolist()
+        self._body_at = [each - first for each in body_at] if first else body_at
         self._tags = _texts(batch.tag_offsets, batch.tags, first_row, end)
         self._keys = _texts(batch.key_offsets, batch.keys, first_row, end)
         born = batch.born_timestamps_us
@@ -103,6 +111,10 @@ class RowEncoder:
         #: The last envelope. Often the next message has the same.
         self._octets, self._envelope = b"", _NO_ENVELOPE
         self._plain = self._plain_parts()
+        #: The parts of `_plain`, with all bytes of an offset except the lowest one. `_high` is the
+        #: offset without that byte.
+        self._high = -1
+        self._before = self._between = self._after = b""
 
     def encode(
         self, row: int, attempt: int, failures: int, now_ms: int, modified: bytes = b""
@@ -114,9 +126,14 @@ class RowEncoder:
         start, end = self._body_at[index], self._body_at[index + 1]
         body, offset = self._bodies[start:end], self._base + row
         if self._plain is not None and attempt == 1 and not failures and not modified:
-            before, between, after = self._plain
+            high, low = offset >> 8, offset & 0xFF
+            if high != self._high:
+                self._high = high
+                before, between, self._after = self._plain
+                self._before = before + _U64(offset)[:7]
+                self._between = between + b"%014X" % high
             return b"".join((
-                before, _U64(offset), between, b"%016X" % offset, after,
+                self._before, _BYTES[low], self._between, _HEX[low], self._after,
                 data_head(end - start), body,
             ))  # fmt: skip
         octets = self._envelopes[index] if self._envelopes is not None else b""
@@ -128,19 +145,21 @@ class RowEncoder:
                 self._octets, self._envelope = octets, decode_envelope(octets)
             envelope = self._envelope
             rest = data_head(end - start) if envelope.before is None else envelope.before
-        if failures or self._expires or envelope is not None:
+        is_first = attempt == 1
+        if failures or self._expires or (envelope is not None and envelope.priority != 4):
             header = self._header(row, attempt, failures, now_ms, envelope)
+        elif envelope is None:
+            header = self._headers[is_first]
         else:
-            header = self._headers[attempt == 1]
-        annotations = self._annotated + _U64(offset) + self._attempt + _U32(attempt)
-        theirs = b"" if envelope is None else envelope.annotations
+            header = _HEADERS[envelope.is_durable, is_first]
+        tries = self._first_attempt if is_first else self._attempt + _U32(attempt)
+        theirs, after = (b"", b"") if envelope is None else (envelope.annotations, envelope.after)
         if modified:
             theirs = _replaced(theirs, modified)
         if theirs:
-            annotations = _merged(annotations, theirs)
-        if envelope is None:
-            return b"".join((header, annotations, rest, body))
-        return b"".join((header, annotations, rest, body, envelope.after))
+            annotations = _merged(b"".join((self._annotated, _U64(offset), tries)), theirs)
+            return b"".join((header, annotations, rest, body, after))
+        return b"".join((header, self._annotated, _U64(offset), tries, rest, body, after))
 
     def _plain_parts(self) -> tuple[bytes, bytes, bytes] | None:
         """Return the bytes before, between and after the two offsets in the first delivery of a
@@ -152,7 +171,7 @@ class RowEncoder:
             return None
         properties = self._properties(self.first_row, 0, 0)
         at = properties.index(self._id_prefix) + len(self._id_prefix)
-        between = self._attempt + _U32(1) + properties[:at]
+        between = self._first_attempt + properties[:at]
         return self._headers[True] + self._annotated, between, properties[at + 16 :]
 
     def _header(

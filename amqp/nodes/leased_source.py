@@ -356,15 +356,17 @@ class LeasedSource:
         modified = self._parts.modified
         is_modified = bool(modified or self._modified)
         encoders: dict[int, RowEncoder] = {}
-        messages = []
+        messages: list[bytes] = []
         encoder = last_batch = None
         for topic, _, _, batch, row, receipt, attempt, _, failures, _ in deliveries:
             if batch is not last_batch:
                 encoder, last_batch = encoders.get(id(batch)), batch
             if encoder is None or not encoder.first_row <= row < encoder.end_row:
-                is_durable = topic.config.durability == "fsync"
                 encoder = encoders[id(batch)] = RowEncoder(
-                    batch, row, is_durable=is_durable, topic=topic_to_show(topic, group)
+                    *(batch, row),
+                    is_durable=topic.config.durability == "fsync",
+                    topic=topic_to_show(topic, group),
+                    most=len(deliveries) - len(messages),
                 )
             changes = b""
             if is_modified and attempt > 1 and isinstance(receipt, Receipt):

@@ -92,6 +92,17 @@ def test_an_encoder_has_only_some_rows_of_a_large_batch() -> None:
         assert sections.body_value() == b"%d" % row
         assert sections.header().durable is False
         assert sections.annotations()["x-opt-offset"] == 0x1000 + row
+    assert RowEncoder(batch, 300, is_durable=False, most=7).end_row == 307
+
+
+def test_each_message_of_a_large_batch_has_its_own_offset() -> None:
+    batch = _batch([b"%d" % row for row in range(600)])
+    encoder = RowEncoder(batch, 200, is_durable=True)
+    for row in (200, 255, 256, 300, 257, 201):  # 256 is the first with another second-lowest byte
+        sections = Sections(encoder.encode(row, 1, 0, NOW_MS))
+        assert sections.body_value() == b"%d" % row
+        assert sections.annotations()["x-opt-offset"] == 0x1000 + row
+        assert sections.properties().message_id == f"000000AB00000003{0x1000 + row:016X}"
 
 
 ANNOTATIONS = b"\x00\x53\x72"
