@@ -7,6 +7,8 @@ PYTEST_ARGS ?=
 JOBS ?= 3
 # The fault tests wait still more: for kills, stops and slow disks.
 FAULT_JOBS ?= 2
+# One worker downloads while the other one compiles.
+INTEROP_JOBS ?= 2
 BENCH ?=
 SECONDS ?= 60
 TARGETS ?= amqp_frames amqp_messages batches filters recovery requests records websockets
@@ -53,7 +55,7 @@ test-browser: $(READY)  ## the console in a real browser: views, seeking, keyboa
 # Clients that generators make of the OpenAPI document, and tools as users type them. What is
 # downloaded and built stays in .interop/; a toolchain that is missing skips its tests by name.
 interop: $(READY)  ## others' clients against the broker: of HTTP (Go, TypeScript, curl), six of AMQP, 0.1.0's; Prometheus, S3
-	$(BIN)/pytest -m interop tests/interop $(PYTEST_ARGS)
+	$(BIN)/pytest -m interop -n $(INTEROP_JOBS) --dist loadgroup tests/interop $(PYTEST_ARGS)
 
 # Each prints its seed; SEED=... runs that one again.
 campaign: $(READY)  ## at length: groups' model and the engine of AMQP through OPERATIONS=1000000, a broker through KILLS=200, simulated crashes with SEEDS=5000, failing calls, every fuzzer

@@ -1,12 +1,15 @@
 """The toolchains of these tests, and their cache in `.interop/`, named by a hash of its inputs. A
 test may be skipped only because one of these toolchains is missing (conftest.py)."""
 
+import fcntl
+import functools
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import pytest
 
@@ -66,6 +69,25 @@ def run(
     return done.stdout
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def one_at_a_time(build: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function that builds in the cache: if two workers of pytest-xdist call it, the
+    second one waits, and finds what the first one built."""
+
+    @functools.wraps(build)
+    def locked(*args: P.args, **named: P.kwargs) -> R:
+        CACHE.mkdir(exist_ok=True)
+        with (CACHE / f"{build.__module__}.{build.__name__}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return build(*args, **named)
+
+    return locked
+
+
+@one_at_a_time
 def go_client(document: bytes) -> Path:
     """Return the program of go/, built with a client generated from an OpenAPI document."""
     sources = sorted((HERE / "go").iterdir())
@@ -85,6 +107,7 @@ def go_client(document: bytes) -> Path:
     return program
 
 
+@one_at_a_time
 def typescript_client(document: bytes) -> Path:
     """Return the folder whose `built/` has typescript/, compiled for an OpenAPI document."""
     sources = sorted(path for path in (HERE / "typescript").iterdir() if path.is_file())
@@ -134,5 +157,8 @@ def cached_folder(name: str, parts: Sequence[bytes]) -> Path:
 
 
 def copy_into(folder: Path, sources: Sequence[Path]) -> None:
+    """Copy what differs: another worker may run what is there."""
     for source in sources:
-        shutil.copy(source, folder)
+        copied = folder / source.name
+        if not copied.exists() or copied.read_bytes() != source.read_bytes():
+            shutil.copy(source, copied)

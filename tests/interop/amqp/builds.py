@@ -5,12 +5,13 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.interop.toolchains import BUILD_S, cached_folder, copy_into, run
+from tests.interop.toolchains import BUILD_S, cached_folder, copy_into, one_at_a_time, run
 
 HERE = Path(__file__).parent
 PROTON = "python-qpid-proton==0.40.0"
 
 
+@one_at_a_time
 def go_client() -> list[str]:
     """Build the program of go/ with go-amqp."""
     folder = _sources("amqp-go", "go")
@@ -21,6 +22,7 @@ def go_client() -> list[str]:
     return [str(program)]
 
 
+@one_at_a_time
 def rhea_client() -> list[str]:
     """Install rhea next to the program of node/."""
     folder = _sources("amqp-rhea", "node")
@@ -30,6 +32,7 @@ def rhea_client() -> list[str]:
     return ["node", str(folder / "client.js")]
 
 
+@one_at_a_time
 def proton_client() -> list[str]:
     """Make an environment with python-qpid-proton, which is compiled from its sources."""
     folder = cached_folder("amqp-proton", [PROTON.encode(), sys.version.encode()])
@@ -51,6 +54,7 @@ def protonj2_client() -> list[str]:
     return _java("ProtonJ2")
 
 
+@one_at_a_time
 def fe2o3_client() -> list[str]:
     """Build the program of rust/ with fe2o3-amqp."""
     manifests = [HERE / "rust" / name for name in ("Cargo.toml", "Cargo.lock")]
@@ -66,6 +70,7 @@ def fe2o3_client() -> list[str]:
     return [str(program)]
 
 
+@one_at_a_time
 def _java(name: str) -> list[str]:
     jars = cached_folder("amqp-jars", [(HERE / "java" / "pom.xml").read_bytes()])
     if not (jars / "complete").exists():
