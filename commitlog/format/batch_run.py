@@ -43,10 +43,18 @@ class BatchRun:
     Every array has one row per block, in order. Positions count from the start of the buffer.
     """
 
-    def __init__(self, blocks: Buffer | SplitBodies, *, rebuilt: bool = False) -> None:
+    def __init__(
+        self,
+        blocks: Buffer | SplitBodies,
+        *,
+        rebuilt: bool = False,
+        positions: Int64s | None = None,
+    ) -> None:
         """`blocks` is one buffer, or blocks with their bodies in a separate buffer. With `rebuilt`
-        they may have the flag REBUILT. Raise what `Batch.decode` raises for the first block that
-        is not intact."""
+        they may have the flag REBUILT. If the caller knows where the blocks of a buffer start,
+        `positions` saves searching for them: each block must have the magic and the size that
+        agrees with the next position. Raise what `Batch.decode` raises for the first block that is
+        not intact."""
         self.buffer: Buffer
         self.bodies: Buffer
         """The buffer to which the starts of section "bodies" refer."""
@@ -58,7 +66,9 @@ class BatchRun:
             """Start of each block in `buffer`."""
         else:
             self.buffer = self.bodies = blocks
-            self.positions = _positions(blocks, rebuilt=rebuilt)
+            if positions is None:
+                positions = _positions(blocks, rebuilt=rebuilt)
+            self.positions = positions
         self._headers = gather_headers(self.buffer, self.positions)
         self._fields: dict[str, Int64s] = {}
         self._check(rebuilt=rebuilt)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from holdfast.commitlog.errors import CorruptBatch, CorruptRecord, UnknownFormatVersion
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_run import BatchRun
+from holdfast.commitlog.format.header_table import find_small_blocks, gather_headers
 from holdfast.commitlog.segments.commit_log import CommitLog
 
 Int64s = npt.NDArray[np.int64]
@@ -51,6 +52,48 @@ def read_runs(
         return
 
 
+def read_queue_run(
+    log: CommitLog,
+    physical_offset: int,
+    extent_bytes: int,
+    queue: tuple[int, int],
+    *,
+    end_offset: int,
+    max_bytes: int,
+) -> BatchRun | None:
+    """Read consecutive small blocks of a queue (topic id, queue id), without their index entries.
+
+    The run begins with the block at `physical_offset`, which must belong to the queue. It has the
+    blocks of the queue in the next `extent_bytes` bytes of the log, up to the first gap between
+    queue offsets, up to `end_offset`, and at most `max_bytes` bytes. Each block is verified by its
+    checksums and its physical offset. Return None if there are fewer than FEW such blocks, or if
+    one is damaged, deleted or unreadable. Any thread may call this; it waits for the disk."""
+    try:
+        data = log.read_bytes(physical_offset, extent_bytes)
+        starts = find_small_blocks(data)
+        headers = gather_headers(data, starts)
+        is_own = (headers["topic_id"] == queue[0]) & (headers["queue_id"] == queue[1])
+        if not is_own.all():
+            starts, headers = starts[is_own], headers[is_own]
+        if len(starts) < FEW or starts[0] != 0:
+            return None
+        sizes, base_offsets = headers["total_size"].astype(np.int64), headers["base_offset"]
+        ends = base_offsets + headers["message_count"].astype(np.int64)
+        fits = (ends <= end_offset) & (np.cumsum(sizes) <= max_bytes)
+        fits[1:] &= base_offsets[1:] == ends[:-1]
+        count = len(fits) if fits.all() else int(fits.argmin())
+        if count < FEW:
+            return None
+        starts, sizes = starts[:count], sizes[:count]
+        positions = np.cumsum(sizes) - sizes
+        run = BatchRun(_pick(data, starts, starts + sizes), positions=positions)
+        if np.array_equal(run.field("physical_offset"), starts + physical_offset):
+            return run
+    except (CorruptRecord, CorruptBatch, UnknownFormatVersion):
+        pass
+    return None
+
+
 def _pieces(
     starts: Int64s, ends: Int64s, within: tuple[int, int], most: int
 ) -> Iterator[tuple[int, int]]:
@@ -83,13 +126,15 @@ def _read(log: CommitLog, places: Int64s, sizes: Int64s) -> bytes:
 def _cut_out(log: CommitLog, places: Int64s, ends: Int64s) -> bytes:
     """Read blocks that are near each other with one call; return only their bytes."""
     start, end = int(places[0]), int(ends[-1])
-    data = log.read_bytes(start, end - start)
-    if len(places) == 1:
-        return data
+    return _pick(log.read_bytes(start, end - start), places - start, ends - start)
+
+
+def _pick(data: bytes, starts: Int64s, ends: Int64s) -> bytes:
+    """Return the bytes of these blocks in `data`, one after another."""
     # Adjacent blocks are copied together.
-    is_apart = places[1:] != ends[:-1]
+    is_apart = starts[1:] != ends[:-1]
     if not is_apart.any():
-        return data
-    starts = [0, *(places[1:][is_apart] - start).tolist()]
-    stops = [*(ends[:-1][is_apart] - start).tolist(), end - start]
-    return b"".join([data[at:stop] for at, stop in zip(starts, stops, strict=True)])
+        return data[int(starts[0]) : int(ends[-1])]  # no copy if this is all of `data`
+    firsts = [int(starts[0]), *starts[1:][is_apart].tolist()]
+    stops = [*ends[:-1][is_apart].tolist(), int(ends[-1])]
+    return b"".join([data[at:stop] for at, stop in zip(firsts, stops, strict=True)])

@@ -32,6 +32,12 @@ class EntryColumns:
     def __len__(self) -> int:
         return len(self.base_offsets)
 
+    @property
+    def end_offsets(self) -> Int64s:
+        """The queue offset after each entry's last message."""
+        ends: Int64s = self.base_offsets + self.message_counts
+        return ends
+
     def lacking(self, max_messages: int, max_bytes: int) -> int:
         """Return about how many more entries are needed to reach one of the limits, if they are as
         large as these entries on average."""
@@ -65,7 +71,7 @@ class EntryColumns:
         """Return the entries, starting with the one that holds `offset`, up to the first gap. They
         end at or before `end_offset`. They hold at most `max_messages` messages from `offset` on,
         and at most `max_bytes` bytes."""
-        ends = self.base_offsets + self.message_counts
+        ends = self.end_offsets
         first = int(np.searchsorted(ends, offset, side="right"))
         cut = self.cut(first, len(self))
         if not len(cut) or cut.base_offsets[0] > offset:

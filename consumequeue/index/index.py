@@ -16,6 +16,7 @@ ahead of the log.
 import contextlib
 import os
 import struct
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -255,23 +256,31 @@ class Index:
                 unit = _entry_at(cursor, key) if cursor.next() else None
 
     def columns(
-        self, key: QueueKey, offset: int, *, max_messages: int, max_bytes: int
+        self,
+        key: QueueKey,
+        offset: int,
+        *,
+        max_messages: int,
+        max_bytes: int,
+        max_entries: int = sys.maxsize,
     ) -> EntryColumns | None:
         """Return a queue's entries, starting with the one that holds `offset`, until they hold
-        about `max_messages` messages or `max_bytes` bytes. Return None if no entry holds `offset`.
-        Only the first entry's checksum is verified."""
+        about `max_messages` messages or `max_bytes` bytes; at most `max_entries`. Return None if
+        no entry holds `offset`. Only the first entry's checksum is verified."""
         with self._transaction(_ENTRIES) as txn, txn.cursor() as cursor:
             unit = _entry_at_or_before(cursor, key, offset)
             if unit is None or unit.end_offset <= offset:
                 return None
             items = cursor.iternext()
-            found, count = EntryColumns.of_units([]), min(_FIRST_COLUMNS, max_messages)
+            found = EntryColumns.of_units([])
+            count = min(_FIRST_COLUMNS, max_messages, max_entries)
             while more := list(islice(items, count)):
                 following = EntryColumns.of_items(key, more)
                 found = found.joined(following)
                 if len(following) < count:
                     break
-                count = min(8 * count, found.lacking(max_messages, max_bytes))
+                lacking = found.lacking(max_messages, max_bytes)
+                count = min(8 * count, lacking, max_entries - len(found))
             return found
 
     def first_reaching(

@@ -1,6 +1,7 @@
 """Look-ups in one queue's index, which is partly in memory and partly on disk. Any thread may call
 them. They may wait for the disk, so the event loop calls them through an executor."""
 
+import sys
 from collections.abc import Callable, Generator
 from contextlib import closing
 from itertools import islice
@@ -46,17 +47,20 @@ def columns_from(
     end_offset: int,
     max_messages: int,
     max_bytes: int,
+    max_entries: int = sys.maxsize,
 ) -> EntryColumns | None:
-    """Return consecutive entries, starting with the one that holds `offset`. They end at or before
-    `end_offset`, and hold at most `max_messages` and `max_bytes`. One call reads only memory or
-    only the disk, so it may return fewer entries than the limits allow. Return None if there is
-    none."""
+    """Return consecutive entries, starting with the one that holds `offset`; at most `max_entries`.
+    They end at or before `end_offset`, and hold at most `max_messages` and `max_bytes`. One call
+    reads only memory or only the disk, so it may return fewer entries than the limits allow. Return
+    None if there is none."""
     tail = cq.from_tail(offset)
     found: EntryColumns | None
     if tail is not None:
-        found = EntryColumns.of_units(list(islice(tail, max_messages)))
+        found = EntryColumns.of_units(list(islice(tail, min(max_messages, max_entries))))
     else:
-        found = index.columns(key, offset, max_messages=max_messages, max_bytes=max_bytes)
+        found = index.columns(
+            key, offset, max_messages=max_messages, max_bytes=max_bytes, max_entries=max_entries
+        )
     return found.within(offset, end_offset, max_messages, max_bytes) if found else None
 
 

@@ -1,10 +1,13 @@
 """Reading a queue from the disk, in a reader thread.
 
-Small batches are read and checked many at a time, as runs of consecutive batches (`read_runs`).
+Small batches are read and checked many at a time, as runs of consecutive batches (`read_runs`). If
+they are close together in the log, only the first entries of a run are read from the index
+(`read_queue_run`).
 `collect` reads the other batches one by one: damaged batches, batches next to a gap, and batches of
 which only a part is wanted.
 """
 
+import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from time import sleep
@@ -17,7 +20,12 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.format.block_merge import merge_blocks
 from holdfast.commitlog.segments.commit_log import CommitLog
-from holdfast.commitlog.segments.run_reader import FEW, read_runs
+from holdfast.commitlog.segments.run_reader import (
+    FEW,
+    MAX_EXTENT_BYTES,
+    read_queue_run,
+    read_runs,
+)
 from holdfast.consumequeue.index.consume_queue import CqUnit
 from holdfast.consumequeue.index.entry_columns import EntryColumns
 from holdfast.consumequeue.index.index import Index
@@ -40,6 +48,12 @@ from holdfast.consumequeue.topics import QueueKey
 
 #: After this many short reads, other threads may run. The reads take about a millisecond together.
 READS_IN_A_ROW = 16
+#: If blocks have at most this many bytes on average, they are found faster in the log than in the
+#: index.
+MAX_DENSE_BYTES = 1024
+#: This holds if the queue's blocks and the bytes between them have at most this many times the
+#: bytes of the blocks. If there is more between them, the index is faster.
+MAX_SPREAD = 1.5
 
 
 class DiskReader(msgspec.Struct, frozen=True):
@@ -94,17 +108,29 @@ class DiskReader(msgspec.Struct, frozen=True):
         before damage, and when fewer than FEW batches are left."""
         pieces: list[Piece] = []
         at, count, size = place.offset, 0, 0
+
+        def add(piece: Piece) -> None:
+            nonlocal at, count, size
+            pieces.append(piece)
+            count += piece.message_count
+            size += len(piece.blocks)
+            at += piece.message_count
+            if isinstance(piece, RunSlice):
+                _yield_interpreter()
+
         while True:
-            entries = columns_from(
-                self.index,
-                place.key,
-                place.cq,
-                at,
-                end_offset=place.max_offset,
-                max_messages=wanted.max_messages - count,
-                max_bytes=wanted.max_bytes - size,
+            left = wanted._replace(
+                max_messages=wanted.max_messages - count, max_bytes=wanted.max_bytes - size
             )
+            entries = self._entries(place, at, left, most=FEW)
             if entries is None or len(entries) < FEW:
+                break
+            run = self._read_dense_run(place, entries, left)
+            if run is not None:
+                add(RunSlice(run, at, merge_blocks(run) if wanted.rebuilt else None))
+                continue
+            entries = self._entries(place, at, left)
+            if entries is None:
                 break
             done = 0
             for found in read_runs(self.log, entries.physical_offsets, entries.sizes):
@@ -112,17 +138,51 @@ class DiskReader(msgspec.Struct, frozen=True):
                 piece = _select_piece(found, part, place.key, at, rebuilt=wanted.rebuilt)
                 if piece is None:
                     break
-                pieces.append(piece)
-                count += piece.message_count
-                size += len(piece.blocks)
-                at += piece.message_count
+                add(piece)
                 done += len(part)
-                if isinstance(found, BatchRun):
-                    _yield_interpreter()
             if done < len(entries):
                 break
         cq = place.cq
         return Fetched(pieces, at, cq.min_offset, place.max_offset, count)
+
+    def _entries(
+        self, place: Place, offset: int, wanted: Wanted, *, most: int = sys.maxsize
+    ) -> EntryColumns | None:
+        """Return the entries from an offset on, as `columns_from` does; at most `most`."""
+        return columns_from(
+            self.index,
+            place.key,
+            place.cq,
+            offset,
+            end_offset=place.max_offset,
+            max_messages=wanted.max_messages,
+            max_bytes=wanted.max_bytes,
+            max_entries=most,
+        )
+
+    def _read_dense_run(
+        self, place: Place, entries: EntryColumns, wanted: Wanted
+    ) -> BatchRun | None:
+        """Read blocks from the first of these entries on, without the entries of the other blocks.
+        Return None if that is not faster, or if the log does not match these entries."""
+        span = int(entries.physical_offsets[-1] + entries.sizes[-1] - entries.physical_offsets[0])
+        own = int(entries.sizes.sum())
+        if own > MAX_DENSE_BYTES * len(entries) or span > MAX_SPREAD * own:
+            return None
+        count = len(entries) + entries.lacking(wanted.max_messages, wanted.max_bytes)
+        run = read_queue_run(
+            self.log,
+            int(entries.physical_offsets[0]),
+            min(MAX_EXTENT_BYTES, span * (count + FEW) // len(entries)),
+            place.key,
+            end_offset=min(place.max_offset, int(entries.base_offsets[0]) + wanted.max_messages),
+            max_bytes=wanted.max_bytes,
+        )
+        if run is not None and np.array_equal(
+            run.end_offsets[: len(entries)], entries.end_offsets[: len(run)]
+        ):
+            return run
+        return None
 
     def _read_block(self, unit: CqUnit) -> Batch:
         return self.log.read_batch(unit.physical_offset, unit.size)

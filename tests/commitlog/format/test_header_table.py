@@ -13,6 +13,7 @@ from holdfast.commitlog.format.header_table import (
     block_ends,
     find_intact_headers,
     find_intact_run,
+    find_small_blocks,
     find_split_headers,
     headers_in,
     keyed_message_count,
@@ -217,3 +218,41 @@ def test_ends_and_keyed_messages_of_a_table() -> None:
     assert keyed_message_count(table) == 2
     assert keyed_message_count(table[:0]) == 0
     assert isinstance(block_ends(table)[0], np.uint64)
+
+
+def _starts_one_by_one(data: bytes) -> list[int]:
+    found = []
+    position = 0
+    while len(data) - position >= HEADER_SIZE and data[position : position + 4] == b"HFBT":
+        size = int.from_bytes(data[position + 8 : position + 12], "little")
+        if size < HEADER_SIZE or position + size > len(data):
+            break
+        found.append(position)
+        position += size
+    return found
+
+
+def test_small_blocks_are_found_in_data_of_every_length() -> None:
+    for end in range(len(DATA) + 1):
+        data = DATA[:end]
+        assert find_small_blocks(data).tolist() == _starts_one_by_one(data), end
+    assert find_small_blocks(b"x" * 8 + DATA).tolist() == []
+    assert find_small_blocks(DATA + bytes(500)).tolist() == _starts_one_by_one(DATA)
+
+
+@pytest.mark.parametrize("at", [0, 9])
+def test_small_blocks_end_where_magic_or_size_is_damaged(at: int) -> None:
+    starts = _starts_one_by_one(DATA)
+    for block, start in enumerate(starts):
+        damaged = bytearray(DATA)
+        damaged[start + at] ^= 1
+        found = find_small_blocks(bytes(damaged)).tolist()
+        # The block whose size is damaged may be found, because its checksum is not verified.
+        assert found in (starts[:block], starts[: block + 1])
+
+
+def test_small_blocks_end_at_a_block_that_contains_the_magic() -> None:
+    inner = encode_batch([b"x" * 8 + b"HFBT" * 4])
+    data = encode_batch([b"a"]) + inner + encode_batch([b"b"])
+    starts = _starts_one_by_one(data)
+    assert find_small_blocks(data).tolist() == starts[:2]

@@ -11,7 +11,7 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_header import HEADER_SIZE
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.segments import run_reader
-from holdfast.commitlog.segments.run_reader import FEW, NEAR_BYTES, read_runs
+from holdfast.commitlog.segments.run_reader import FEW, NEAR_BYTES, read_queue_run, read_runs
 from tests.support.small_log import SmallLog, flip_bit, open_small_log, raw_batch, segment_path
 
 
@@ -154,3 +154,59 @@ def test_reading_ends_at_a_deleted_segment(tmp_path: Path) -> None:
     small.log.delete_before(small.log.segments[1].start_offset)
     assert read(small, batches) == []
     small.close()
+
+
+def read_queue(
+    small: SmallLog, first: Batch, extent_bytes: int = 2**20, **limits: int
+) -> BatchRun | None:
+    bounds = {"end_offset": 10_000, "max_bytes": 2**24, **limits}
+    place = first.header.physical_offset
+    return read_queue_run(small.log, place, extent_bytes, (1, 0), **bounds)
+
+
+def test_a_queue_is_read_without_its_entries(small: SmallLog, calls: list[int]) -> None:
+    batches = []
+    for number in range(3 * FEW):
+        batches.append(small.append(raw_batch(number)))
+        if number % 3 == 0:
+            small.append(raw_batch(5), queue_id=1)
+    run = read_queue(small, batches[2])
+    assert run is not None
+    assert joined([run]) == wanted(batches[2:])
+    assert len(calls) == 1
+    assert read_queue(small, batches[-FEW]) is not None
+    assert read_queue(small, batches[1 - FEW]) is None
+
+
+def test_limits_of_a_queue_run(small: SmallLog) -> None:
+    batches = [small.append(raw_batch(8)) for _ in range(3 * FEW)]
+    size = batches[0].header.total_size
+
+    def count(**limits: int) -> int:
+        run = read_queue(small, batches[0], **limits)
+        return 0 if run is None else len(run)
+
+    assert count() == 3 * FEW
+    assert count(end_offset=2 * FEW) == 2 * FEW
+    assert count(max_bytes=2 * FEW * size + 1) == 2 * FEW
+    assert count(extent_bytes=2 * FEW * size + size - 1) == 2 * FEW
+    assert count(end_offset=FEW - 1) == 0
+
+
+@pytest.mark.parametrize("position", [0, 9, 12, 24, 40, 48, 52, HEADER_SIZE + 1])
+def test_a_queue_run_never_has_a_damaged_block(small: SmallLog, position: int) -> None:
+    batches = [small.append(raw_batch(8)) for _ in range(3 * FEW)]
+    place = batches[2 * FEW].header.physical_offset
+    (segment,) = [each for each in small.log.segments if each.start_offset <= place]
+    flip_bit(segment.path, place - segment.start_offset + position)
+    run = read_queue(small, batches[0])
+    # Damage that the search for blocks cannot see makes the whole run invalid.
+    assert run is None or joined([run]) == wanted(batches[: 2 * FEW])
+
+
+def test_a_queue_run_begins_with_the_given_block(small: SmallLog) -> None:
+    other = small.append(raw_batch(8), queue_id=1)
+    batches = [small.append(raw_batch(8)) for _ in range(2 * FEW)]
+    assert read_queue(small, other) is None
+    deleted = batches[0].header.physical_offset + 2**40
+    assert read_queue_run(small.log, deleted, 10, (1, 0), end_offset=1, max_bytes=1) is None

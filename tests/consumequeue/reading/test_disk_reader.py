@@ -35,10 +35,12 @@ class Stored:
         self.cq = ConsumeQueue(None, 0, 0)
         self.headers: list[BatchHeader] = []
 
-    def fill(self, counts: list[int], *, between: int = 0, text: int = 20) -> None:
+    def fill(
+        self, counts: list[int], *, between: int = 0, text: int = 20, ending: bytes = b""
+    ) -> None:
         for count in counts:
             at = self.cq.max_offset
-            texts = [b"%d" % (at + row) + b"." * text for row in range(count)]
+            texts = [b"%d" % (at + row) + b"." * text + ending for row in range(count)]
             header = self.small.append(encode_batch(texts)).header
             self.headers.append(header)
             self.cq.show(CqUnit(at, header.physical_offset, header.total_size, count, 1, 0, 0))
@@ -81,7 +83,9 @@ def stored(tmp_path: Path) -> Iterator[Stored]:
 
 def offsets(fetched: Fetched) -> list[int]:
     found = [
-        int(piece.batch.body(row).rstrip(b".")) for piece in fetched.slices for row in piece.rows
+        int(piece.batch.body(row).removesuffix(b"HFBT" * 5).rstrip(b"."))
+        for piece in fetched.slices
+        for row in piece.rows
     ]
     assert fetched.message_count == len(found)
     return found
@@ -124,12 +128,13 @@ def test_a_run_may_begin_inside_a_batch(stored: Stored) -> None:
     assert fetched.next_offset == 3 * FEW
 
 
-def test_a_read_joins_disk_and_memory(stored: Stored) -> None:
-    stored.fill([1] * 200)
+@pytest.mark.parametrize(("between", "expected"), [(0, 1), (2, 2)])
+def test_a_read_joins_disk_and_memory(stored: Stored, between: int, expected: int) -> None:
+    stored.fill([1] * 200, between=between)
     stored.commit(keep=100)
     fetched = stored.read(0)
     assert offsets(fetched) == list(range(200))
-    assert runs(fetched) == 2
+    assert runs(fetched) == expected
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -138,11 +143,14 @@ def test_any_read_equals_reading_batch_by_batch(
 ) -> None:
     drawn = random.Random(seed)
     monkeypatch.setattr(run_reader, "MAX_RUN_BYTES", drawn.choice((5_000, 2**20)))
+    monkeypatch.setattr(disk_reader, "MAX_EXTENT_BYTES", drawn.choice((7_000, 2**20)))
+    monkeypatch.setattr(disk_reader, "MAX_SPREAD", drawn.choice((0, 1.5, 10)))
     stored = Stored(tmp_path)
     stored.fill(
         [drawn.choice((1, 1, 1, 7)) for _ in range(300)],
         between=drawn.randrange(3),
         text=drawn.choice((0, 300)),
+        ending=drawn.choice((b"", b"HFBT" * 5)),
     )
     stored.commit(keep=drawn.choice((0, 3, 100)))
     for _ in range(drawn.randrange(4)):
@@ -204,6 +212,26 @@ def test_a_block_of_another_queue_is_not_delivered(stored: Stored) -> None:
     stored.commit()
     with pytest.raises(CorruptRecord, match="index-mismatch"):
         stored.read(0)
+
+
+def test_a_run_needs_only_its_first_index_entries(stored: Stored) -> None:
+    stored.fill([1] * 10 * FEW)
+    others = [unit._replace(physical_offset=8) for unit in stored.cq.entries[FEW:]]
+    stored.cq.entries[FEW:] = others
+    assert offsets(stored.read(0)) == list(range(10 * FEW))
+
+
+def test_a_run_ends_where_the_log_lacks_a_batch(stored: Stored) -> None:
+    stored.fill([1] * 3 * FEW)
+    lost = stored.cq.entries[2 * FEW]
+    stored.flip(2 * FEW, 48)  # its topic id, so that it seems to belong to another queue
+    assert stored.read(0).next_offset == lost.base_offset
+
+
+def test_batches_that_are_not_visible_yet_are_not_read(stored: Stored) -> None:
+    stored.fill([1] * 3 * FEW)
+    stored.cq.max_offset -= 10
+    assert stored.read(0).next_offset == 3 * FEW - 10
 
 
 def test_a_filter_examines_every_batch(stored: Stored) -> None:
