@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.commitlog.format.batch_header import HEADER_CRC_AT, HEADER_SIZE, Buffer
-from holdfast.commitlog.format.checksum import crc32c_of_buffer
+from holdfast.commitlog.format.checksum import POLYNOMIAL, crc32c_of_buffer, register_before
 
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
@@ -26,7 +26,6 @@ UInt32s = npt.NDArray[np.uint32]
 SMALL_BYTES = 2048
 
 _WORD = 4
-_POLYNOMIAL = 0x82F6_3B78
 
 
 def have_valid_checksums(
@@ -62,13 +61,11 @@ def _before_rest_of_header(registers: UInt32s) -> UInt32s:
 @cache
 def _tables() -> tuple[UInt32s, ...]:
     """Return for each byte of a register, lowest first, the words of its 256 values."""
-    word = 1 << 31
-    for _ in range(8 * (HEADER_SIZE - HEADER_CRC_AT)):
-        word = ((word ^ _POLYNOMIAL) << 1 | 1) if word >> 31 else word << 1
+    word = register_before(1 << 31, HEADER_SIZE - HEADER_CRC_AT)
     of_bits = [word]  # of the highest bit; one step of the register moves a bit down by one
     for _ in range(31):
         word = of_bits[-1]
-        of_bits.append(word >> 1 ^ (_POLYNOMIAL if word & 1 else 0))
+        of_bits.append(word >> 1 ^ (POLYNOMIAL if word & 1 else 0))
     of_bits.reverse()
     values = np.arange(256, dtype=np.uint32)
     tables = []

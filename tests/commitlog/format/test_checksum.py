@@ -6,6 +6,7 @@ from holdfast.commitlog.format.checksum import (
     crc32c_extended,
     crc32c_of_buffer,
     crc32c_of_ranges,
+    register_before,
 )
 
 
@@ -49,3 +50,9 @@ def test_checksums_of_many_texts_are_those_of_each_text() -> None:
     assert crc32c_each(texts) == [crc32c(text) for text in texts]
     assert crc32c_each([]) == []
     assert crc32c_each([b""]) == [0]
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 4, 116])
+def test_the_register_before_zeros(zeros: int) -> None:
+    after = crc32c(b"some bytes" + bytes(zeros)) ^ 0xFFFF_FFFF
+    assert register_before(after, zeros) == crc32c(b"some bytes") ^ 0xFFFF_FFFF
