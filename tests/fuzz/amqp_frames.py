@@ -52,6 +52,7 @@ def seeds() -> list[bytes]:
         frame(0, encode_composite(Transfer(0, 2, b"v", 0, more=True))),
         frame(0, encode_composite(Transfer(0, aborted=True))),
     ]
+    resumed = sender._replace(unsettled={b"t": None, b"u": Accepted()}, incomplete_unsettled=True)
     flow = Flow(0, 100, 0, 100, 1, 0, 5, drain=True, echo=True)
     settled = Disposition(True, 0, 3, settled=True, state=Accepted())
     modified = Disposition(True, 0, 1, state=Modified(True, False, {"x": 1}))
@@ -60,6 +61,12 @@ def seeds() -> list[bytes]:
         b"\x00" + SASL_HEADER + sasl + whole + _frames(settled, modified),
         b"\x07" + whole + _frames(Detach(0, closed=True), Detach(1), EndSession(), Close()),
         b"\x40" + opened + _frames(sender) + sent * 3 + _frames(Disposition(False, 0, 9, True)),
+        b"\x00"
+        + opened
+        + _frames(
+            resumed,
+            *(Transfer(0, at, b"t", 0, at == 1, state=Accepted(), resume=True) for at in range(3)),
+        ),
     ]
 
 
