@@ -36,9 +36,15 @@ class AmqpCounters:
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(what ended: link, session or connection; condition) -> how often the broker ended it."""
     sasl_failures: int = 0
+    credit_grants: int = 0
+    """How often a publisher's link got credit."""
     window_closures: int = 0
     turns: int = 0
     turn_seconds: float = 0.0
+
+    def count_grant(self) -> None:
+        """Count a grant of credit to a link on which a client publishes."""
+        self.credit_grants += 1
 
     def count_error(self, what: str, error: AmqpError | Error | None) -> None:
         """Count an end with an error. `what` is "link", "session" or "connection"."""
@@ -108,6 +114,11 @@ class AmqpCollector:
                 figures.modified_dropped,
             ),
             ("sasl_failures", "Failed authentications.", counters.sasl_failures),
+            (
+                "credit_grants",
+                "Grants of credit to links on which clients send.",
+                counters.credit_grants,
+            ),
             (
                 "window_closures",
                 "Sessions whose incoming window was closed for an alarm.",

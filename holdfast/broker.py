@@ -232,6 +232,7 @@ class Broker:
             answer=partial(answer_inner, app),
             temporary=TemporaryNodes(context.store, context.groups, self._config.amqp),
             modified=connections.modified,
+            credit_granted=connections.counters.count_grant,
         )
 
     async def _open(self, storage: Storage, http: HttpContext) -> ApiContext:

@@ -73,6 +73,8 @@ class BrokerParts(msgspec.Struct, frozen=True):
     subscriptions: SubscriptionGroups = msgspec.field(default_factory=SubscriptionGroups)
     modified: ModifiedAnnotations = msgspec.field(default_factory=ModifiedAnnotations)
     suspended: SuspendedLinks = msgspec.field(default_factory=SuspendedLinks)
+    credit_granted: Callable[[], None] = lambda: None
+    """Called for each grant of credit to a link on which a client publishes."""
 
 
 class Peer(Protocol):

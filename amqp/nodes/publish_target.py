@@ -431,6 +431,7 @@ class PublishTarget:
         if wait_s:
             self._withhold_credit(wait_s)
         else:
+            self._parts.credit_granted()
             link.grant(granted)
 
     def _withhold_credit(self, seconds: float) -> None:

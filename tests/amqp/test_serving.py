@@ -232,6 +232,16 @@ async def test_the_number_of_links_is_limited(tmp_path: Path, limit: str) -> Non
         assert await figure(broker, "links") == 2
 
 
+async def test_grants_of_credit_to_publishers_are_counted(tmp_path: Path) -> None:
+    async with amqp_broker(tmp_path) as broker, amqp_client(port_of(broker)) as client:
+        sender = await client.sender(await client.session(), "orders")
+        await client.until(lambda: sender.credit == 170, "credit")
+        assert await figure(broker, "credit_grants_total") == 1
+        await client.outcomes(await client.send(sender, *[data_message(b"x")] * 85))
+        await client.until(lambda: sender.credit == 170, "more credit")
+        assert await figure(broker, "credit_grants_total") == 2
+
+
 async def test_unsettled_deliveries_are_counted(tmp_path: Path) -> None:
     async with amqp_broker(tmp_path) as broker, amqp_client(port_of(broker)) as client:
         session = await client.session()
