@@ -1,14 +1,20 @@
 """Begin AMQP over a WebSocket: check the caller, then let AMQP take over the connection."""
 
 import asyncio
+from typing import TYPE_CHECKING
 
+from holdfast.commitlog.lazy_import import import_at_first_use, is_imported
 from holdfast.http_api.access.authorization import UNKNOWN
 from holdfast.http_api.access.grants import Principal
 from holdfast.http_api.routing.call import Call, NoParams
 from holdfast.http_api.wire.aiohttp_parser import hdrs
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.reply import Reply
-from holdfast.http_api.wire.websocket import WebSocketConnection, accept_handshake
+
+if TYPE_CHECKING:
+    from holdfast.http_api.wire import websocket
+else:
+    import_at_first_use(globals(), websocket="holdfast.http_api.wire.websocket")
 
 
 async def open_amqp(call: Call[NoParams]) -> Reply:
@@ -23,7 +29,10 @@ async def open_amqp(call: Call[NoParams]) -> Reply:
             "not-found", "this broker does not serve AMQP over WebSocket; turn on amqp.websocket"
         )
     request = call.request
-    protocol, answer = accept_handshake(request)
+    if not is_imported(websocket):
+        # Reading an attribute imports the module, which takes tens of milliseconds.
+        await asyncio.to_thread(getattr, websocket, "accept_handshake")
+    protocol, answer = websocket.accept_handshake(request)
     principal = _caller(call)
     call.http.access.check_page(
         request.headers,
@@ -31,9 +40,10 @@ async def open_amqp(call: Call[NoParams]) -> Reply:
         is_by_certificate=principal is not None and hdrs.AUTHORIZATION not in request.headers,
     )
 
-    def take_over(raw: asyncio.Transport | None) -> WebSocketConnection:
+    def take_over(raw: asyncio.Transport | None) -> "websocket.WebSocketConnection":
         amqp = make_amqp(principal, request.peer)
-        return WebSocketConnection(protocol, answer, amqp, call.http.connections, request.peer, raw)
+        shared = call.http.connections
+        return websocket.WebSocketConnection(protocol, answer, amqp, shared, request.peer, raw)
 
     reply = Reply(101, "")
     reply.upgrade = take_over

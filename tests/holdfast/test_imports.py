@@ -89,7 +89,7 @@ def test_a_start_imports_only(script: str, allowed: set[str]) -> None:
 
 def test_a_broker_starts_without_what_it_may_never_need() -> None:
     names = modules_after("import holdfast.cli.process.broker_process")
-    unneeded = {"aiohttp.client", "aiohttp.web", "holdfast.client", "lark"}
+    unneeded = {"aiohttp.client", "aiohttp.web", "holdfast.client", "lark", "websockets"}
     assert not names & (unneeded | {"difflib", "pyarrow", "rich", "tomllib", "zoneinfo"})
 
 
