@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Nearly all that imports and collection make lives until the end (`pytest_collection_finish`).
+gc.disable()
+
 _BOTH: dict[str, Any] = {
     "deadline": None,
     "print_blob": True,
@@ -79,3 +82,4 @@ def pytest_collection_finish() -> None:
     each full collection would look at all of it again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
