@@ -310,22 +310,20 @@ class GroupService:
         Raises UnknownGroup. Raises StateUnavailable; then the outcome is unknown, and the caller
         should repeat the call. If the call is cancelled, its settlements are not undone.
         """
-        server = self._get(group)
-        allow_lease = None
-        if verb is Verb.EXTEND and lease_ms is not None:
-            allow_lease = partial(self.changes.allow_lease, server, lease_ms)
-        is_cumulative = cumulative and verb is Verb.ACK
-        settled = server.settle(
+        statuses, durable = self.begin_settling(
+            group,
             verb,
             receipts,
-            {"delay_ms": delay_ms, "lease_ms": lease_ms, "used_ms": used_ms},
-            cumulative=is_cumulative,
+            delay_ms=delay_ms,
+            lease_ms=lease_ms,
+            cumulative=cumulative,
+            used_ms=used_ms,
             check_topic=check_topic,
-            allow_lease=allow_lease,
         )
-        if len(receipts) <= SETTLED_A_TURN and not is_cumulative:
-            return await settled
-        return await self._store.state.run_shielded(settled)
+        if durable is not None:
+            settled = await asyncio.shield(durable)
+            statuses = statuses or settled
+        return statuses
 
     async def check_receipts(
         self, group: str, receipts: Sequence[str | Receipt], check_topic: CheckTopic
@@ -338,34 +336,55 @@ class GroupService:
         self,
         group: str,
         verb: Verb,
-        receipts: Sequence[Receipt],
+        receipts: Sequence[str | Receipt],
         *,
         delay_ms: int | None = None,
+        lease_ms: int | None = None,
+        cumulative: bool = False,
+        used_ms: float | None = None,
         reason: str | None = None,
         waits: bool = True,
+        check_topic: CheckTopic = allow_all,
     ) -> "tuple[list[Status], asyncio.Future[Any] | None]":
         """Settle all receipts in this event loop iteration, and put the changes into the group's
-        next commit. Return the status of each receipt, in order, and a future that completes when
-        the changes are durable. It is None if nothing was settled, or if `waits` is false: then the
-        commit may begin a few milliseconds later, to serve more changes.
+        next commit. `settle` describes the rest. Return the status of each receipt, in order, and a
+        future that completes when the changes are durable. It is None if nothing was settled, or if
+        `waits` is false: then the commit may begin a few milliseconds later, to serve more changes.
 
         All callers whose changes are in one commit get the same future, so they must not cancel it.
-        It fails with StateUnavailable; then the outcome is unknown. Give at most a few hundred
-        receipts, because each takes a few microseconds. The verb may not be `extend`. The dead
-        letters of rejected messages name the `reason` instead of "rejected", unless the broker
-        restarts before they are appended.
+        It fails with StateUnavailable; then the outcome is unknown. The dead letters of rejected
+        messages name the `reason` instead of "rejected", unless the broker restarts before they are
+        appended.
 
-        While a change of the group's settings pauses settling, the receipts are settled after it:
-        then the list of statuses is empty, and the future belongs to this call alone. Raises
-        UnknownGroup.
+        The receipts are settled in later iterations if there are many, if `cumulative` is true, if
+        a lease would be the group's longest, and while a change of the group's settings pauses
+        settling. Then the list of statuses is empty, and the future belongs to this call alone; its
+        result is the list of statuses. Raises UnknownGroup.
         """
         server = self._get(group)
-        terms = {"delay_ms": delay_ms, "reason": reason}
-        begun = server.begin_settling(verb, receipts, terms, waits=waits)
-        if begun is not None:
-            return begun
-        later = self._store.state.run_shielded(server.settle(verb, receipts, terms))
-        return [], asyncio.ensure_future(later)
+        is_cumulative = cumulative and verb is Verb.ACK
+        longer_ms = lease_ms if verb is Verb.EXTEND else None
+        if longer_ms is not None and self.changes.allows_lease(server, longer_ms):
+            longer_ms = None
+        terms = {"delay_ms": delay_ms, "lease_ms": lease_ms, "used_ms": used_ms, "reason": reason}
+        if len(receipts) <= SETTLED_A_TURN and not is_cumulative and longer_ms is None:
+            begun = server.begin_settling(
+                verb, receipts, terms, waits=waits, check_topic=check_topic
+            )
+            if begun is not None:
+                return begun
+        allow_lease = None
+        if longer_ms is not None:
+            allow_lease = partial(self.changes.allow_lease, server, longer_ms)
+        later = server.settle(
+            verb,
+            receipts,
+            terms,
+            cumulative=is_cumulative,
+            check_topic=check_topic,
+            allow_lease=allow_lease,
+        )
+        return [], asyncio.ensure_future(self._store.state.run_shielded(later))
 
     def is_leased(self, group: str, receipt: Receipt) -> bool:
         """Return whether the lease of a receipt is live."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.groups.descriptions import GroupReply
+from holdfast.groups.service_types import Verb
 from holdfast.groups.settings import GroupSettings
 from holdfast.http_api.access.grants import (
     AUTHENTICATED,
@@ -81,13 +82,14 @@ def _read_as(envelope: Any) -> dict[int, dict[str, Any]]:
     return {200: {JSON: envelope, NDJSON: str, MSGPACK: envelope, BATCH: None, EVENTS: str}}
 
 
-def _settling(verb: Handler, request: type) -> Route:
+def _settling(handler: Handler, verb: Verb, request: type) -> Route:
     return Route(
-        "POST", f"{_GROUP}/{verb.__name__}", verb,
+        "POST", f"{_GROUP}/{verb.value}", handler,
         body=structured(request),
         replies={200: structured(lease_types.SettledReply)},
         problems=(*_NO_LEASES, "limit-exceeded", *_BAD_BODY, *_NOT_STORED),
         access=require("consume"),
+        begin=leases.begin_settling(verb),
     )  # fmt: skip
 
 
@@ -312,11 +314,11 @@ ROUTES: Sequence[Route] = (
         headers={"Holdfast-Available": "integer", "Holdfast-Active": "boolean"},
         access=require("consume"),
     ),
-    _settling(leases.ack, lease_types.AckRequest),
-    _settling(leases.nack, lease_types.NackRequest),
-    _settling(leases.release, lease_types.ReleaseRequest),
-    _settling(leases.extend, lease_types.ExtendRequest),
-    _settling(leases.reject, lease_types.RejectRequest),
+    _settling(leases.ack, Verb.ACK, lease_types.AckRequest),
+    _settling(leases.nack, Verb.NACK, lease_types.NackRequest),
+    _settling(leases.release, Verb.RELEASE, lease_types.ReleaseRequest),
+    _settling(leases.extend, Verb.EXTEND, lease_types.ExtendRequest),
+    _settling(leases.reject, Verb.REJECT, lease_types.RejectRequest),
     Route(
         "POST", _GROUP + "/seek", groups.seek_group,
         body=structured(lease_types.SeekRequest),

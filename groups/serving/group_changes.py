@@ -485,9 +485,16 @@ class GroupChanges:
         """Store `lease_ms` as the group's longest lease if it is longer than the stored one. Call
         this before a lease of `lease_ms` is given. After a power loss the broker waits for the
         longest lease, until all old leases have expired."""
-        asked = min(max(lease_ms, SHORTEST_LEASE_MS), self._config.max_lease_ms)
-        if asked > group.record.config.longest_lease_ms:
+        if not self.allows_lease(group, lease_ms):
+            asked = self._limited_lease(lease_ms)
             await self._store.state.run_shielded(self._raise_longest_lease(group, asked))
+
+    def allows_lease(self, group: GroupServer, lease_ms: int) -> bool:
+        """Return whether a lease of `lease_ms` may be given without `allow_lease`."""
+        return self._limited_lease(lease_ms) <= group.record.config.longest_lease_ms
+
+    def _limited_lease(self, lease_ms: int) -> int:
+        return min(max(lease_ms, SHORTEST_LEASE_MS), self._config.max_lease_ms)
 
     async def _raise_longest_lease(self, group: GroupServer, lease_ms: int) -> None:
         async with self._lock:

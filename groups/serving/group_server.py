@@ -378,20 +378,24 @@ class GroupServer:
         decoded: list[Receipt | None] = []
         async for part in in_slices(receipts, SETTLED_A_TURN):
             decoded += map(self._decode, part)
+        self._check_topics(decoded, check_topic)
+        return decoded
+
+    def _check_topics(self, receipts: Iterable[Receipt | None], check_topic: CheckTopic) -> None:
         if check_topic is not allow_all:
-            for topic_id in {each.topic_id for each in decoded if each is not None}:
+            for topic_id in {each.topic_id for each in receipts if each is not None}:
                 topic = self._store.table.by_id(topic_id)
                 if topic is not None:
                     check_topic(topic.name)
-        return decoded
 
     def begin_settling(
         self,
         verb: Verb,
-        receipts: Sequence[Receipt],
+        receipts: Sequence[str | Receipt],
         terms: Mapping[str, Any],
         *,
         waits: bool,
+        check_topic: CheckTopic = allow_all,
     ) -> "tuple[list[Status], asyncio.Future[None] | None] | None":
         """Settle all receipts in this event loop iteration, as `settle` does. Return their
         statuses, and the future of the commit that makes them durable, which is None if nothing was
@@ -399,7 +403,10 @@ class GroupServer:
         `settling_paused` is active."""
         if not self._settling_allowed.is_set():
             return None
-        statuses = self._settle_part(verb, receipts, terms)
+        decode = self._decode
+        decoded = [each if isinstance(each, Receipt) else decode(each) for each in receipts]
+        self._check_topics(decoded, check_topic)
+        statuses = self._settle_part(verb, decoded, terms)
         is_awaited = waits and Status.DONE in statuses
         return statuses, self.commits.when_durable() if is_awaited else None
 

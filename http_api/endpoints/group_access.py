@@ -43,8 +43,14 @@ def leased_group(context: ApiContext, group: str) -> GroupState:
 
     Raises UnknownGroup, or Problem (group-without-leases) for a group that only stores offsets.
     """
+    check_has_leases(context, group)
+    return context.groups.group_state(group)
+
+
+def check_has_leases(context: ApiContext, group: str) -> None:
+    """Raise the errors of `leased_group`."""
     if context.groups.has_leases(group):
-        return context.groups.group_state(group)
+        return
     context.store.offsets.group_topics(group)
     raise Problem(
         "group-without-leases",

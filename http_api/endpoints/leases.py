@@ -9,7 +9,7 @@ and the group. All changes by settling are durable before the reply is sent.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby, repeat
 from time import monotonic
@@ -40,6 +40,7 @@ from holdfast.http_api.access.grants import ANONYMOUS
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.endpoints.group_access import (
     MayConsume,
+    check_has_leases,
     check_named,
     check_subscribed,
     leased_group,
@@ -406,10 +407,7 @@ async def ack(call: Call[NoParams]) -> Reply:
     If a receipt is used a second time, the result is `done` again. With `cumulative`, each receipt
     also settles all earlier messages of its queue that its member has leased.
     """
-    asked = await call.body(AckRequest)
-    return await _settle(
-        call, Verb.ACK, asked.receipts, cumulative=asked.cumulative, used_ms=asked.used_ms
-    )
+    return await _settle(call, Verb.ACK)
 
 
 async def nack(call: Call[NoParams]) -> Reply:
@@ -418,10 +416,7 @@ async def nack(call: Call[NoParams]) -> Reply:
     The delay is `delay_ms`. If it is not given, the delay grows with each failure. A message that
     fails too often becomes a dead letter.
     """
-    asked = await call.body(NackRequest)
-    return await _settle(
-        call, Verb.NACK, asked.receipts, delay_ms=asked.delay_ms, used_ms=asked.used_ms
-    )
+    return await _settle(call, Verb.NACK)
 
 
 async def release(call: Call[NoParams]) -> Reply:
@@ -429,20 +424,17 @@ async def release(call: Call[NoParams]) -> Reply:
 
     This does not count as a failure.
     """
-    asked = await call.body(ReleaseRequest)
-    return await _settle(call, Verb.RELEASE, asked.receipts)
+    return await _settle(call, Verb.RELEASE)
 
 
 async def extend(call: Call[NoParams]) -> Reply:
     """Extend the leases of messages: they expire `lease_ms` from now."""
-    asked = await call.body(ExtendRequest)
-    return await _settle(call, Verb.EXTEND, asked.receipts, lease_ms=asked.lease_ms)
+    return await _settle(call, Verb.EXTEND)
 
 
 async def reject(call: Call[NoParams]) -> Reply:
     """Reject messages: they become dead letters, or are dropped if the group keeps none."""
-    asked = await call.body(RejectRequest)
-    return await _settle(call, Verb.REJECT, asked.receipts, used_ms=asked.used_ms)
+    return await _settle(call, Verb.REJECT)
 
 
 def _check_topic(call: Call[NoParams]) -> CheckTopic:
@@ -462,18 +454,73 @@ def _check_topic(call: Call[NoParams]) -> CheckTopic:
     return check
 
 
-async def _settle(call: Call[NoParams], verb: Verb, receipts: list[str], **terms: Any) -> Reply:
-    context, group = call.context, call.group()
+_BODIES: Mapping[Verb, type[Any]] = {
+    Verb.ACK: AckRequest,
+    Verb.NACK: NackRequest,
+    Verb.RELEASE: ReleaseRequest,
+    Verb.EXTEND: ExtendRequest,
+    Verb.REJECT: RejectRequest,
+}
+
+
+async def _settle(call: Call[NoParams], verb: Verb) -> Reply:
+    begun = _begin_settling(call, verb, await call.body(_BODIES[verb]))
+    if isinstance(begun, Reply):
+        return begun
+    await begun.future
+    return begun.make_reply()
+
+
+def begin_settling(verb: Verb) -> Callable[[Call[NoParams]], "BegunSettling | Reply | None"]:
+    """Return a function that begins a request of this verb, as `routing.begun.Begin` describes."""
+
+    def begin(call: Call[NoParams]) -> BegunSettling | Reply | None:
+        if not call.has_small_body:
+            return None
+        return _begin_settling(call, verb, call.small_body(_BODIES[verb]))
+
+    return begin
+
+
+def _begin_settling(call: Call[NoParams], verb: Verb, asked: Any) -> "BegunSettling | Reply":
+    """Settle receipts. Return the reply if no change must become durable before it is sent."""
+    context, group, receipts = call.context, call.group(), asked.receipts
+    terms = {name: getattr(asked, name) for name in asked.__struct_fields__}
+    del terms["receipts"]
     limits = context.groups_config
     most = limits.max_settle_receipts
     check_count_at_most("receipts", "receipts", len(receipts), most, "max_settle_receipts")
     check_at_most("lease_ms", terms.get("lease_ms"), limits.max_lease_ms, "max_lease_ms")
     _check_terms(terms)
-    leased_group(context, group)
-    statuses = await context.groups.settle(
+    check_has_leases(context, group)
+    statuses, durable = context.groups.begin_settling(
         group, verb, receipts, check_topic=_check_topic(call), **terms
     )
-    return call.reply(_describe_statuses(statuses))
+    if durable is None:
+        return call.reply(_describe_statuses(statuses))
+    return BegunSettling(call, statuses, durable)
+
+
+class BegunSettling:
+    """A settle whose changes are not durable yet. Cancelling `future` does not undo them."""
+
+    __slots__ = ("_call", "_statuses", "future")
+
+    def __init__(
+        self, call: Call[NoParams], statuses: list[Status], durable: asyncio.Future[Any]
+    ) -> None:
+        """The last two arguments are the result of `GroupService.begin_settling`."""
+        self._call = call
+        self._statuses = statuses
+        self.future = asyncio.shield(durable)
+
+    def make_reply(self) -> Reply:
+        """Return the reply. Raises StateUnavailable."""
+        settled = self.future.result()
+        return self._call.reply(_describe_statuses(self._statuses or settled))
+
+    def end(self) -> None:
+        """Do nothing: no memory is occupied except that of the body."""
 
 
 def _check_terms(terms: Mapping[str, Any], parameter: str = "") -> None:

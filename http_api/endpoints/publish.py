@@ -69,9 +69,6 @@ _Answer = TypeVar("_Answer")
 #: A larger text body is processed in a thread, because it would block the event loop for
 #: milliseconds. Using a thread costs about 0.1 ms.
 OFFLOAD_TEXT_BYTES = 128 * 1024
-#: A larger body is never published by `begin_publish`. A smaller one has fewer than OFFLOAD_BATCHES
-#: batches, and decoding it needs no thread.
-AT_ONCE_BYTES = 8 * 1024
 #: At most this many results of a large text are encoded by one call.
 RESULTS_PER_CALL = 1000
 #: A comparison of mandatory messages with filters that takes longer is done in a thread.
@@ -145,13 +142,8 @@ def begin_publish(call: Call[PublishParams]) -> "BegunPublish | None":
     is no retry that may have used a former queue count of its topic.
     """
     request, context = call.request, call.context
-    content, headers = request.content, request.headers
-    if (
-        call.params.mandatory
-        or not content.is_eof()
-        or content.total_bytes > AT_ONCE_BYTES
-        or hdrs.CONTENT_ENCODING in headers
-    ):
+    headers = request.headers
+    if call.params.mandatory or not call.has_small_body:
         return None
     name = call.name_of_topic()
     topic = context.store.table.find(name)

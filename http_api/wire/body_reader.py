@@ -79,15 +79,17 @@ class BodyReader:
         self._take(request, len(body))
         return body
 
-    def read_arrived(self, request: Request) -> bytes | memoryview:
+    def read_arrived(self, request: Request, limit: BodyLimit | None = None) -> bytes | memoryview:
         """Return the body as `read` does, without waiting. The whole body must have arrived, and
         the request must not have the header Content-Encoding."""
+        if limit is None or limit.size > self._limit.size:
+            limit = self._limit
         try:
             body = request.content.read_nowait()
         except (RequestPayloadError, HttpProcessingError) as error:
             raise _broken(error) from error
-        if len(body) > self._limit.size:
-            raise _too_large(self._limit)
+        if len(body) > limit.size:
+            raise _too_large(limit)
         self._take(request, len(body))
         return body
 

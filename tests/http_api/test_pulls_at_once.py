@@ -258,8 +258,10 @@ FIVE: list[list[dict[str, Any]]] = [[{"body": "one", "queue": 0}] * 2] * 3
 
 
 @example(FIVE, "nothing", [({"offset": "1"}, media, "0") for media in MEDIA])
+@example(FIVE, "nothing", [({"offset": "0", "max_bytes": "1"}, media, "0") for media in MEDIA])
+@example(FIVE, "nothing", [({"offset": "1", "max_messages": "2"}, MEDIA[0], "0")])
 @example(FIVE, "trim", [({"offset": "0"}, MEDIA[0], "0"), ({"offset": "9"}, MEDIA[0], "0")])
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(st.lists(MESSAGES, min_size=1, max_size=3), max_size=4),
     EVENTS,

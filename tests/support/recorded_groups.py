@@ -4,6 +4,7 @@ groups.answers.append(Received(deliveries_of(batch), available=3))
 groups.answers.append(ExclusiveHeld("b", "a"))
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,11 +69,11 @@ class RecordedGroups(GroupService):
         self.undelivered_.append(list(receipts))
         super().release_undelivered(group, receipts)
 
-    async def settle(
+    def begin_settling(
         self, group: str, verb: Verb, receipts: Sequence[str | Receipt], **more: Any
-    ) -> list[Status]:
+    ) -> "tuple[list[Status], asyncio.Future[Any] | None]":
         self.settled.append((verb, list(receipts), more))
-        return await super().settle(group, verb, receipts, **more)
+        return super().begin_settling(group, verb, receipts, **more)
 
     async def redrive(self, group: str, ask: RedriveOptions) -> RedriveResult:
         self.redrives.append((group, ask))
