@@ -10,7 +10,7 @@ from pathlib import Path
 
 from holdfast.commitlog.disk.disk import Disk, File
 from holdfast.commitlog.errors import CorruptBatch
-from holdfast.commitlog.format.batch_header import BatchFlag, BatchHeader
+from holdfast.commitlog.format.batch_header import KEYS, BatchHeader
 from holdfast.commitlog.format.header_table import Headers, block_ends, keyed_message_count
 from holdfast.commitlog.format.segment_format import (
     BLOCK_ROW_SIZE,
@@ -97,7 +97,7 @@ class Segment:
 
 def keyed_messages(header: BatchHeader) -> int:
     """Return the largest number of entries that a batch can add to a footer's key table."""
-    return header.message_count if header.flags & BatchFlag.KEYS else 0
+    return header.message_count if header.flags & KEYS else 0
 
 
 def largest_batch(segment_bytes: int) -> int:
