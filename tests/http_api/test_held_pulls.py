@@ -342,7 +342,7 @@ async def test_a_client_that_reads_slowly_gets_the_whole_reply(size: int) -> Non
         connection.writer.transport.resume_reading()  # type: ignore[attr-defined]
         status, _, body = await answer(connection)
         assert status == 200
-        assert body.count(b"x") == size
+        assert b"x" * size in body
         assert (await answer(connection))[0] == 200
 
 
