@@ -73,6 +73,13 @@ def test_no_view_is_wider_than_the_window(console: Console) -> None:
     assert too_wide == []
 
 
+def test_the_name_of_the_view_is_visible_on_a_narrow_screen(console: Console) -> None:
+    console.page.set_viewport_size({"width": 390, "height": 800})
+    for view in ("#/access", "#/", "#/connections"):
+        page = console.open(view)
+        expect(page.locator("#nav a[aria-current]")).to_be_in_viewport(ratio=0.9)
+
+
 def test_every_view_opens_from_its_link_in_a_new_tab(console: Console, chromium: Browser) -> None:
     page = console.open("#/topics/orders/messages")
     page.get_by_role("button", name="Older ›").click()

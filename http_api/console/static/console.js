@@ -118,8 +118,10 @@ function showStale(error) {
 /** @param {string} name */
 function markCurrent(name) {
   for (const link of document.querySelectorAll("#nav a"))
-    if (link.textContent === name) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (link.textContent === name) {
+      link.setAttribute("aria-current", "page");
+      link.scrollIntoView({ block: "nearest", inline: "nearest" }); // on a narrow screen the row of views scrolls
+    } else link.removeAttribute("aria-current");
 }
 
 // -- header ------------------------------------------------------------------------------------

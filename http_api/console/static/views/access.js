@@ -20,7 +20,7 @@ export async function show(page) {
   const access = await get(request.path, {}, page.signal);
   const table = DataTable.of({
     label: "Grants", key: (row) => row, empty: "No grants.",
-    columns: [{ title: "Grant", cell: (row) => h("code", null, row), class: "name" }, { title: "Allows to", cell: (row) => MEANS[row.split(":")[0]] ?? "" }],
+    columns: [{ title: "Grant", cell: (row) => h("code", null, row), class: "name" }, { title: "Allows to", cell: (row) => MEANS[row.split(":")[0]] ?? "", class: "name" }],
   });
   table.rows = access.grants;
   const more = h("div");
