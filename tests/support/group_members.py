@@ -220,6 +220,7 @@ def deliveries_of(
 ) -> list[Delivery]:
     """Return the deliveries of an answer, which arrived now unless `answered_at` is given."""
     answered_at = time.monotonic() if answered_at is None else answered_at
+    assert answer.status == 200, answer  # a group may be lost together with its offsets
     return [
         Delivery(
             member,
