@@ -125,7 +125,7 @@ async def test_a_large_backlog_is_examined_in_slices(tmp_path: Path, is_cold: bo
 async def one_is_left(broker: GroupBroker, count: int) -> None:
     """Check that the last of these messages is delivered, and that no loop iteration does much."""
     with calls_a_turn(LastValues, "_add", weigh=lambda values, keys: len(keys)) as keys:
-        received = await broker.receive(wait_s=30.0)
+        received = await broker.receive(wait_s=90.0)
     assert bodies_of(received) == [str(count - 1)]
     assert keys.total == count
     assert keys.most <= KEYS_A_TURN

@@ -74,7 +74,7 @@ async def test_large_texts_of_disconnected_clients_keep_their_slots(api: Api, sl
     assert slow.begun == most
     slow.may_end.set()
     assert (await last).status == 200
-    assert turns._value == most
+    await until(lambda: turns._value == most)
 
 
 @pytest.mark.parametrize("slow", [(held_read, "parse_filter")], indirect=True)
