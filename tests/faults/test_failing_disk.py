@@ -21,7 +21,10 @@ _QUIET = (*("--commitlog-segment-bytes", "8MiB"), *("--consumequeue-commit-inter
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[RunningBroker]:
     # No cache of blocks: each read goes to the disk.
-    made = RunningBroker(tmp_path / "data", (*_QUIET, "--consumequeue-hot-cache-bytes", "0"))
+    made = RunningBroker(
+        tmp_path / "data",
+        (*_QUIET, "--consumequeue-hot-cache-bytes", "0", "--commitlog-newest-blocks-bytes", "0"),
+    )
     made.start()
     yield made
     made.kill()
