@@ -241,13 +241,14 @@ class _Leases:
 
 
 def _check_leases(deliveries: list[Delivery], leases: _Leases, seeks: list[Seek]) -> None:
+    def is_too_early(first: Delivery, second: Delivery) -> bool:
+        return second.answered_at < leases.earliest_return(first) and not any(
+            seek.may_be_between(first.sent_at, second.answered_at) for seek in seeks
+        )
+
     for one, other in combinations(deliveries, 2):
-        first, second = sorted((one, other), key=lambda each: each.sent_at)
-        if any(seek.may_be_between(first.sent_at, second.answered_at) for seek in seeks):
-            continue
-        # Whichever delivery was first, the second one was made during the first one's lease.
-        is_during = other.answered_at < leases.earliest_return(one)
-        if is_during and one.answered_at < leases.earliest_return(other):
+        # Either may have been first: a request that was sent earlier may have waited longer.
+        if is_too_early(one, other) and is_too_early(other, one):
             raise HistoryViolation("too-early", f"{one} and {other}")
 
 

@@ -2,6 +2,7 @@
 do."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -170,6 +171,14 @@ def test_a_seek_ends_the_leases_of_its_queue_only() -> None:
     check([first, again], [], seeks=[Seek(0, 3, 3)])  # the seek got no answer
     with pytest.raises(HistoryViolation, match="too-early"):
         check([first, again], [], seeks=[Seek(1, 0, 3, 3.5)])
+
+
+def test_a_receive_that_waited_may_be_answered_after_a_seek() -> None:
+    first = deliver(0, 1)
+    waited = replace(deliver(0, 0.5, member="n"), answered_at=4.0)
+    check([first, waited], [], seeks=[Seek(0, 0, 2, 2.5)])
+    with pytest.raises(HistoryViolation, match="too-early"):
+        check([first, waited], [], seeks=[Seek(0, 0, 4.5, 5)])
 
 
 def test_a_rejected_message_has_one_dead_letter() -> None:
