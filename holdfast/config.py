@@ -14,8 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import msgspec
-
 from holdfast.amqp.config import AmqpConfig
 from holdfast.commitlog.config import CommitLogConfig
 from holdfast.commitlog.setting import setting
@@ -141,7 +139,8 @@ class UnreadableFile(ConfigError):
         return f"{self.file}: {self.cause}; it must be a readable TOML file"
 
 
-class Key(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Key:
     """One configuration key, as declared. `section` is empty for keys outside any section."""
 
     section: str
@@ -249,7 +248,8 @@ class Key(msgspec.Struct, frozen=True):
         return self.type(found)
 
 
-class Resolved(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Resolved:
     """The final value of one key, and the source of this value ("default" if no source sets it)."""
 
     key: Key
