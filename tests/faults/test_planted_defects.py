@@ -77,7 +77,8 @@ def _acknowledge_before_writing(patch: pytest.MonkeyPatch) -> None:
         active = self.segments[-1]
         position = active.written - active.start_offset
         held_back[id(self)] = active, [bytes(buffer) for buffer in buffers], position
-        append(self, [], headers)
+        append(self, [b""] * len(buffers), headers)
+        self.newest.add(headers, buffers)
 
     patch.setattr(CommitLog, "append", append_later)
 
