@@ -192,18 +192,20 @@ class GroupOffsets:
         }
         if not changed:
             return
-        try:
-            await self._compare_and_store(transport, changed)
-        except OffsetsChanged:
-            now = await read_offsets(transport, self._group, self._topic)
-            # This consumer may have made the change: by an earlier store whose reply was lost, or
-            # by an earlier attempt of this store.
-            before = self._known.offsets
-            tries = (*self._maybe_stored, changed)
-            if not any(now.offsets == {**before, **tried} for tried in tries):
-                raise
-            self._known, self._maybe_stored = now, []
-            await self._compare_and_store(transport, changed)
+        while True:
+            try:
+                await self._compare_and_store(transport, changed)
+            except OffsetsChanged:
+                now = await read_offsets(transport, self._group, self._topic)
+                # This consumer may have made the change: by an earlier store whose reply was lost,
+                # or by an earlier attempt of this store. That can happen more than once.
+                before = self._known.offsets
+                tries = (*self._maybe_stored, changed)
+                if not any(now.offsets == {**before, **tried} for tried in tries):
+                    raise
+                self._known, self._maybe_stored = now, []
+            else:
+                return
 
     async def _compare_and_store(self, transport: Transport, changed: Mapping[int, int]) -> None:
         try:

@@ -291,6 +291,14 @@ async def test_only_changed_offsets_are_stored() -> None:
         assert server.methods == ["GET", "PUT", "PUT"]
 
 
+async def test_a_store_recognizes_itself_as_often_as_its_reply_is_lost() -> None:
+    async with storing(give_up_after_s=10) as (server, store):
+        server.lose_replies = 3  # of the store, and of the store that follows its recognition
+        await store({0: 5})
+        assert server.offsets == {"0": 5}
+        assert not server.lose_replies
+
+
 @pytest.mark.parametrize(
     ("give_up_after_s", "stores"),
     [
