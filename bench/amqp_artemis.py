@@ -27,8 +27,8 @@ from bench.harness import process_cpu_s
 from bench.peers.system import Unavailable
 from bench.peers.systems.rabbitmq import RabbitAmqp
 from bench.rows import RATE, TIMES, Row, report
+from holdfast.free_port import free_port
 from holdfast.running_broker import RunningBroker
-from tests.support.free_port import free_port
 
 _HERE = Path(__file__).parent / "peers" / "artemis"
 _CACHE = Path(__file__).parents[1] / ".peers" / "artemis"

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from holdfast.free_port import free_port
+
 if TYPE_CHECKING:
     from holdfast.client import AsyncClient, Client
 
@@ -95,7 +97,7 @@ class RunningBroker:
         """Start the broker's process and return at once, before the broker is ready, so that the
         caller can watch the process end early. End the process with `stop` or `kill`."""
         assert self._process is None, "it runs"
-        port = 0 if self._url is None else int(self._url.rpartition(":")[2])
+        port = free_port() if self._url is None else int(self._url.rpartition(":")[2])
         self.data_dir.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(

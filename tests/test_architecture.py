@@ -105,7 +105,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "holdfast.log_files",
     ),
     "holdfast": ("holdfast.client",),
-    "holdfast.running_broker": ("holdfast.client",),
+    "holdfast.free_port": (),
+    "holdfast.running_broker": ("holdfast.client", "holdfast.free_port"),
     "holdfast.testing": ("holdfast.running_broker",),
     "holdfast.demo": ("holdfast", "holdfast.client", "holdfast.running_broker", "spark"),
     # Works without a broker: reads the state's records from their copy in the log, and walks past

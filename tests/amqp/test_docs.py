@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.free_port import free_port
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
-from tests.support.free_port import free_port
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "amqp.md"
 

@@ -6,10 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from holdfast.amqp.wire.performatives import Begin, Open
+from holdfast.free_port import free_port
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.amqp.client import TIMEOUT_S, amqp_client
 from tests.amqp.test_listener import raw_frames
-from tests.support.free_port import free_port
 
 #: The connections of one round; there are four rounds.
 CONNECTIONS = 2_500

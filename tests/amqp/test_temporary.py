@@ -22,13 +22,13 @@ from holdfast.amqp.wire.performatives import (
 from holdfast.amqp.wire.types import Described, Symbol, ULong
 from holdfast.broker import Broker
 from holdfast.check.data_dir import check_data_dir
+from holdfast.free_port import free_port
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.amqp.broker import amqp_broker
 from tests.amqp.client import data_message
 from tests.amqp.program import Program
 from tests.amqp.test_listener import AUTHENTICATION, token_of
 from tests.support.amqp_client import AmqpClient as BlockingClient
-from tests.support.free_port import free_port
 from tests.support.stored import until
 
 

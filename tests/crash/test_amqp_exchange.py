@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.free_port import free_port
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.amqp.exchange import Exchange
-from tests.support.free_port import free_port
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
 

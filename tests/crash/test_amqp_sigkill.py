@@ -10,9 +10,9 @@ import pytest
 from holdfast.amqp.messages.sections import Sections
 from holdfast.amqp.wire.performatives import Accepted, Properties, encode_composite
 from holdfast.client import Client
+from holdfast.free_port import free_port
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.support.amqp_client import AmqpClient, data_message, section, value_message
-from tests.support.free_port import free_port
 from tests.support.sound import assert_sound
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]

@@ -16,6 +16,12 @@ def test_the_fixture_is_a_broker_for_one_test(holdfast_broker: RunningBroker) ->
         assert client.publish("orders", b"hello").durable
 
 
+def test_the_port_is_none_that_the_kernel_gives_to_others(holdfast_broker: RunningBroker) -> None:
+    """A restarted broker needs it again."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text("ascii").split()[0])
+    assert int(holdfast_broker.url.rpartition(":")[2]) < lowest
+
+
 @pytest.mark.crash
 def test_a_restarted_broker_keeps_its_port_and_data(holdfast_broker: RunningBroker) -> None:
     url = holdfast_broker.url

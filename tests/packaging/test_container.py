@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.free_port import free_port
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.support.certificates import Certificates
-from tests.support.free_port import free_port
 
 ROOT = Path(__file__).parents[2]
 CONTAINER = ROOT / "packaging" / "container"

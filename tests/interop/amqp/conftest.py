@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from holdfast.free_port import free_port
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.interop.amqp.builds import CLIENTS
 from tests.interop.amqp.clients import Client
 from tests.interop.toolchains import need
-from tests.support.free_port import free_port
 
 #: Set it to the URL of another broker in order to check the clients' programs against it.
 _OTHER_BROKER = "INTEROP_AMQP_URL"

@@ -13,10 +13,10 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+from holdfast.free_port import free_port
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.interop.amqp.builds import go_client
 from tests.interop.toolchains import ROOT, need
-from tests.support.free_port import free_port
 
 MESSAGES = 1000
 LIMIT = 20

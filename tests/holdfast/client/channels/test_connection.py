@@ -20,10 +20,10 @@ from holdfast.client.errors import (
     StaleDelivery,
     TooManyChannels,
 )
+from holdfast.free_port import free_port
 from tests.holdfast.client.channels.conftest import Setting
 from tests.holdfast.client.channels.test_channel import FAR_S
 from tests.holdfast.client.channels.until import until
-from tests.support.free_port import free_port
 from tests.support.tcp_relay import TcpRelay, tcp_relay
 
 
