@@ -18,8 +18,8 @@ def test_the_fixture_is_a_broker_for_one_test(holdfast_broker: RunningBroker) ->
 
 def test_the_port_is_none_that_the_kernel_gives_to_others(holdfast_broker: RunningBroker) -> None:
     """A restarted broker needs it again."""
-    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text("ascii").split()[0])
-    assert int(holdfast_broker.url.rpartition(":")[2]) < lowest
+    # net.ipv4.ip_local_port_range begins here, unless an administrator has changed it.
+    assert int(holdfast_broker.url.rpartition(":")[2]) < 32_768
 
 
 @pytest.mark.crash
