@@ -1,8 +1,9 @@
 """While syncs take a second, only durable publishes wait: p99 of others is below 50 ms. The best
 round counts, because a machine may be busy; a slow round may also take at most twice as long as one
-with a quick disk."""
+with a quick disk, which is traced too if the slow disk is: tracing stops each system call."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -26,17 +27,19 @@ def _broker(tmp_path: Path, seconds: float, how: str) -> RunningBroker:
 
 
 def _excess_of_the_best_round(
-    broker: RunningBroker, tmp_path: Path, *, rounds: int = _ROUNDS, store_offsets: bool = False
+    broker: RunningBroker, tmp_path: Path, *, rounds: int = _ROUNDS, is_traced: bool = False
 ) -> float:
-    """Return the slowest p99 of the best round, divided by the allowed p99: at most 1 passes."""
+    """Return the slowest p99 of the best round, divided by the allowed p99: at most 1 passes. A
+    traced broker also stores offsets, because the syncs of its state are slow too."""
     best = float("inf")
     for number in range(rounds):
-        found = probe(broker.url, _ROUND_S, store_offsets=store_offsets)
+        found = probe(broker.url, _ROUND_S, store_offsets=is_traced)
         _is_about_slow_syncs(found)
         what, p99_s = found.slowest()
         allowed_s = _PROMISED_S
         if p99_s > allowed_s:
-            allowed_s = max(allowed_s, 2 * _p99_with_a_quick_disk(tmp_path / f"quick-{number}"))
+            quick_s = _p99_with_a_quick_disk(tmp_path / f"quick-{number}", is_traced=is_traced)
+            allowed_s = max(allowed_s, 2 * quick_s)
         print(f"{what}: p99 {p99_s * 1000:.1f} ms of {allowed_s * 1000:.1f} ms")
         best = min(best, p99_s / allowed_s)
         if best <= 1:
@@ -44,10 +47,12 @@ def _excess_of_the_best_round(
     return best
 
 
-def _p99_with_a_quick_disk(data_dir: Path) -> float:
+def _p99_with_a_quick_disk(data_dir: Path, *, is_traced: bool) -> float:
     with RunningBroker(data_dir) as broker:
         prepare(Calls(broker.url))
-        return probe(broker.url, _ROUND_S).slowest()[1]
+        log = data_dir.with_suffix(".strace")
+        with injected(broker.pid, "fdatasync:delay_enter=1", log) if is_traced else nullcontext():
+            return probe(broker.url, _ROUND_S, store_offsets=is_traced).slowest()[1]
 
 
 def _is_about_slow_syncs(found: Latencies) -> None:
@@ -66,7 +71,7 @@ def test_nothing_but_writers_waits_for_slow_syncs_of_log_index_and_state(tmp_pat
     with RunningBroker(tmp_path / "data") as broker:
         prepare(Calls(broker.url))
         with injected(broker.pid, "fdatasync:delay_enter=1000000", tmp_path / "strace.log"):
-            assert _excess_of_the_best_round(broker, tmp_path, store_offsets=True) <= 1
+            assert _excess_of_the_best_round(broker, tmp_path, is_traced=True) <= 1
 
 
 @pytest.mark.planted
