@@ -19,9 +19,9 @@ from urllib.request import urlopen
 import uvloop
 
 from bench.harness import ARGUMENTS, Figure, arguments, broker, measure
-from bench.peers.system import free_port
 from bench.rows import RATE, TIMES, Row, report
 from holdfast.client import AsyncClient, AsyncReceiver, AsyncSender
+from holdfast.free_port import free_port
 from holdfast.running_broker import RunningBroker
 
 _BODY_BYTES = 100

@@ -9,7 +9,6 @@ attached to one connection, without credit: the memory of each link.
 """
 
 import asyncio
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from holdfast.amqp.wire.performatives import (
     Target,
 )
 from holdfast.amqp.wire.types import Described, ULong, encode
+from holdfast.free_port import free_port
 from holdfast.running_broker import RunningBroker
 
 _MESSAGE = encode(Described(ULong(0x75), bytes(100)))
@@ -88,9 +88,7 @@ def rows(connections: int, wakes: int, rounds: int) -> Iterator[Row]:
 @contextmanager
 def _broker() -> Iterator[tuple[RunningBroker, int]]:
     """Run a broker with the topic and the group `idle`; yield it and its port for AMQP."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with broker((*ARGUMENTS, "--amqp-port", str(port))) as running:
         put_topic(running.url, "idle", 1, "written")
         with running.client() as client:

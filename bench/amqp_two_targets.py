@@ -8,7 +8,6 @@ measured with the broker's own settings, and with a credit of 1,000 and a window
 """
 
 import asyncio
-import socket
 import time
 from collections.abc import Iterator
 
@@ -30,6 +29,7 @@ from holdfast.amqp.wire.performatives import (
     Target,
 )
 from holdfast.amqp.wire.types import Described, ULong, encode
+from holdfast.free_port import free_port
 from holdfast.running_broker import RunningBroker
 
 _BODY_BYTES = 100
@@ -60,9 +60,7 @@ def rows(messages: int, rounds: int) -> Iterator[Row]:
     }
     for _ in range(rounds):
         for name, settings in _SETTINGS.items():
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                port = free.getsockname()[1]
+            port = free_port()
             with broker((*ARGUMENTS, "--amqp-port", str(port), *settings)) as running:
                 for topic in _TARGETS:
                     put_topic(running.url, topic, 1, "written")

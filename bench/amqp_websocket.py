@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 import uvloop
 
 from bench.harness import ARGUMENTS, arguments, broker, measure
-from bench.peers.system import free_port
 from bench.rows import RATE, TIMES, Row, report
 from holdfast.amqp.engine.connection import Connection, ConnectionSettings
 from holdfast.amqp.engine.events import (
@@ -30,6 +29,7 @@ from holdfast.amqp.engine.events import (
 )
 from holdfast.amqp.wire.performatives import Accepted, Attach, Source, Target
 from holdfast.amqp.wire.types import encode
+from holdfast.free_port import free_port
 
 _BODY_BYTES = 100
 _CREDIT = 1_000

@@ -202,13 +202,6 @@ def is_free(port: int) -> bool:
     return True
 
 
-def free_port() -> int:
-    """Return a port that is free now. Another process may take it before it is used."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def peers_python() -> Path:
     """Return the Python interpreter that has the peers' client libraries. Raise Unavailable if it
     is not installed."""

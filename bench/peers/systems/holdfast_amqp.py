@@ -7,8 +7,9 @@ from pathlib import Path
 
 import psutil
 
-from bench.peers.system import Server, free_port, python_load
+from bench.peers.system import Server, python_load
 from bench.peers.systems.holdfast import Holdfast
+from holdfast.free_port import free_port
 from holdfast.running_broker import RunningBroker
 
 

@@ -10,11 +10,11 @@ from bench.peers.system import (
     PEERS,
     Server,
     Unavailable,
-    free_port,
     peers_python,
     python_load,
     started,
 )
+from holdfast.free_port import free_port
 
 
 class Nats:

@@ -11,11 +11,11 @@ from typing import ClassVar
 from bench.peers.system import (
     Server,
     Unavailable,
-    free_port,
     peers_python,
     python_load,
     started,
 )
+from holdfast.free_port import free_port
 
 _PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 

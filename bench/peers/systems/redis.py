@@ -10,11 +10,11 @@ from pathlib import Path
 from bench.peers.system import (
     Server,
     Unavailable,
-    free_port,
     peers_python,
     python_load,
     started,
 )
+from holdfast.free_port import free_port
 
 #: The append-only file makes Redis's durability comparable. By default, Redis does not use it.
 _APPENDFSYNC = {"written": "everysec", "fsync": "always"}

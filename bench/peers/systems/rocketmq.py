@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.peers.system import PEERS, Server, Unavailable, free_port, is_free, started
+from bench.peers.system import PEERS, Server, Unavailable, is_free, started
+from holdfast.free_port import free_port
 
 _PLACE = PEERS / "rocketmq"
 _CLASS_PATH = f"{_PLACE}/jars/*"
