@@ -82,10 +82,10 @@ def _read_as(envelope: Any) -> dict[int, dict[str, Any]]:
     return {200: {JSON: envelope, NDJSON: str, MSGPACK: envelope, BATCH: None, EVENTS: str}}
 
 
-def _settling(handler: Handler, verb: Verb, request: type) -> Route:
+def _settling(handler: Handler, verb: Verb) -> Route:
     return Route(
         "POST", f"{_GROUP}/{verb.value}", handler,
-        body=structured(request),
+        body=structured(leases.SETTLE_REQUESTS[verb]),
         replies={200: structured(lease_types.SettledReply)},
         problems=(*_NO_LEASES, "limit-exceeded", *_BAD_BODY, *_NOT_STORED),
         access=require("consume"),
@@ -314,11 +314,11 @@ ROUTES: Sequence[Route] = (
         headers={"Holdfast-Available": "integer", "Holdfast-Active": "boolean"},
         access=require("consume"),
     ),
-    _settling(leases.ack, Verb.ACK, lease_types.AckRequest),
-    _settling(leases.nack, Verb.NACK, lease_types.NackRequest),
-    _settling(leases.release, Verb.RELEASE, lease_types.ReleaseRequest),
-    _settling(leases.extend, Verb.EXTEND, lease_types.ExtendRequest),
-    _settling(leases.reject, Verb.REJECT, lease_types.RejectRequest),
+    _settling(leases.ack, Verb.ACK),
+    _settling(leases.nack, Verb.NACK),
+    _settling(leases.release, Verb.RELEASE),
+    _settling(leases.extend, Verb.EXTEND),
+    _settling(leases.reject, Verb.REJECT),
     Route(
         "POST", _GROUP + "/seek", groups.seek_group,
         body=structured(lease_types.SeekRequest),

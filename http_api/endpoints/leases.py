@@ -454,7 +454,7 @@ def _check_topic(call: Call[NoParams]) -> CheckTopic:
     return check
 
 
-_BODIES: Mapping[Verb, type[Any]] = {
+SETTLE_REQUESTS: Mapping[Verb, type[Any]] = {
     Verb.ACK: AckRequest,
     Verb.NACK: NackRequest,
     Verb.RELEASE: ReleaseRequest,
@@ -464,7 +464,7 @@ _BODIES: Mapping[Verb, type[Any]] = {
 
 
 async def _settle(call: Call[NoParams], verb: Verb) -> Reply:
-    begun = _begin_settling(call, verb, await call.body(_BODIES[verb]))
+    begun = _begin_settling(call, verb, await call.body(SETTLE_REQUESTS[verb]))
     if isinstance(begun, Reply):
         return begun
     await begun.future
@@ -477,7 +477,7 @@ def begin_settling(verb: Verb) -> Callable[[Call[NoParams]], "BegunSettling | Re
     def begin(call: Call[NoParams]) -> BegunSettling | Reply | None:
         if not call.has_small_body:
             return None
-        return _begin_settling(call, verb, call.small_body(_BODIES[verb]))
+        return _begin_settling(call, verb, call.small_body(SETTLE_REQUESTS[verb]))
 
     return begin
 
