@@ -55,8 +55,7 @@ class BodyReader:
         Raises Problem: unsupported-encoding, request-too-large, request-timeout, overloaded,
         malformed-encoding, malformed-request.
         """
-        if limit is None or limit.size > self._limit.size:
-            limit = self._limit
+        limit = self._smaller(limit)
         is_gzip = _is_gzip(request)
         length = request.content_length
         if length is not None and length > limit.size:
@@ -82,8 +81,7 @@ class BodyReader:
     def read_arrived(self, request: Request, limit: BodyLimit | None = None) -> bytes | memoryview:
         """Return the body as `read` does, without waiting. The whole body must have arrived, and
         the request must not have the header Content-Encoding."""
-        if limit is None or limit.size > self._limit.size:
-            limit = self._limit
+        limit = self._smaller(limit)
         try:
             body = request.content.read_nowait()
         except (RequestPayloadError, HttpProcessingError) as error:
@@ -92,6 +90,10 @@ class BodyReader:
             raise _too_large(limit)
         self._take(request, len(body))
         return body
+
+    def _smaller(self, limit: BodyLimit | None) -> BodyLimit:
+        """Return the smaller one of this limit and the limit of all requests."""
+        return self._limit if limit is None or limit.size > self._limit.size else limit
 
     def done(self, request: Request) -> None:
         """Stop counting a request's body, because the request is answered.
