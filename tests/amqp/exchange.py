@@ -1,7 +1,9 @@
 """An exchange whose connection is cut at a given frame, and what must hold after the cut."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
 from holdfast.amqp.engine.events import SenderSettled
 from holdfast.amqp.wire.performatives import Accepted, Rejected, Released
@@ -49,6 +51,30 @@ class CutClient(AmqpClient):
             self.transport.close()
 
 
+async def run_until_cut(
+    port: int, frames: int, steps: Callable[[CutClient], Coroutine[Any, Any, None]]
+) -> tuple[CutClient, bool]:
+    """Connect, and do the steps until the connection is lost after `frames` frames. Return the
+    client, and whether the steps were complete before."""
+    loop = asyncio.get_running_loop()
+    _, client = await loop.create_connection(lambda: CutClient(frames), "127.0.0.1", port)
+    doing = asyncio.create_task(steps(client))
+    lost = asyncio.create_task(client.lost())
+    await asyncio.wait([doing, lost], return_when=asyncio.FIRST_COMPLETED)
+    is_complete = doing.done()
+    for task in (doing, lost):
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    client.transport.abort()
+    return client, is_complete
+
+
+async def stored_bodies(http: AsyncClient, topic: str) -> list[bytes]:
+    """Return the bodies of all messages of a topic."""
+    return [each.body async for each in http.pull(topic, start="earliest", follow=False)]
+
+
 class Exchange:
     """Publishes over two links, then receives from a group and settles; each step is confirmed."""
 
@@ -72,17 +98,7 @@ class Exchange:
 
     async def run(self, port: int, frames: int) -> bool:
         """Do the exchange; return whether it was complete before the connection was cut."""
-        loop = asyncio.get_running_loop()
-        _, client = await loop.create_connection(lambda: CutClient(frames), "127.0.0.1", port)
-        steps = asyncio.create_task(self._steps(client))
-        lost = asyncio.create_task(client.lost())
-        await asyncio.wait([steps, lost], return_when=asyncio.FIRST_COMPLETED)
-        is_complete = steps.done()
-        for task in (steps, lost):
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-        client.transport.abort()
+        client, is_complete = await run_until_cut(port, frames, self._steps)
         self._note(client)
         return is_complete
 
@@ -121,9 +137,7 @@ class Exchange:
     async def check(self, port: int, http: AsyncClient) -> None:
         """Assert that nothing acknowledged is lost or comes again, and the rest is in its place."""
         for topic, accepted in zip(self.topics, self.is_accepted, strict=True):
-            stored = [
-                int(each.body) async for each in http.pull(topic, start="earliest", follow=False)
-            ]
+            stored = [*map(int, await stored_bodies(http, topic))]
             assert stored == list(range(len(stored)))
             assert len(stored) >= accepted
         everything = set(range(COUNT))

@@ -1,7 +1,6 @@
 """A client whose connection was lost resumes its sending link: no message is stored twice."""
 
 import asyncio
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from holdfast.amqp.wire.performatives import Accepted, Rejected, Released, from_
 from holdfast.client import AsyncClient
 from tests.amqp.broker import amqp_broker, figure
 from tests.amqp.client import AmqpClient, amqp_client, data_message
-from tests.amqp.exchange import CutClient
+from tests.amqp.exchange import run_until_cut, stored_bodies
 from tests.support.standing_syncs import StandingSyncs
 
 FIRST, SECOND = 0, 1
@@ -37,17 +36,7 @@ class Publisher:
     async def run(self, port: int, frames: int) -> bool:
         """Connect, resume, and send, until the connection is lost after `frames` frames; return
         whether all was sent and settled before."""
-        loop = asyncio.get_running_loop()
-        _, client = await loop.create_connection(lambda: CutClient(frames), "127.0.0.1", port)
-        steps = asyncio.create_task(self._steps(client))
-        lost = asyncio.create_task(client.lost())
-        await asyncio.wait([steps, lost], return_when=asyncio.FIRST_COMPLETED)
-        is_complete = steps.done()
-        for task in (steps, lost):
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-        client.transport.abort()
+        _, is_complete = await run_until_cut(port, frames, self._steps)
         return is_complete
 
     async def _steps(self, client: AmqpClient) -> None:
@@ -96,8 +85,7 @@ class Publisher:
 
 
 async def bodies(http: AsyncClient, topic: str) -> list[int]:
-    pulled = http.pull(topic, start="earliest", follow=False)
-    return [int(each.body) async for each in pulled]
+    return [*map(int, await stored_bodies(http, topic))]
 
 
 @pytest.mark.parametrize("mode", [FIRST, SECOND])
@@ -199,11 +187,7 @@ async def test_every_outcome_is_known_after_a_session_or_a_link_ends(tmp_path: P
             link = await client.sender(session, "orders", name="out", unsettled=dict.fromkeys(tags))
             assert link.remote is not None
             assert not link.remote.unsettled
-        assert len(await bodies_of(http, "orders")) == 3
-
-
-async def bodies_of(http: AsyncClient, topic: str) -> list[bytes]:
-    return [each.body async for each in http.pull(topic, start="earliest", follow=False)]
+        assert len(await stored_bodies(http, "orders")) == 3
 
 
 async def test_a_resumed_delivery_that_the_broker_does_not_know_is_ignored(

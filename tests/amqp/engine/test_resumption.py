@@ -128,8 +128,6 @@ class _World:
 
     def cut(self) -> None:
         """Lose the connection with all bytes that are on their way."""
-        for each in self.arrived:
-            self.resumable.keep(each.tag)
         for tag, state in self.awaited.values():
             self.resumable.keep(tag, state)
         pending, self.arrived = self.arrived, []
