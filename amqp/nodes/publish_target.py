@@ -28,7 +28,7 @@ from holdfast.amqp.messages.sections import Sections
 from holdfast.amqp.messages.to_rows import Columns, Rules, column, to_columns
 from holdfast.amqp.nodes.addresses import Kind, parse_address
 from holdfast.amqp.nodes.node import Peer
-from holdfast.amqp.nodes.suspended_links import LinkKey
+from holdfast.amqp.nodes.suspended_links import LinkKey, publishes_ended
 from holdfast.amqp.nodes.temporary import TemporaryNode
 from holdfast.amqp.wire.conditions import (
     INVALID_FIELD,
@@ -153,15 +153,14 @@ class PublishTarget:
             resumable.keep(tag, outcome)
         key = LinkKey(peer.principal.name, peer.container_id, self._link.name)
         self._parts.suspended.keep(
-            key, peer.client, self._given_address, resumable, self.finish, self._parts.config,
+            key, peer.client, self._given_address, resumable, self._publishes, self._parts.config,
             self._loop.time(),
         )  # fmt: skip
 
     async def finish(self) -> None:
         """Wait until all publishes that have begun have ended, with their outcomes written to the
         output of the engine if the link is attached."""
-        while self._publishes:
-            await asyncio.wait(self._publishes)
+        await publishes_ended(self._publishes)
 
     # ---- Events of the link
 

@@ -4,7 +4,8 @@ Everything is in memory: a restart of the broker forgets it, and so do the limit
 deliveries are forgotten sends their messages again.
 """
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Collection
 from typing import NamedTuple
 
 from holdfast.amqp.config import AmqpConfig
@@ -20,12 +21,15 @@ class LinkKey(NamedTuple):
 
 
 class SuspendedLink(NamedTuple):
-    """A lost link. When `finish` returns, all of its deliveries have a state."""
+    """A lost link. All of its deliveries have a state once `publishes` is empty.
+
+    It refers to nothing else of its connection, which must be freed when it is lost.
+    """
 
     client: str
     address: str | None
     deliveries: Resumable
-    finish: Callable[[], Awaitable[None]]
+    publishes: Collection[asyncio.Future[None]]
     size: int
     """How many deliveries count against the limits."""
     until_s: float
@@ -53,12 +57,13 @@ class SuspendedLinks:
         client: str,
         address: str | None,
         deliveries: Resumable,
-        finish: Callable[[], Awaitable[None]],
+        publishes: Collection[asyncio.Future[None]],
         config: AmqpConfig,
         now_s: float,
     ) -> None:
         """Keep the unsettled deliveries of a link that is lost now. Without any, forget those of an
-        earlier link with the same key."""
+        earlier link with the same key. `publishes` has those in progress; the caller removes each
+        when it has ended and its deliveries have their states."""
         self._forget(key)
         count = len(deliveries)
         self._forget_expired(now_s)
@@ -70,7 +75,7 @@ class SuspendedLinks:
         while self._count + count > most:
             self._forget(next(iter(self._links)))
         until_s = now_s + config.resume_timeout_ms / 1000
-        self._links[key] = SuspendedLink(client, address, deliveries, finish, count, until_s)
+        self._links[key] = SuspendedLink(client, address, deliveries, publishes, count, until_s)
         self._add(client, count)
 
     async def take(self, key: LinkKey, address: str | None, now_s: float) -> Resumable:
@@ -78,7 +83,7 @@ class SuspendedLinks:
         forget the link. Wait for publishes that were in progress. Cancelling is safe."""
         link = self._links.get(key)
         if link is not None:
-            await link.finish()
+            await publishes_ended(link.publishes)
             if self._links.get(key) is link:
                 self._forget(key)
                 if link.until_s > now_s and link.address == address:
@@ -104,3 +109,9 @@ class SuspendedLinks:
             self._count_of[client] = of_client
         else:
             del self._count_of[client]
+
+
+async def publishes_ended(publishes: Collection[asyncio.Future[None]]) -> None:
+    """Return once the collection is empty. Its owner removes each publish that has ended."""
+    while publishes:
+        await asyncio.wait(publishes)

@@ -393,14 +393,15 @@ async def test_an_ended_connection_is_freed_without_the_garbage_collector(tmp_pa
         gc.collect()
         gc.disable()
         try:
-            for name in ("sent", "received", "copied", "stopped"):
+            for name in ("sent", "resumable", "received", "copied", "stopped"):
                 settings = ConnectionSettings(name)
                 async with amqp_client(port_of(broker), settings, opens=name != "stopped") as one:
                     if name == "stopped":
                         continue
                     session = await one.session()
-                    if name == "sent":
-                        link = await one.sender(session, "orders")
+                    if name in ("sent", "resumable"):  # resumable: the outcome is kept for it
+                        mode = int(name == "resumable")
+                        link = await one.sender(session, "orders", rcv_settle_mode=mode)
                         await one.outcomes(await one.send(link, data_message(b"")))
                     elif name == "received":
                         await one.receiver(session, "orders", credit=10)

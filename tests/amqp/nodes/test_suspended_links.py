@@ -1,3 +1,4 @@
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -20,15 +21,12 @@ def deliveries(count: int = 1) -> Resumable:
     return found
 
 
-async def finished() -> None: ...
-
-
 def keep(
     links: SuspendedLinks, at: LinkKey, count: int = 1, now_s: float = 0.0, client: str = "a",
     **config: Any,
 ) -> Resumable:  # fmt: skip
     found = deliveries(count)
-    links.keep(at, client, "orders", found, finished, replace(CONFIG, **config), now_s)
+    links.keep(at, client, "orders", found, (), replace(CONFIG, **config), now_s)
     return found
 
 
@@ -90,9 +88,13 @@ async def test_above_a_limit_the_link_that_was_lost_first_is_forgotten() -> None
 async def test_taking_waits_until_the_publishes_have_ended() -> None:
     links, found = SuspendedLinks(), deliveries(0)
     found.keep(b"1")
-
-    async def finish() -> None:
-        found.keep(b"1", Accepted())
-
-    links.keep(key(), "a", "orders", found, finish, CONFIG, 0.0)
-    assert (await links.take(key(), "orders", 0.5)).states == {b"1": Accepted()}
+    publish = asyncio.get_running_loop().create_future()
+    publishes = {publish}
+    links.keep(key(), "a", "orders", found, publishes, CONFIG, 0.0)
+    taking = asyncio.create_task(links.take(key(), "orders", 0.5))
+    await asyncio.sleep(0)
+    assert not taking.done()
+    found.keep(b"1", Accepted())
+    publish.set_result(None)
+    publishes.clear()
+    assert (await taking).states == {b"1": Accepted()}
