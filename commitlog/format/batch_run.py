@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch import Batch
-from holdfast.commitlog.format.batch_header import ALIGNMENT, HEADER_SIZE, MAGIC, Buffer, align
+from holdfast.commitlog.format.batch_header import ALIGNMENT, HEADER_SIZE, Buffer, align
 from holdfast.commitlog.format.chained_check import SMALL_BYTES, have_valid_checksums
 from holdfast.commitlog.format.checksum import crc32c_of_ranges
 from holdfast.commitlog.format.header_table import (
@@ -23,6 +23,7 @@ from holdfast.commitlog.format.header_table import (
     Int64s,
     UInt32s,
     are_well_formed,
+    find_small_blocks,
     gather_headers,
     header_crcs,
     section_sizes,
@@ -30,7 +31,6 @@ from holdfast.commitlog.format.header_table import (
 from holdfast.commitlog.format.split_bodies import SplitBodies
 
 _TOTAL_SIZE = struct.Struct("<8xI")
-_MAGIC_WORD = int.from_bytes(MAGIC, "little")
 #: The positions of blocks are found by a search for magics (time per byte), or by a walk from
 #: block to block (time per block). If the first block has at most this many bytes, the search is
 #: faster.
@@ -213,9 +213,9 @@ class BatchRun:
 def _positions(buffer: Buffer, *, rebuilt: bool) -> Int64s:
     """Return where each block starts. Raise what `_walk` raises.
 
-    Small blocks are found all at once, by a search for the magic. The result is complete if each
-    block ends where the next one starts. Otherwise, for example if a message contains the magic,
-    walk from block to block.
+    Small blocks are found all at once, by a search for the magic. The result is complete if the
+    last block ends at the end of the buffer. Otherwise, for example if a message contains the
+    magic, walk from block to block.
     """
     size = len(buffer)
     if (
@@ -223,13 +223,8 @@ def _positions(buffer: Buffer, *, rebuilt: bool) -> Int64s:
         and size % ALIGNMENT == 0
         and _TOTAL_SIZE.unpack_from(buffer)[0] <= _SMALL_BYTES
     ):
-        words = np.frombuffer(buffer, "<u4")
-        starts = np.flatnonzero(words[:-2:2] == _MAGIC_WORD) * ALIGNMENT
-        sizes = words[starts // 4 + 2].astype(np.int64)
-        expected = np.append(starts, size)
-        if expected[0] == 0 and bool(
-            ((starts + sizes == expected[1:]) & (sizes >= HEADER_SIZE)).all()
-        ):
+        starts = find_small_blocks(buffer)
+        if len(starts) and starts[-1] + _TOTAL_SIZE.unpack_from(buffer, starts[-1])[0] == size:
             return starts
     return np.array(_walk(buffer, rebuilt=rebuilt), np.int64)
 

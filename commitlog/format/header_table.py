@@ -171,7 +171,7 @@ def _find_starts(data: bytes, position: int, most: int, *, is_whole: bool = True
     return starts
 
 
-def find_small_blocks(data: bytes) -> Int64s:
+def find_small_blocks(data: Buffer) -> Int64s:
     """Return the positions of adjacent complete blocks in `data`. The first block starts at
     position 0, and each other block starts at the end of the block before it. Only magic and size
     are checked.
