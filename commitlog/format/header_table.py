@@ -128,12 +128,12 @@ def _well_placed(table: Headers, places: Int64s) -> Headers:
     """Return the headers before the first one that is not well formed or has another physical
     offset than its entry in `places`. Checksums are costly, so they are verified afterwards."""
     is_here = table["physical_offset"] == places.astype(np.uint64)
-    return table[: _count_before_first(is_here & are_well_formed(table))]
+    return table[: count_leading_true(is_here & are_well_formed(table))]
 
 
 def _with_valid_crc(table: Headers) -> Headers:
     """Return the headers before the first one whose CRC does not match."""
-    return table[: _count_before_first(header_crcs(table) == table["header_crc"])]
+    return table[: count_leading_true(header_crcs(table) == table["header_crc"])]
 
 
 def _are_small_and_intact(data: bytes, starts: Sequence[int], table: Headers) -> bool:
@@ -185,7 +185,7 @@ def find_small_blocks(data: Buffer) -> Int64s:
     is_next = (sizes >= HEADER_SIZE) & (ends <= len(data))
     is_next[:1] &= starts[:1] == 0
     is_next[1:] &= starts[1:] == ends[:-1]
-    return starts[: _count_before_first(is_next)]
+    return starts[: count_leading_true(is_next)]
 
 
 def _count_of_payloads(data: bytes, starts: Sequence[int], table: Headers) -> int:
@@ -193,7 +193,7 @@ def _count_of_payloads(data: bytes, starts: Sequence[int], table: Headers) -> in
     begins = [start + HEADER_SIZE for start in starts]
     ends = (np.array(starts, np.int64) + table["total_size"]).tolist()
     crcs = np.array(crc32c_of_ranges(data, begins, ends), np.uint32)
-    return _count_before_first(crcs == table["payload_crc"])
+    return count_leading_true(crcs == table["payload_crc"])
 
 
 def _publishes(data: bytes, starts: Sequence[int], headers: Headers) -> Headers:
@@ -237,9 +237,9 @@ def _publishes(data: bytes, starts: Sequence[int], headers: Headers) -> Headers:
     return in_order
 
 
-def _count_before_first(is_good: Bools) -> int:
+def count_leading_true(values: Bools) -> int:
     """Return the number of True values before the first False."""
-    return len(is_good) if bool(is_good.all()) else int(is_good.argmin())
+    return len(values) if bool(values.all()) else int(values.argmin())
 
 
 def gather_headers(data: Buffer, starts: Sequence[int] | Int64s) -> Headers:

@@ -13,7 +13,11 @@ import numpy.typing as npt
 from holdfast.commitlog.errors import CorruptBatch, CorruptRecord, UnknownFormatVersion
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_run import BatchRun
-from holdfast.commitlog.format.header_table import find_small_blocks, gather_headers
+from holdfast.commitlog.format.header_table import (
+    count_leading_true,
+    find_small_blocks,
+    gather_headers,
+)
 from holdfast.commitlog.segments.commit_log import CommitLog
 
 Int64s = npt.NDArray[np.int64]
@@ -81,7 +85,7 @@ def read_queue_run(
         ends = base_offsets + headers["message_count"].astype(np.int64)
         fits = (ends <= end_offset) & (np.cumsum(sizes) <= max_bytes)
         fits[1:] &= base_offsets[1:] == ends[:-1]
-        count = len(fits) if fits.all() else int(fits.argmin())
+        count = count_leading_true(fits)
         if count < FEW:
             return None
         starts, sizes = starts[:count], sizes[:count]

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.commitlog.format.checksum import crc32c_each
+from holdfast.commitlog.format.header_table import count_leading_true
 from holdfast.consumequeue.index.consume_queue import CqUnit
 from holdfast.consumequeue.topics import QueueKey
 
@@ -58,9 +59,8 @@ class EntryColumns:
         than `key`. Checksums are not verified."""
         rows = np.frombuffer(b"".join(chain.from_iterable(items)), ITEM_DTYPE)
         topic_id, queue_id = key
-        rows = rows[
-            : _count_leading((rows["topic_id"] == topic_id) & (rows["queue_id"] == queue_id))
-        ]
+        is_own = (rows["topic_id"] == topic_id) & (rows["queue_id"] == queue_id)
+        rows = rows[: count_leading_true(is_own)]
         names = ("base_offset", "physical_offset", "size", "message_count")
         return cls(np.array([rows[name] for name in names], np.int64))
 
@@ -81,16 +81,11 @@ class EntryColumns:
             np.cumsum(cut.sizes) <= max_bytes
         )
         fits[1:] &= cut.base_offsets[1:] == ends[:-1]
-        return cut.cut(0, _count_leading(fits))
+        return cut.cut(0, count_leading_true(fits))
 
     def cut(self, start: int, end: int) -> Self:
         """Return the entries from index `start` to before index `end`."""
         return type(self)(self._rows[:, start:end])
-
-
-def _count_leading(which: npt.NDArray[np.bool_]) -> int:
-    """Return how many leading elements are true."""
-    return len(which) if which.all() else int(np.argmin(which))
 
 
 UNIT_DTYPE = np.dtype(
