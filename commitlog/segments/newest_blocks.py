@@ -27,7 +27,7 @@ class NewestBlocks:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._blocks: dict[int, tuple[BatchHeader, bytes, bytes]] = {}
+        self._blocks: dict[int, tuple[BatchHeader, bytes]] = {}
         #: The keys of `_blocks`, oldest first, with the memory of each block.
         self._order: deque[tuple[int, int]] = deque()
 
@@ -40,9 +40,9 @@ class NewestBlocks:
                 continue
             # `requests` is not part of the block, and may be large.
             header = replace(written, requests=()) if written.requests else written
-            # `bytes` copies a payload that is part of a request, so that the request is not kept.
-            raw, payload = bytes(buffers[2 * number]), bytes(buffers[2 * number + 1])
-            self._blocks[header.physical_offset] = (header, raw, payload)
+            # A copy, because a view of the payload would keep the whole request in memory.
+            block = b"".join(buffers[2 * number : 2 * number + 2])
+            self._blocks[header.physical_offset] = (header, block)
             self._order.append((header.physical_offset, size))
             self._bytes += size
         while self._bytes > self._max_bytes:
@@ -53,8 +53,8 @@ class NewestBlocks:
     def find(self, physical_offset: int, size: int) -> Batch | None:
         """Return the block of `size` bytes at a physical offset, or None if it is not kept. It
         equals the batch that is read from the disk. Its checksum is not verified again."""
-        block = self._blocks.get(physical_offset)
-        if block is None or block[0].total_size != size:
+        kept = self._blocks.get(physical_offset)
+        if kept is None or kept[0].total_size != size:
             return None
-        header, raw, payload = block
-        return Batch(header, memoryview(raw + payload), layout_of(header))
+        header, block = kept
+        return Batch(header, memoryview(block), layout_of(header))
