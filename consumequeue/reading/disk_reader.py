@@ -70,7 +70,7 @@ class DiskReader(msgspec.Struct, frozen=True):
         ahead = None
         if len(first) == FEW:
             units.close()
-            ahead = self._read_ahead(place, wanted)
+            ahead = self._read_ahead(place, wanted, EntryColumns.of_units(first))
             first, units = [], units_from(self.index, key, cq, ahead.next_offset)
         return collect(
             chain(first, units),
@@ -103,47 +103,48 @@ class DiskReader(msgspec.Struct, frozen=True):
                 _yield_interpreter()
         return found
 
-    def _read_ahead(self, place: Place, wanted: Wanted) -> Fetched:
-        """Read whole batches from a place on, many at a time. Stop at the limits, before a gap,
-        before damage, and when fewer than FEW batches are left."""
+    def _read_ahead(self, place: Place, wanted: Wanted, first: EntryColumns) -> Fetched:
+        """Read whole batches from a place on, many at a time; `first` has the first entries. Stop
+        at the limits, before a gap, before damage, and when fewer than FEW batches are left."""
         pieces: list[Piece] = []
-        at, count, size = place.offset, 0, 0
+        at, left = place.offset, wanted
 
         def add(piece: Piece) -> None:
-            nonlocal at, count, size
+            nonlocal at, left
             pieces.append(piece)
-            count += piece.message_count
-            size += len(piece.blocks)
             at += piece.message_count
+            left = left._replace(
+                max_messages=left.max_messages - piece.message_count,
+                max_bytes=left.max_bytes - len(piece.blocks),
+            )
             if isinstance(piece, RunSlice):
                 _yield_interpreter()
 
-        while True:
-            left = wanted._replace(
-                max_messages=wanted.max_messages - count, max_bytes=wanted.max_bytes - size
-            )
-            entries = self._entries(place, at, left, most=FEW)
-            if entries is None or len(entries) < FEW:
-                break
+        entries: EntryColumns | None = first.within(
+            at, place.max_offset, left.max_messages, left.max_bytes
+        )
+        while entries is not None and len(entries) >= FEW:
             run = self._read_dense_run(place, entries, left)
             if run is not None:
                 add(RunSlice(run, at, merge_blocks(run) if wanted.rebuilt else None))
-                continue
-            entries = self._entries(place, at, left)
-            if entries is None:
-                break
-            done = 0
-            for found in read_runs(self.log, entries.physical_offsets, entries.sizes):
-                part = entries.cut(done, done + (len(found) if isinstance(found, BatchRun) else 1))
-                piece = _select_piece(found, part, place.key, at, rebuilt=wanted.rebuilt)
-                if piece is None:
+            else:
+                entries = self._entries(place, at, left)
+                if entries is None:
                     break
-                add(piece)
-                done += len(part)
-            if done < len(entries):
-                break
+                done = 0
+                for found in read_runs(self.log, entries.physical_offsets, entries.sizes):
+                    count = len(found) if isinstance(found, BatchRun) else 1
+                    part = entries.cut(done, done + count)
+                    piece = _select_piece(found, part, place.key, at, rebuilt=wanted.rebuilt)
+                    if piece is None:
+                        break
+                    add(piece)
+                    done += count
+                if done < len(entries):
+                    break
+            entries = self._entries(place, at, left, most=FEW)
         cq = place.cq
-        return Fetched(pieces, at, cq.min_offset, place.max_offset, count)
+        return Fetched(pieces, at, cq.min_offset, place.max_offset, at - place.offset)
 
     def _entries(
         self, place: Place, offset: int, wanted: Wanted, *, most: int = sys.maxsize
