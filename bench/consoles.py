@@ -64,17 +64,13 @@ def main() -> None:
         fill(running)
         repeated = record(running.url)
         for number in range(options.rounds + 1):
-            alone, without = (
-                seconds_spent(running, options.seconds),
-                publish(running, options.messages),
-            )
+            idle_without_s = seconds_spent(running, options.seconds)
+            without = publish(running, options.messages)
             with consoles(running.url, repeated):
-                beside, with_them = (
-                    seconds_spent(running, options.seconds),
-                    publish(running, options.messages),
-                )
+                idle_with_s = seconds_spent(running, options.seconds)
+                with_them = publish(running, options.messages)
             if number:
-                idle.values.append((beside - alone) / options.seconds * 1000)
+                idle.values.append((idle_with_s - idle_without_s) / options.seconds * 1000)
                 rate.values.append(with_them.messages_per_s / without.messages_per_s)
                 spent.values.append(with_them.broker_cpu_s / without.broker_cpu_s)
     asked = Row("", "requests that ten consoles repeat", "", "1/s", [sum(repeated.values())])

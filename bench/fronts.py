@@ -172,7 +172,7 @@ class SocketHop:
 
     def core_cpu_s(self) -> float:
         """Return the processor time of the core so far."""
-        return _cpu_s(self._process.pid)
+        return process_cpu_s(self._process.pid)
 
     def close(self) -> None:
         """End the core."""
@@ -203,7 +203,7 @@ class RingHop:
 
     def core_cpu_s(self) -> float:
         """Return the processor time of the core so far."""
-        return _cpu_s(self._process.pid)
+        return process_cpu_s(self._process.pid)
 
     def close(self) -> None:
         """End the core."""
@@ -388,12 +388,6 @@ def _forked(work: Callable[..., None], *arguments: Any) -> Any:
     process = _FORK.Process(target=work, args=arguments, daemon=True)
     process.start()
     return process
-
-
-def _cpu_s(pid: int) -> float:
-    """Return the processor time of a process with the kernel's full resolution."""
-    # The id of the clock as clock_getcpuclockid(3) makes it, which Python does not have.
-    return time.clock_gettime((~pid << 3) | 2)
 
 
 def _number(memory: mmap.mmap, at: int) -> int:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import uvloop
 
-from bench.harness import ARGUMENTS
+from bench.harness import ARGUMENTS, process_cpu_s
 from bench.hold_http import Client, Connection, put_topic
 from bench.rows import TIMES, Row, report
 from holdfast.running_broker import RunningBroker
@@ -122,9 +122,9 @@ class _Load:
             await self.run("receive of 1", requests)
         asked = self._requests(kind, requests)
         keep = self._keep if kind == "receive of 1" else None
-        before = _cpu_ns(self._pid)
+        before_s = process_cpu_s(self._pid)
         await self._send(asked, keep)
-        return (_cpu_ns(self._pid) - before) / len(asked) / 1e3
+        return (process_cpu_s(self._pid) - before_s) / len(asked) * 1e6
 
     def _keep(self, body: bytes) -> None:
         self._receipts += [each["receipt"] for each in json.loads(body)["messages"]]
@@ -175,12 +175,6 @@ class _Load:
             if (request := next(sent, None)) is not None:
                 connection.send(request)
         await done
-
-
-def _cpu_ns(pid: int) -> int:
-    """Return the processor time of all threads of a process, in nanoseconds."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,12 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.harness import broker
+from bench.harness import broker, process_cpu_s
 from bench.rows import TIMES, Row, print_table
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -111,7 +110,7 @@ def _broker_ms(tree: Path) -> float:
         with _ended(process):
             assert process.stdout is not None
             assert process.stdout.readline().startswith(_READY)
-            return 1000 * _process_cpu_s(process.pid)
+            return 1000 * process_cpu_s(process.pid)
 
 
 def _start(tree: Path, arguments: Sequence[str], stdout: int) -> "subprocess.Popen[bytes]":
@@ -134,12 +133,6 @@ def _ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
     finally:
         process.kill()
         process.communicate()
-
-
-def _process_cpu_s(pid: int) -> float:
-    """Return the processor time of all threads of a process, with the kernel's full resolution."""
-    # The id of the clock as clock_getcpuclockid(3) makes it, which Python does not have.
-    return time.clock_gettime((~pid << 3) | 2)
 
 
 if __name__ == "__main__":
