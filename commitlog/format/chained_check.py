@@ -1,14 +1,15 @@
 """Verify both checksums of many adjacent small blocks with one calculation. Pure.
 
-Two calls for each block cost more than all other steps of reading it. One CRC over all blocks is
-cheap, but it depends on the stored checksums in another way. So this module changes two words in a
-copy of each block. If a block is intact, these changes have two effects: the CRC register has its
-initial value again after the header, and at the start of the next block. So at the end the CRC is
-that of the last payload.
+Two calls of the CRC function for each block cost more than all other steps of reading the block.
+One call for all blocks is cheap, but each stored checksum is that of a single header or payload. So
+this module changes two words in a copy of each block. In an intact block, these words set the CRC
+register to its initial value at the end of the header, and at the start of the next block. So if
+all blocks are intact, the CRC of the changed copy is the checksum of the last payload.
 
-The register is a linear function of the bytes. So damage in one block is found exactly if the
-block's own checksums find it. If several blocks are damaged, the damage is missed with a
-probability of 2**-32, like damage in one large block.
+The register is a linear function of the bytes. So damage in only one payload, or in only one header
+without its payload checksum, is found exactly if the block's own checksums find it. Damage in a
+payload checksum, or in several of these parts, can also cancel out: this happens with a probability
+of 2**-32, as in one large block.
 """
 
 from functools import cache
@@ -39,10 +40,11 @@ def have_valid_checksums(
     """
     words = np.frombuffer(blocks, "<u4").copy()
     at = starts // _WORD
-    # Instead of its initial value, the register has the complement of the last payload's checksum.
+    # After a payload, the register is the complement of the payload's checksum, not its initial
+    # value. The first word of the next block corrects the difference.
     words[at[1:]] ^= payload_crcs[:-1]
-    # A header's checksum is that of the header with zeros in place of the checksum. This word
-    # changes the register at the header's end to its initial value.
+    # A header's checksum is computed with zeros in place of the checksum. With this word instead of
+    # the zeros, the register has its initial value at the header's end.
     words[at + HEADER_CRC_AT // _WORD] = _before_rest_of_header(header_crcs)
     return crc32c_of_buffer(words.data.cast("B")) == int(payload_crcs[-1])
 

@@ -1,9 +1,9 @@
-"""The blocks that were written last, as they were written, so that a reader need not read them back
-from the disk. Pure.
+"""Copies of the blocks that were written last, so that a reader need not read them back from the
+disk. Pure.
 
 Only one thread at a time may call `add`; any thread may call `find`. A block is added after its
-write and before it is reported, so it is found here before it is visible. This is only a copy of
-bytes: the index decides which blocks a reader may see.
+write and before its write is reported, so `find` can return a block that is not visible yet, or is
+deleted. The index decides which blocks a reader may see.
 """
 
 from collections import deque

@@ -1,10 +1,9 @@
 """Reading a queue from the disk, in a reader thread.
 
-Small batches are read and checked many at a time, as runs of consecutive batches (`read_runs`). If
-they are close together in the log, only the first entries of a run are read from the index
-(`read_queue_run`).
-`collect` reads the other batches one by one: damaged batches, batches next to a gap, and batches of
-which only a part is wanted.
+Small batches are read and checked many at a time, as runs of consecutive batches. If the batches of
+a run are close together in the log, only the first entries are read from the index
+(`read_queue_run`), otherwise all entries (`read_runs`). `collect` reads the other batches one by
+one: damaged batches, batches next to a gap, and batches of which only a part is wanted.
 """
 
 import sys
@@ -48,11 +47,10 @@ from holdfast.consumequeue.topics import QueueKey
 
 #: After this many short reads, other threads may run. The reads take about a millisecond together.
 READS_IN_A_ROW = 16
-#: If blocks have at most this many bytes on average, they are found faster in the log than in the
-#: index.
+#: Blocks are found faster in the log than in the index if they have at most this many bytes on
+#: average, and if the other bytes between them are few (MAX_SPREAD).
 MAX_DENSE_BYTES = 1024
-#: This holds if the queue's blocks and the bytes between them have at most this many times the
-#: bytes of the blocks. If there is more between them, the index is faster.
+#: The most bytes of the log from the first block to the last one, per byte of the queue's blocks.
 MAX_SPREAD = 1.5
 
 

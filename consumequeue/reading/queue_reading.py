@@ -284,9 +284,9 @@ class QueueReader:
         return self._record_damage(topic, place, fetched)
 
     def _read_newest(self, place: Place, wanted: Wanted) -> Fetched | None:
-        """Return the result of a read that gets exactly the newest batch of the queue, as most
-        requests do that waited for a message. Return None if it is another read, or if the batch
-        is not in memory."""
+        """Return the result if the read gets exactly the newest batch of the queue, and this batch
+        is in memory; otherwise return None. Most requests that waited for a message are such
+        reads, and this is a shorter way than `collect` with the same result."""
         unit = place.cq.newest
         if (
             unit is None

@@ -28,8 +28,8 @@ INTERVAL_S = 0.5
 #: Publishing stops at this share of the memory that the process may use. The remainder is for
 #: requests that are being decoded, replies, and freed memory that the allocator keeps.
 _SHARE = 0.8
-#: The memory of the machine and of the cgroup is read once in so many measurements: it changes
-#: seldom, and reading it costs several times as much as everything else that is measured.
+#: Only every 20th measurement reads the memory of the machine and of the cgroup: it changes seldom,
+#: and reading it costs several times as much as the rest of a measurement.
 _MACHINE_MEASUREMENTS = 20
 
 DISK, MEMORY, INDEX = "disk", "memory", "index"
@@ -41,10 +41,9 @@ class Alarms:
 
     Call `start`, `stop` and the alarms on the event loop. If `min_free_bytes` is 0, there is no
     limit. If `max_memory_bytes` is 0, the limit is a share of the memory that the process may use,
-    which is read every 10 s.
-    An alarm is raised if more than `max_uncommitted_entries` entries of `reput` are not in LMDB. If
-    `log` has no segment for the next publish, the measuring thread lets it try again. After each
-    measurement, `on_measured` is called on the event loop.
+    which is read every 10 s. An alarm is raised if more than `max_uncommitted_entries` entries of
+    `reput` are not in LMDB. If `log` has no segment for the next publish, the measuring thread lets
+    it try again. After each measurement, `on_measured` is called on the event loop.
     """
 
     directories: Sequence[Path]
@@ -129,17 +128,18 @@ class Alarms:
         low = disk_low(free_by_directory(self.directories), self.min_free_bytes)
         if low is not None:
             found[DISK] = low
-        most = self.max_memory_bytes or self._share()
-        used, limit = memory_use(most)
+        most_bytes = self.max_memory_bytes or self._share()
+        used, limit = memory_use(most_bytes)
         if used > limit:
             trim_memory()
-            used, limit = memory_use(most)
+            used, limit = memory_use(most_bytes)
         if used > limit:
             found[MEMORY] = MemoryLow(used, limit)
         return found
 
     def _share(self) -> int:
-        """Return the share of the memory that the process may use, as it was read last."""
+        """Return the limit that is a share of the memory that the process may use. Read this memory
+        again in every 20th call."""
         if self._measurements % _MACHINE_MEASUREMENTS == 0:
             self._share_bytes = int(machine_bytes() * _SHARE)
         self._measurements += 1
@@ -170,21 +170,22 @@ def disk_low(free: Mapping[Path, int], min_free_bytes: int) -> DiskLow | None:
 # -- memory --------------------------------------------------------------------------------
 
 
-def memory_use(most: int) -> tuple[int, int]:
-    """Return the bytes that this process uses, and the limit at which publishing stops: `most`, or
-    less.
+def memory_use(most_bytes: int) -> tuple[int, int]:
+    """Return the bytes that this process uses, and the limit at which publishing stops: at most
+    `most_bytes`.
 
     Only the process's own (anonymous) memory counts, not pages of files, which the kernel can
     reclaim. If the process's address space is limited, the limit is at most half of the address
     space that mapped files do not use, because allocators reserve more than they use.
     """
-    # In pages: all, resident, resident of files and shared, code, 0, data and stack, 0.
+    # Numbers of pages: the address space, all that are resident, the resident ones of files and
+    # shared memory, code, 0, data and stack, 0.
     statm = Path("/proc/self/statm").read_bytes()
     size, resident, shared, _, _, data, _ = map(int, statm.split())
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if space != resource.RLIM_INFINITY:
-        most = min(most, max(space - (size - data) * PAGESIZE, 0) // 2)
-    return (resident - shared) * PAGESIZE, most
+        most_bytes = min(most_bytes, max(space - (size - data) * PAGESIZE, 0) // 2)
+    return (resident - shared) * PAGESIZE, most_bytes
 
 
 def trim_memory() -> None:
