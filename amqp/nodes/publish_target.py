@@ -114,6 +114,9 @@ class PublishTarget:
         self._publishes: dict[asyncio.Future[None], Sequence[Delivery]] = {}
         self._resumable = Resumable() if resumable is None else resumable
         """The deliveries that the client may resume. After `stop`, those of this link, too."""
+        self._counted = 0
+        """How many of them are counted against the limits of suspended links."""
+        self._count_resumable(len(self._resumable))
         self._given_address = address_of(attach)
         self._turn = 0
         """The queue, within a priority level, of the last messages without a key."""
@@ -137,10 +140,15 @@ class PublishTarget:
         if self._pause is not None:
             self._pause.cancel()
             self._pause = None
+        self._count_resumable(-self._counted)
         if is_closed:
             self._resumable = Resumable()
         else:
             self._suspend()
+
+    def _count_resumable(self, change: int) -> None:
+        self._counted += change
+        self._parts.suspended.count(self._peer.client, change)
 
     def _suspend(self) -> None:
         """Keep the deliveries that are not settled: the client may attach the link again."""
@@ -196,6 +204,7 @@ class PublishTarget:
             if not each.is_resumed:
                 continue
             is_known, outcome = self._resumable.take(each.tag)
+            self._count_resumable(-is_known)
             if is_known and not each.is_settled:
                 self._end([each], outcome)
                 continue

@@ -39,7 +39,8 @@ class SuspendedLinks:
     """The lost links that have unsettled deliveries. It belongs to the event loop.
 
     Above a limit, the link that was lost first is forgotten. Links whose time is over are forgotten
-    when the next link is lost.
+    when the next link is lost. The deliveries that clients have not yet resumed on the links that
+    they attached again are counted, too (`count`), but not forgotten.
     """
 
     def __init__(self) -> None:
@@ -67,16 +68,11 @@ class SuspendedLinks:
         self._forget(key)
         count = len(deliveries)
         self._forget_expired(now_s)
-        most, most_of_client = config.max_suspended_deliveries, config.max_client_suspended
-        if not config.resume_timeout_ms or not 0 < count <= min(most, most_of_client):
+        if not (config.resume_timeout_ms and count and self._make_room(client, count, config)):
             return
-        while self._count_of.get(client, 0) + count > most_of_client:
-            self._forget(next(each for each, at in self._links.items() if at.client == client))
-        while self._count + count > most:
-            self._forget(next(iter(self._links)))
         until_s = now_s + config.resume_timeout_ms / 1000
         self._links[key] = SuspendedLink(client, address, deliveries, publishes, count, until_s)
-        self._add(client, count)
+        self.count(client, count)
 
     async def take(self, key: LinkKey, address: str | None, now_s: float) -> Resumable:
         """Return the unsettled deliveries of a lost link to this address, each with its state, and
@@ -90,6 +86,28 @@ class SuspendedLinks:
                     return link.deliveries
         return Resumable()
 
+    def count(self, client: str, change: int) -> None:
+        """Change how many deliveries of a client count against the limits."""
+        self._count += change
+        self._count_of[client] = self._count_of.get(client, 0) + change
+        if not self._count_of[client]:
+            del self._count_of[client]
+
+    def _make_room(self, client: str, count: int, config: AmqpConfig) -> bool:
+        """Forget links until `count` more deliveries are within the limits. Return whether they
+        are."""
+        most, most_of_client = config.max_suspended_deliveries, config.max_client_suspended
+        if count > min(most, most_of_client):
+            return False
+        while self._count_of.get(client, 0) + count > most_of_client:
+            of_client = (each for each, link in self._links.items() if link.client == client)
+            if not self._forget(next(of_client, None)):
+                return False
+        while self._count + count > most:
+            if not self._forget(next(iter(self._links), None)):
+                return False
+        return True
+
     def _forget_expired(self, now_s: float) -> None:
         while self._links:
             key, link = next(iter(self._links.items()))
@@ -97,18 +115,13 @@ class SuspendedLinks:
                 return
             self._forget(key)
 
-    def _forget(self, key: LinkKey) -> None:
-        link = self._links.pop(key, None)
-        if link is not None:
-            self._add(link.client, -link.size)
-
-    def _add(self, client: str, count: int) -> None:
-        self._count += count
-        of_client = self._count_of.get(client, 0) + count
-        if of_client:
-            self._count_of[client] = of_client
-        else:
-            del self._count_of[client]
+    def _forget(self, key: LinkKey | None) -> bool:
+        """Forget a link; return False if it is not known."""
+        link = None if key is None else self._links.pop(key, None)
+        if link is None:
+            return False
+        self.count(link.client, -link.size)
+        return True
 
 
 async def publishes_ended(publishes: Collection[asyncio.Future[None]]) -> None:

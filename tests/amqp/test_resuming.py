@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.amqp.engine.events import Attached, Disposed
+from holdfast.amqp.engine.outgoing_link import OutgoingLink
 from holdfast.amqp.wire.conditions import NOT_IMPLEMENTED
 from holdfast.amqp.wire.performatives import Accepted, Rejected, Released, from_described
 from holdfast.client import AsyncClient
@@ -188,6 +189,38 @@ async def test_every_outcome_is_known_after_a_session_or_a_link_ends(tmp_path: P
             assert link.remote is not None
             assert not link.remote.unsettled
         assert len(await stored_bodies(http, "orders")) == 3
+
+
+async def test_outcomes_that_are_not_resumed_yet_count_against_the_limit(tmp_path: Path) -> None:
+    async with amqp_broker(tmp_path, max_client_suspended=3) as broker:
+        assert broker.amqp_port is not None
+        async with amqp_client(broker.amqp_port) as client:
+            session = await client.session()
+
+            async def lose(name: str) -> OutgoingLink:
+                """Send two messages on a link, detach it, and attach it again."""
+                link = await client.sender(session, "orders", name=name, rcv_settle_mode=SECOND)
+                for tag in (b"1", b"2"):
+                    await client.outcomes(await client.send(link, data_message(b"x"), tag=tag))
+                link.detach(closed=False)
+                await client.detached(link)
+                return await client.sender(
+                    session, "orders", name=name, rcv_settle_mode=SECOND,
+                    unsettled={b"1": None, b"2": None},
+                )  # fmt: skip
+
+            first = await lose("first")
+            assert first.remote is not None
+            assert list(first.remote.unsettled or ()) == [b"1", b"2"]
+            second = await lose("second")
+            assert second.remote is not None
+            assert not second.remote.unsettled
+            await client.until(lambda: first.sendable >= 2, "credit")
+            ids = [first.resume(tag, None, settled=False) for tag in (b"1", b"2")]
+            assert await client.outcomes(ids) == dict.fromkeys(ids, Accepted())
+            third = await lose("third")
+            assert third.remote is not None
+            assert list(third.remote.unsettled or ()) == [b"1", b"2"]
 
 
 async def test_a_resumed_delivery_that_the_broker_does_not_know_is_ignored(

@@ -85,6 +85,24 @@ async def test_above_a_limit_the_link_that_was_lost_first_is_forgotten() -> None
         assert await links.take(key(name), "orders", 0.5)
 
 
+async def test_deliveries_that_are_not_resumed_yet_count_against_the_limits() -> None:
+    links = SuspendedLinks()
+    limits = {"max_suspended_deliveries": 10, "max_client_suspended": 6}
+    links.count("a", 3)  # an attached link has them
+    keep(links, key("1"), 4, client="a", **limits)
+    assert len(links) == 0
+    keep(links, key("2"), 3, client="a", **limits)
+    keep(links, key("3"), 5, client="b", **limits)
+    assert not await links.take(key("2"), "orders", 0.5)
+    links.count("c", 5)
+    keep(links, key("4"), 3, client="d", **limits)
+    assert len(links) == 0
+    links.count("a", -3)
+    links.count("c", -5)
+    kept = keep(links, key("4"), 6, client="a", **limits)
+    assert await links.take(key("4"), "orders", 0.5) is kept
+
+
 async def test_taking_waits_until_the_publishes_have_ended() -> None:
     links, found = SuspendedLinks(), deliveries(0)
     found.keep(b"1")
