@@ -10,6 +10,10 @@ from holdfast.amqp.wire.conditions import AmqpError
 from holdfast.amqp.wire.performatives import Attach, Detach, Error, Source, Target
 from holdfast.amqp.wire.types import Symbol
 
+#: A description may quote what the client sent. As in the HTTP API, it has at most this many
+#: characters, so that it fits in a frame, and so that little memory is needed for a kept outcome.
+MAX_DESCRIPTION_CHARACTERS = 1000
+
 
 class LinkState(Enum):
     """Where a link is between its two attaches and its two detaches.
@@ -54,9 +58,12 @@ class Wiring(NamedTuple):
 
 
 def error_of(error: AmqpError) -> Error:
-    """Return the error as it is sent."""
+    """Return the error as it is sent: its description has at most MAX_DESCRIPTION_CHARACTERS."""
     info: dict[str, object] | None = {Symbol(key): error.info[key] for key in error.info} or None
-    return Error(error.condition, error.description or None, info)
+    description = error.description
+    if len(description) > MAX_DESCRIPTION_CHARACTERS:
+        description = f"{description[: MAX_DESCRIPTION_CHARACTERS - 3]}..."
+    return Error(error.condition, description or None, info)
 
 
 class Link:

@@ -108,5 +108,12 @@ def test_messages_that_are_wrong_are_rejected_with_the_reason() -> None:
     )
 
 
+def test_a_long_description_is_shortened() -> None:
+    error = AmqpError(NOT_FOUND, "x" * 1_001)
+    assert publish_outcome(error) == Rejected(Error(NOT_FOUND, "x" * 997 + "...", None))
+    exact = AmqpError(NOT_FOUND, "x" * 1_000)
+    assert publish_outcome(exact) == Rejected(Error(NOT_FOUND, "x" * 1_000, None))
+
+
 def test_a_message_that_may_be_stored_is_modified_as_failed() -> None:
     assert publish_outcome(log.SyncTimeout(5_000)) == Modified(delivery_failed=True)
