@@ -158,18 +158,18 @@ class AmqpConfig:
     )
     max_suspended_deliveries: int = setting(
         100_000,
-        "Messages whose states the broker keeps for the clients of lost links. Above this limit, "
-        "those of the link that was lost first are forgotten.",
+        "Messages whose states the broker keeps for the clients of lost links, until the clients "
+        "resume them. Above this limit, those of the link that was lost first are forgotten.",
         minimum=1,
         memory_divisor=64,
-        bytes_each=512,
+        bytes_each=3 * KIB,
     )
     max_client_suspended: int = setting(
         10_000,
         "The part of max_suspended_deliveries that the lost links of one client address may use.",
         minimum=1,
         memory_divisor=256,
-        bytes_each=512,
+        bytes_each=3 * KIB,
     )
     delivery_timeout_ms: int = setting(
         1_800_000,

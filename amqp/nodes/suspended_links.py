@@ -6,6 +6,7 @@ deliveries are forgotten sends their messages again.
 
 import asyncio
 from collections.abc import Collection
+from hashlib import blake2b
 from typing import NamedTuple
 
 from holdfast.amqp.config import AmqpConfig
@@ -27,7 +28,8 @@ class SuspendedLink(NamedTuple):
     """
 
     client: str
-    address: str | None
+    address: bytes
+    """The digest of the address."""
     deliveries: Resumable
     publishes: Collection[asyncio.Future[None]]
     size: int
@@ -44,8 +46,8 @@ class SuspendedLinks:
     """
 
     def __init__(self) -> None:
-        self._links: dict[LinkKey, SuspendedLink] = {}
-        """The link that was lost first is the first."""
+        self._links: dict[bytes, SuspendedLink] = {}
+        """The digest of a key -> its link. The link that was lost first is the first."""
         self._count = 0
         self._count_of: dict[str, int] = {}
 
@@ -65,24 +67,28 @@ class SuspendedLinks:
         """Keep the unsettled deliveries of a link that is lost now. Without any, forget those of an
         earlier link with the same key. `publishes` has those in progress; the caller removes each
         when it has ended and its deliveries have their states."""
-        self._forget(key)
+        place = _digest(key)
+        self._forget(place)
         count = len(deliveries)
         self._forget_expired(now_s)
         if not (config.resume_timeout_ms and count and self._make_room(client, count, config)):
             return
         until_s = now_s + config.resume_timeout_ms / 1000
-        self._links[key] = SuspendedLink(client, address, deliveries, publishes, count, until_s)
+        self._links[place] = SuspendedLink(
+            client, _digest(address), deliveries, publishes, count, until_s
+        )
         self.count(client, count)
 
     async def take(self, key: LinkKey, address: str | None, now_s: float) -> Resumable:
         """Return the unsettled deliveries of a lost link to this address, each with its state, and
         forget the link. Wait for publishes that were in progress. Cancelling is safe."""
-        link = self._links.get(key)
+        place = _digest(key)
+        link = self._links.get(place)
         if link is not None:
             await publishes_ended(link.publishes)
-            if self._links.get(key) is link:
-                self._forget(key)
-                if link.until_s > now_s and link.address == address:
+            if self._links.get(place) is link:
+                self._forget(place)
+                if link.until_s > now_s and link.address == _digest(address):
                     return link.deliveries
         return Resumable()
 
@@ -110,18 +116,23 @@ class SuspendedLinks:
 
     def _forget_expired(self, now_s: float) -> None:
         while self._links:
-            key, link = next(iter(self._links.items()))
+            place, link = next(iter(self._links.items()))
             if link.until_s > now_s:
                 return
-            self._forget(key)
+            self._forget(place)
 
-    def _forget(self, key: LinkKey | None) -> bool:
+    def _forget(self, place: bytes | None) -> bool:
         """Forget a link; return False if it is not known."""
-        link = None if key is None else self._links.pop(key, None)
+        link = None if place is None else self._links.pop(place, None)
         if link is None:
             return False
         self.count(link.client, -link.size)
         return True
+
+
+def _digest(names: LinkKey | str | None) -> bytes:
+    """Return 16 bytes that stand for names of any length, which a client chose."""
+    return blake2b(repr(names).encode(), digest_size=16).digest()
 
 
 async def publishes_ended(publishes: Collection[asyncio.Future[None]]) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -101,6 +102,24 @@ async def test_deliveries_that_are_not_resumed_yet_count_against_the_limits() ->
     links.count("c", -5)
     kept = keep(links, key("4"), 6, client="a", **limits)
     assert await links.take(key("4"), "orders", 0.5) is kept
+
+
+async def test_long_names_need_no_more_memory() -> None:
+    links, names = SuspendedLinks(), ["name" * 250_000 + str(number) for number in range(4)]
+    tracemalloc.start()
+    try:
+        for number in range(50):
+            found = deliveries()
+            at = key(f"{number}{names[0]}", names[1], names[2])
+            links.keep(at, "a", f"{number}{names[3]}", found, (), CONFIG, 0.0)
+        del at
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown < 1_000_000
+    at = key(f"7{names[0]}", names[1], names[2])
+    assert not await links.take(key(f"7{names[0]}x", names[1], names[2]), f"7{names[3]}", 0.5)
+    assert await links.take(at, f"7{names[3]}", 0.5)
 
 
 async def test_taking_waits_until_the_publishes_have_ended() -> None:
