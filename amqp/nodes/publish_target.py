@@ -167,7 +167,7 @@ class PublishTarget:
 
     async def finish(self) -> None:
         """Wait until all publishes that have begun have ended, with their outcomes written to the
-        output of the engine if the link is attached."""
+        output of the engine unless the node was stopped before."""
         await publishes_ended(self._publishes)
 
     # ---- Events of the link
@@ -402,12 +402,12 @@ class PublishTarget:
         count = len(deliveries)
         if not count:
             return
-        is_attached = self._link.is_attached
-        if self._is_stopped or not is_attached:  # the client may not get the outcome
+        # A link of a session or connection that has ended stays attached. The client may have begun
+        # another session with the same channel and ids, which must not get the outcome.
+        if self._is_stopped or not self._link.is_attached:
             for each in deliveries:
                 if not each.is_settled:
                     self._resumable.keep(each.tag, outcome)
-        if not is_attached:
             self.unconfirmed -= count
             return
         wanted = [each.id for each in deliveries if not each.is_settled]

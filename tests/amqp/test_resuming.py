@@ -149,6 +149,36 @@ async def test_a_delivery_that_is_being_stored_when_its_link_is_lost_is_known_af
         assert await bodies(http, "orders") == [1]
 
 
+async def test_a_session_that_has_ended_gets_no_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncs = StandingSyncs(monkeypatch)
+    async with amqp_broker(tmp_path) as broker, AsyncClient(broker.url) as http:
+        assert broker.amqp_port is not None
+        await http.create_topic("orders", queues=1, durability="fsync")
+        async with amqp_client(broker.amqp_port) as client:
+            session = await client.session()
+            link = await client.sender(session, "orders", name="out", rcv_settle_mode=SECOND)
+            syncs.hold()
+            await client.send(link, data_message(b"1"), tag=b"one")
+            async with asyncio.timeout(20):
+                while await figure(broker, "unsettled") != 1:
+                    await asyncio.sleep(0.01)
+            session.end()
+            # The next session has the channel of the first, and its first delivery the same id.
+            session = await client.session()
+            other = await client.sender(session, "orders", name="other", rcv_settle_mode=SECOND)
+            ids = await client.send(other, b"not a message", tag=b"two")
+            syncs.release()
+            assert type((await client.outcomes(ids))[ids[0]]) is Rejected
+            link = await client.sender(
+                session, "orders", name="out", rcv_settle_mode=SECOND, unsettled={b"one": None}
+            )
+            assert link.remote is not None
+            assert list(link.remote.unsettled or ()) == [b"one"]
+            assert not [each for each in client.events if isinstance(each, Disposed)]
+
+
 async def test_every_outcome_is_known_after_a_session_or_a_link_ends(tmp_path: Path) -> None:
     async with amqp_broker(tmp_path) as broker, AsyncClient(broker.url) as http:
         assert broker.amqp_port is not None
