@@ -44,19 +44,14 @@ if TYPE_CHECKING:
         Producer,
         SendHandle,
     )
-    from holdfast.client.read.message import (
-        Message,
-        MessageBatch,
-        PublishResult,
-        PullResult,
-        StoredOffsets,
-    )
+    from holdfast.client.read.message import Message, MessageBatch
     from holdfast.client.read.readers import (
         AsyncOffsetConsumer,
         AsyncReader,
         OffsetConsumer,
         Reader,
     )
+    from holdfast.client.read.results import PublishResult, PullResult, StoredOffsets
     from holdfast.client.session.blocking import Receiver, Sender, Session
     from holdfast.client.session.links import AsyncReceiver, AsyncSender
     from holdfast.client.session.messages import LinkMessage
@@ -79,7 +74,8 @@ __all__ += ["Instrumentation", "HoldfastError", "errors"]
 _MODULES = {
     "async_client": ("AsyncClient",),
     "sync_client": ("Client",),
-    "read.message": ("Message", "MessageBatch", "PublishResult", "PullResult", "StoredOffsets"),
+    "read.message": ("Message", "MessageBatch"),
+    "read.results": ("PublishResult", "PullResult", "StoredOffsets"),
     "read.readers": ("AsyncReader", "Reader", "AsyncOffsetConsumer", "OffsetConsumer"),
     "produce.producers": ("AsyncProducer", "Producer", "SendHandle", "BlockingSendHandle"),
     "consume.consumer": ("AsyncConsumer", "Consumer"),

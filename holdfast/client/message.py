@@ -6,12 +6,9 @@ from holdfast.client.read.message import (
     Message,
     MessageBatch,
     MessageList,
-    PublishResult,
-    PullResult,
-    Skipped,
-    StoredOffsets,
     texts_of,
 )
+from holdfast.client.read.results import PublishResult, PullResult, Skipped, StoredOffsets
 
 __all__ = ["PublishResult", "StoredOffsets", "Skipped", "PullResult", "Message", "LoneMessage"]
 __all__ += ["MessageList", "MessageBatch", "texts_of"]

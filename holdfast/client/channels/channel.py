@@ -16,7 +16,7 @@ from holdfast.client.channels.channel_session import ChannelSession
 from holdfast.client.channels.confirmation import Confirmation
 from holdfast.client.channels.consumer import Consumer
 from holdfast.client.channels.inbox import Inbox
-from holdfast.client.channels.incoming import ConsumerLink
+from holdfast.client.channels.incoming import ConsumerLink, GetLink
 from holdfast.client.channels.messages import ChannelMessage, message_of
 from holdfast.client.errors import (
     ApiError,
@@ -70,6 +70,8 @@ class Channel:
         self._owner = owner
         self._session: ChannelSession | None = None
         self._consumers: dict[str, Consumer] = {}
+        self._getters: dict[str, GetLink] = {}
+        """The links of `get`, by group."""
         self._is_closed = False
         self._tag_count = 0
         self._turn = asyncio.Lock()
@@ -379,7 +381,7 @@ class Channel:
             session = await self._begin(patient=timeout_s is None)
             left_s = None if ends_s is None else max(0.0, ends_s - loop.time())
             try:
-                delivery = await (await session.getter(group)).fetch(left_s)
+                delivery = await (await self._getter(session, group)).fetch(left_s)
             except ConnectionFailed:
                 continue
             if delivery is None:
@@ -388,6 +390,15 @@ class Channel:
                 return message_of(delivery, session, "", settled=False)
             except (DecodeError, KeyError, TypeError) as error:
                 raise BadReply("the broker", f"a message is not readable: {error!r}") from error
+
+    async def _getter(self, session: ChannelSession, group: str) -> GetLink:
+        """Return the link that fetches single messages of a group; attach it at first use."""
+        found = self._getters.get(group)
+        if found is None or found.has_ended or found.owner is not session:
+            found = GetLink(session)
+            await session.attach(found, group=group, topic=None, start="next", settled=False)
+            self._getters[group] = found
+        return found
 
     def _start_publish(self, topic: str, message: bytes, future: "Future[None]") -> None:
         task = asyncio.create_task(self._publish(topic, message))

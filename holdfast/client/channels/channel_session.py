@@ -7,13 +7,12 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.amqp.wire import serials
-from holdfast.client.channels.incoming import GetLink, Incoming
 from holdfast.client.session.attaches import receiver_attach, sender_attach
 from holdfast.client.session.connection import LinkSession
-from holdfast.client.session.links import AsyncSender
+from holdfast.client.session.links import AsyncSender, LinkEnd
 
 _log = logging.getLogger("holdfast.client")
 
@@ -26,6 +25,21 @@ _CLOSE_TIMEOUT_S = 5.0
 
 #: Two links of a connection with the same name would replace each other.
 _link_numbers = itertools.count()
+
+
+class ReceivingLink(Protocol):
+    """A link of the channel whose messages wait for outcomes, as the session sees it."""
+
+    outstanding: int
+    """Messages without an outcome."""
+    unconfirmed: int
+    """Messages with an outcome that the broker has not confirmed."""
+
+    def renew(self) -> None:
+        """Grant the credit that outcomes have made free."""
+
+    def confirmed(self) -> None:
+        """Continue after the broker has confirmed an outcome."""
 
 
 class ChannelSession:
@@ -42,17 +56,16 @@ class ChannelSession:
         self.post = post
         self.is_lost = False
         self.is_closed = False
-        self.unsettled: dict[int, Incoming] = {}
+        self.unsettled: dict[int, ReceivingLink] = {}
         """The links of the messages that need an outcome, by delivery-id, in order of arrival."""
         self._ack_delay_s = ack_delay_ms / 1000
         self._outcomes: dict[int, Any] = {}
-        self._owed: set[Incoming] = set()
+        self._owed: set[ReceivingLink] = set()
         """The links of the collected outcomes."""
         self._unconfirmed: set[int] = set()
         self._confirmed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._senders: dict[str, AsyncSender] = {}
-        self._getters: dict[str, GetLink] = {}
         session.when_ended = self._ended
 
     # -- links
@@ -68,16 +81,7 @@ class ChannelSession:
             self._senders[topic] = found
         return found
 
-    async def getter(self, group: str) -> GetLink:
-        """Return the link that fetches single messages of a group; attach it at first use."""
-        found = self._getters.get(group)
-        if found is None or found.has_ended:
-            found = GetLink(self)
-            await self.attach(found, group=group, topic=None, start="next", settled=False)
-            self._getters[group] = found
-        return found
-
-    async def attach(self, link: Incoming, **terminus: Any) -> None:
+    async def attach(self, link: LinkEnd, **terminus: Any) -> None:
         """Attach a link; `terminus` is as in receiver_attach."""
         name = f"link-{next(_link_numbers)}"
         attach = receiver_attach(name, **terminus)
@@ -119,7 +123,7 @@ class ChannelSession:
             link.renew()
         self.session.flush()
 
-    def confirm(self, delivery_id: int, link: Incoming) -> None:
+    def confirm(self, delivery_id: int, link: ReceivingLink) -> None:
         """Record that the broker has stored the outcome of a message of the link, or needs none any
         more."""
         if self.unsettled.pop(delivery_id, None) is not None:

@@ -3,22 +3,20 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from holdfast.amqp.engine.incoming_link import Delivery, IncomingLink
 from holdfast.amqp.wire.performatives import Released
+from holdfast.client.channels.channel_session import ChannelSession
 from holdfast.client.errors import ClientClosed
 from holdfast.client.session.links import LinkEnd
-
-if TYPE_CHECKING:
-    from holdfast.client.channels.channel_session import ChannelSession
 
 
 class Incoming(LinkEnd):
     """A link whose messages wait for an outcome. `outstanding` counts them, and `unconfirmed` those
     whose outcome the broker has not confirmed."""
 
-    def __init__(self, owner: "ChannelSession", *, settled: bool = False) -> None:
+    def __init__(self, owner: ChannelSession, *, settled: bool = False) -> None:
         super().__init__(owner.session)
         self.owner = owner
         self.is_settled = settled
@@ -56,7 +54,7 @@ class ConsumerLink(Incoming):
 
     def __init__(
         self,
-        owner: "ChannelSession",
+        owner: ChannelSession,
         credit: int,
         deliver: Callable[["ConsumerLink", list[Delivery]], None],
         when_ended: Callable[["ConsumerLink", Exception], None],
@@ -142,7 +140,7 @@ class ConsumerLink(Incoming):
 class GetLink(Incoming):
     """The link that fetches single messages of a group."""
 
-    def __init__(self, owner: "ChannelSession") -> None:
+    def __init__(self, owner: ChannelSession) -> None:
         super().__init__(owner)
         self._arrived: deque[Delivery] = deque()
         self._changed = asyncio.Event()

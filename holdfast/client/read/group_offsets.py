@@ -23,8 +23,9 @@ from holdfast.client.errors import (
     OffsetsChanged,
     UnknownGroup,
 )
-from holdfast.client.read.message import Message, StoredOffsets
+from holdfast.client.read.message import Message
 from holdfast.client.read.pull import PullOptions, Start
+from holdfast.client.read.results import StoredOffsets
 from holdfast.client.read.sources import Range, SingleMessageSource, Source, TopicSource
 from holdfast.client.transport.requests import JSON, Reply, Transport, check_name
 

@@ -17,10 +17,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.client.read.results import PublishResult as PublishResult
-from holdfast.client.read.results import PullResult as PullResult
-from holdfast.client.read.results import Skipped as Skipped
-from holdfast.client.read.results import StoredOffsets as StoredOffsets
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_header import Buffer
 from holdfast.commitlog.format.batch_run import BatchRun

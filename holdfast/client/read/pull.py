@@ -21,11 +21,11 @@ from holdfast.client.read.message import (
     MessageList,
     MessageRun,
     RunColumns,
-    Skipped,
 )
 from holdfast.client.read.options import MAX_MESSAGES as MAX_MESSAGES
 from holdfast.client.read.options import PullOptions as PullOptions
 from holdfast.client.read.options import Start as Start
+from holdfast.client.read.results import Skipped
 from holdfast.client.transport.requests import (
     BATCH,
     MSGPACK,

@@ -20,7 +20,7 @@ from holdfast.client.produce.coalescing import PublishCoalescer
 from holdfast.client.produce.identities import IdentityPool, ProducerIds
 from holdfast.client.produce.new_message import NewMessage
 from holdfast.client.produce.publish_queue import PublishOptions, PublishQueue
-from holdfast.client.read.message import PublishResult
+from holdfast.client.read.results import PublishResult
 from holdfast.client.transport.http1 import ReplyParser
 from holdfast.client.transport.requests import Transport
 from holdfast.client.transport.retry import ONCE, RetryPolicy

@@ -15,7 +15,7 @@ from holdfast.client.errors import (
     UnknownTopic,
 )
 from holdfast.client.produce.accumulator import PendingBatch
-from holdfast.client.read.message import PublishResult
+from holdfast.client.read.results import PublishResult
 from holdfast.client.sync_client import Client
 from holdfast.client.transport.async_transport import AsyncTransport
 from holdfast.client.transport.retry import FOREVER

@@ -18,7 +18,7 @@ from holdfast.client.errors import (
     Unavailable,
 )
 from holdfast.client.read import sources
-from holdfast.client.read.message import Skipped
+from holdfast.client.read.results import Skipped
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from tests.support.batches import stamped
