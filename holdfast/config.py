@@ -4,7 +4,7 @@ There are four sources: the defaults of the dataclasses, a TOML file, the enviro
 later source of this list overrides the earlier ones. A key is declared once, as a field made by
 `commitlog.setting`. Its four names follow from section and field: `segment_bytes` in `[commitlog]`,
 HOLDFAST_COMMITLOG_SEGMENT_BYTES, `--commitlog-segment-bytes`, and `commitlog.segment_bytes` in
-messages. `holdfast.config_reference` generates a page from the same declarations.
+messages. `holdfast.cli.output.config_reference` generates a page from the same declarations.
 """
 
 import re

@@ -8,12 +8,12 @@ from functools import cache
 from time import monotonic
 from typing import Any, NoReturn
 
+from holdfast.http_api.access.access_log import AccessLog
 from holdfast.http_api.access.audit import AuditedRequest, record_denial
 from holdfast.http_api.access.authorization import UNKNOWN, Denied
 from holdfast.http_api.access.browsers import CrossOrigin
 from holdfast.http_api.access.grants import Principal
 from holdfast.http_api.access.tokens import redact_secrets
-from holdfast.http_api.access_log import AccessLog
 from holdfast.http_api.endpoints.events import reconnect_later
 from holdfast.http_api.endpoints.operations import not_ready
 from holdfast.http_api.endpoints.state_metrics import HttpCollector, StateCollector

@@ -1,8 +1,7 @@
 """The architecture, read from the source: imports run one way, and pure files stay pure.
 
 An import inside a function, or at the first use of a name, counts like any other. An import under
-`if TYPE_CHECKING:` counts between parts and between the sub-packages of a part. It makes no circle
-of two modules and no file impure, because it never runs.
+`if TYPE_CHECKING:` counts, too, but makes no file impure, because it never runs.
 """
 
 import ast
@@ -12,15 +11,20 @@ from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
-from tests.support.counts import PARTS
+from tests.support import counts
+from tests.support.counts import FORMER_NAMES, PARTS
 from tests.support.layers import (
-    FORMER_NAMES,
     MODULES,
+    ROOT,
     WITHIN,
     imports_within,
     own_imports,
     sub_packages,
 )
+
+#: At most this many files are in a folder, and modules and sub-packages directly in a package.
+MOST_FILES = 23
+MOST_PARTS = 15
 
 #: Modules that both ends of the wire share: every part may import them; they use no file or thread.
 FORMAT = ("commitlog.format", "commitlog.errors", "commitlog.lazy_import")
@@ -54,7 +58,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "http_api.config",
         "holdfast.units",
     ),
-    "holdfast.config_reference": ("holdfast.config", "holdfast.units"),
     "holdfast.units": ("commitlog.setting",),
     "holdfast.check": (
         "commitlog",
@@ -65,13 +68,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "holdfast.backup": ("commitlog", "consumequeue", "groups"),
     "holdfast.repair": ("commitlog", "consumequeue", "groups", "holdfast.backup", "holdfast.check"),
-    "holdfast.dump": ("commitlog",),
-    "holdfast.acting_user": ("commitlog",),
     "holdfast.storage": (),
     "holdfast.storage.storage_opening": ("commitlog", "consumequeue", "groups", "holdfast.config"),
     "holdfast.storage.figures": ("commitlog",),
-    "holdfast.machine_memory": (),
-    "holdfast.storage.alarms": ("commitlog", "consumequeue", "holdfast.machine_memory"),
+    "holdfast.storage.machine_memory": (),
+    "holdfast.storage.alarms": ("commitlog", "consumequeue", "holdfast.storage.machine_memory"),
     "holdfast.storage.storage": (
         "holdfast.storage.alarms",
         "commitlog",
@@ -127,17 +128,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "commitlog.errors",
         "commitlog.disk.owned_files",
         "holdfast",
-        "holdfast.acting_user",
         "holdfast.backup",
         "holdfast.broker",
         "holdfast.check",
         "holdfast.client",
         "holdfast.config",
-        "holdfast.config_reference",
         "holdfast.demo",
-        "holdfast.dump",
-        "holdfast.machine_memory",
         "holdfast.repair",
+        "holdfast.storage.machine_memory",
         "holdfast.units",
         "http_api.access",
         "http_api.wire.aiohttp_parser",
@@ -247,14 +245,19 @@ def test_the_product_uses_no_former_name() -> None:
 
 
 def test_no_two_modules_import_each_other() -> None:
-    graph = {
-        name: {own for _, own in own_imports(module, at_runtime=True) if own != name}
-        for name, module in MODULES.items()
-    }
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        pytest.fail(" -> ".join(error.args[1]))
+    assert not counts.cycles(counts.product(ROOT))
+
+
+def test_a_folder_can_be_read_at_a_glance() -> None:
+    files = counts.product(ROOT)
+    size, folder = counts.largest_folder(files)
+    assert size <= MOST_FILES, f"{folder} has {size} files"
+    for package, parts in counts.parts_of_packages(files).items():
+        assert parts <= MOST_PARTS, f"{package} has {parts} modules and sub-packages"
+
+
+def test_no_class_is_split_over_files_by_inheritance() -> None:
+    assert not counts.split_classes(counts.product(ROOT))
 
 
 def test_pure_files_import_no_io() -> None:

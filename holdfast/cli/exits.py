@@ -58,7 +58,7 @@ class Failure(Exception):
 
 #: Errors by which a broker or a data directory refuses a command, by their modules.
 REFUSALS = {
-    "holdfast.acting_user": ("BelongsToAnother", "CannotActAsOwner"),
+    "holdfast.cli.process.acting_user": ("BelongsToAnother", "CannotActAsOwner"),
     "holdfast.amqp.listener": ("CannotListen",),
     "holdfast.backup.target": ("BackupRefused",),
     "holdfast.backup.object_store": ("AccessDenied",),

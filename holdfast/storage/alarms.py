@@ -20,7 +20,7 @@ from holdfast.commitlog.errors import DiskFull, DiskLow, IndexBehind, LogError, 
 from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.consumequeue.index.reput import ReputService
 from holdfast.consumequeue.publishing import PublishAlarm
-from holdfast.machine_memory import machine_bytes
+from holdfast.storage.machine_memory import machine_bytes
 
 _logger = logging.getLogger(__name__)
 

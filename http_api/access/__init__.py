@@ -1,1 +1,1 @@
-"""Access control: who calls, what the caller may do, and the audit log of what was done."""
+"""Access control: who calls, what the caller may do, and the audit and access logs."""

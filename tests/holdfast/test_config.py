@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli.output.config_reference import reference
 from holdfast.config import (
     Config,
     ConfigError,
@@ -16,7 +17,6 @@ from holdfast.config import (
     resolve,
     unused_variables,
 )
-from holdfast.config_reference import reference
 
 MIB = 1024 * 1024
 

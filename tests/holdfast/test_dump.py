@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.check.dump import NotASegment, dump_segment
 from holdfast.commitlog.disk.disk import LinuxDisk
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.commitlog.format.batch_header import HEADER_SIZE
 from holdfast.commitlog.segments.segment import Segment, create_segment
-from holdfast.dump import NotASegment, dump_segment
 
 SIZE = 1024 * 1024
 

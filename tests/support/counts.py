@@ -13,6 +13,9 @@ from pathlib import Path
 
 PARTS = ("amqp", "commitlog", "consumequeue", "groups", "holdservice", "http_api", "spark")
 LONG_FUNCTION = 50
+#: Former names of modules, which only pass on the names of another module. They stay for users'
+#: programs and pickles; the product does not use them.
+FORMER_NAMES = ("commitlog.batch", "holdfast.client.message")
 
 
 class Source:
@@ -78,14 +81,15 @@ def largest_folder(files: list[Source]) -> tuple[int, str]:
 
 
 def parts_of_packages(files: list[Source]) -> dict[str, int]:
-    """Return how many modules and sub-packages each top-level package has directly below it."""
+    """Return how many modules and sub-packages each top-level package has directly below it,
+    without former names."""
     packages = [*PARTS, "holdfast", "holdfast.cli", "holdfast.client"]
     found = {}
     for package in packages:
         below = {
             file.name.removeprefix(f"{package}.").split(".")[0]
             for file in files
-            if file.name.startswith(f"{package}.")
+            if file.name.startswith(f"{package}.") and file.name not in FORMER_NAMES
         }
         found[package] = len(below - {"__main__"})
     return found
@@ -148,7 +152,9 @@ def _components(graph: dict[str, set[str]]) -> Iterator[list[str]]:
 
 
 def split_classes(files: list[Source]) -> list[str]:
-    """Return the classes with a base class in another file that has no other subclass."""
+    """Return the classes with a base class in another file that has no other subclass, and that is
+    never used by itself: it is a part of the one class that objects have."""
+    used = {name for file in files for node in ast.walk(file.tree) for name in _classes_used(node)}
     homes: dict[tuple[str, str], ast.ClassDef] = {}
     children: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for file in files:
@@ -166,8 +172,20 @@ def split_classes(files: list[Source]) -> list[str]:
         f"{child_module}.{child} <- {module}.{name}"
         for (module, name), ((child_module, child), *others) in children.items()
         if not others and (module, name) in homes and child_module != module
-        and _is_plain(homes[module, name])
+        and name not in used and _is_plain(homes[module, name])
     )  # fmt: skip
+
+
+def _classes_used(node: ast.AST) -> Iterator[str]:
+    """Yield the names that are called, or chosen to be called (`A if condition else B`)."""
+    chosen: list[ast.expr] = []
+    if isinstance(node, ast.Call):
+        chosen = [node.func]
+    elif isinstance(node, ast.IfExp):
+        chosen = [node.body, node.orelse]
+    for each in chosen:
+        if isinstance(each, ast.Name | ast.Attribute):
+            yield each.id if isinstance(each, ast.Name) else each.attr
 
 
 def _is_plain(node: ast.ClassDef) -> bool:

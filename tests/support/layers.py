@@ -8,13 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeGuard
 
-from tests.support.counts import PARTS, short_name
+from tests.support.counts import FORMER_NAMES, PARTS, short_name
 
 ROOT = Path(__file__).parents[2]
-
-#: Former names of modules. They stay for users' programs and pickles; the product does not use
-#: them.
-FORMER_NAMES = ("commitlog.batch", "holdfast.client.message")
 
 #: What each sub-package may import of its own package: other sub-packages, and the package's own
 #: files. The package's own files may import every sub-package, if that makes no circle.

@@ -60,8 +60,8 @@ def backup(
     is copied unchanged; the exit code is then 1. 'holdfast check DEST' verifies a backup in a
     folder, 'holdfast restore' one in an object store.
     """
-    from holdfast.acting_user import act_as_owner_with
     from holdfast.backup.create import make_backup
+    from holdfast.cli.process.acting_user import act_as_owner_with
 
     number = None
     if isinstance(target, str):
@@ -112,11 +112,11 @@ def backup(
 
 def _back_up_to_store(url: str, data_dir: Path, keep: int | None) -> "tuple[BackupReport, int]":
     """Return the report, and the number of the new backup."""
-    from holdfast.acting_user import act_as_owner, act_as_owner_with
     from holdfast.backup.create import make_backup_in
     from holdfast.backup.object_store import folder_of, open_store
     from holdfast.backup.object_target import ObjectTarget
     from holdfast.backup.target import BackupRefused
+    from holdfast.cli.process.acting_user import act_as_owner, act_as_owner_with
 
     folder = folder_of(url)
     if folder is None:
@@ -220,9 +220,9 @@ def _stored_backup(
     source: Path | str, data_dir: Path, number: int | None
 ) -> "tuple[Path, Path | StoredBackup]":
     """Take the rights of the owner. Return the data directory without links, and the backup."""
-    from holdfast.acting_user import act_as_owner, act_as_owner_from
     from holdfast.backup.object_backup import ObjectBackup
     from holdfast.backup.object_store import folder_of, open_store
+    from holdfast.cli.process.acting_user import act_as_owner, act_as_owner_from
 
     folder = folder_of(source) if isinstance(source, str) else source
     if folder is None:

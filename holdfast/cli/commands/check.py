@@ -32,8 +32,8 @@ def check(context: click.Context, directory: Path, quick: bool, live: bool) -> N
     with its checksums, and the index with the log. The exit code is 1 for damage, and 6 if the
     directory cannot be examined. A note is a problem that a broker repairs by itself.
     """
-    from holdfast.acting_user import act_as_owner
     from holdfast.check import check_data_dir
+    from holdfast.cli.process.acting_user import act_as_owner
 
     directory = act_as_owner(directory)
     try:
@@ -63,8 +63,8 @@ def dump(file: Path, messages: bool) -> None:
 
     Damage is a line of its own; the exit code is then 1.
     """
-    from holdfast.acting_user import act_as_owner
-    from holdfast.dump import dump_segment
+    from holdfast.check.dump import dump_segment
+    from holdfast.cli.process.acting_user import act_as_owner
 
     file = act_as_owner(file.parent) / file.name
     damages = 0

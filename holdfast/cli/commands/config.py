@@ -31,7 +31,7 @@ def show(config_file: Path | None) -> None:
     `holdfast serve` would use these values if it were started here. The file overrides the
     defaults, and the environment overrides the file.
     """
-    from holdfast.machine_memory import machine_bytes
+    from holdfast.storage.machine_memory import machine_bytes
 
     resolved = resolve(file=config_file, environ=os.environ, flags={}, memory_bytes=machine_bytes())
     for variable in unused_variables(os.environ):
@@ -55,6 +55,6 @@ def show(config_file: Path | None) -> None:
 @config.command("reference")
 def reference() -> None:
     """Print a Markdown page that documents every setting."""
-    from holdfast.config_reference import reference as page
+    from holdfast.cli.output.config_reference import reference as page
 
     click.echo(page(), nl=False)

@@ -34,7 +34,7 @@ def repair(context: click.Context, directory: Path, accept_loss: bool) -> None:
     their offsets, which are never given to other messages, and the damaged bytes are kept in
     DIR/repaired. Restoring a backup instead loses nothing that the backup has.
     """
-    from holdfast.acting_user import act_as_owner
+    from holdfast.cli.process.acting_user import act_as_owner
     from holdfast.repair import repair_data_dir
 
     directory = act_as_owner(directory)

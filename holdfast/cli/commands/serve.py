@@ -62,7 +62,7 @@ def serve(config_file: Path | None, **options: str | None) -> None:
     SIGTERM and SIGINT stop it within five seconds: it answers held pulls, and finishes publishes in
     progress. SIGHUP reloads the TLS files and the access tokens.
     """
-    from holdfast.machine_memory import machine_bytes
+    from holdfast.storage.machine_memory import machine_bytes
 
     given = {key.name: options[_parameter(key)] for key in keys()}
     flags = {name: value for name, value in given.items() if value is not None}

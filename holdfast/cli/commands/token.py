@@ -140,7 +140,7 @@ def _create_token(
 ) -> "tuple[TokenFile, Token, str]":
     """Create a token, and write its text to the new file `out` if it is given. Return the file of
     tokens, the token, and its text."""
-    from holdfast.acting_user import act_as_owner
+    from holdfast.cli.process.acting_user import act_as_owner
     from holdfast.http_api.access.token_file import TokenFile, create_token
 
     # Create the file before the token, because a token whose text cannot be written is useless. The
@@ -173,7 +173,7 @@ def _open_new_secret(out: Path) -> int:
 @_data_dir_option
 def list_tokens(data_dir: Path) -> None:
     """List the tokens and their grants. The tokens themselves are not stored."""
-    from holdfast.acting_user import act_as_owner
+    from holdfast.cli.process.acting_user import act_as_owner
     from holdfast.http_api.access.token_file import TokenFile
 
     file = TokenFile(act_as_owner(_existing(data_dir)))
@@ -199,7 +199,7 @@ def list_tokens(data_dir: Path) -> None:
 @click.argument("token_ids", nargs=-1, required=True, metavar="TOKEN_ID...")
 def revoke(data_dir: Path, token_ids: tuple[str, ...]) -> None:
     """Revoke tokens by their ids. The broker refuses them within a second."""
-    from holdfast.acting_user import act_as_owner
+    from holdfast.cli.process.acting_user import act_as_owner
     from holdfast.http_api.access.token_file import TokenFile, UnknownToken, revoke_tokens
 
     user = _user()

@@ -12,7 +12,7 @@ from holdfast.cli.output.terminal import safe_text
 
 _logger = logging.getLogger(__name__)
 
-#: The name of the access log's logger, as in http_api/access_log.py. That module is not imported,
+#: The name of the access log's logger, as in http_api/access/access_log.py, which is not imported,
 #: because the import would slow the start of every command.
 ACCESS_LOGGER = "holdfast.access"
 #: At most this many lines of the access log wait to be written; further lines are dropped.

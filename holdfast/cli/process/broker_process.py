@@ -18,10 +18,10 @@ import click
 import uvloop
 
 from holdfast import __version__
-from holdfast.acting_user import act_as_owner
 from holdfast.broker import Broker, StorageUnusable
 from holdfast.cli.exits import ExitCode, Failure
 from holdfast.cli.output.logs import start_logging
+from holdfast.cli.process.acting_user import act_as_owner
 from holdfast.cli.process.garbage_freezer import GarbageFreezer
 from holdfast.cli.process.service_manager import ServiceManager
 from holdfast.commitlog.disk.owned_files import UnsafeFile

@@ -6,8 +6,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from holdfast.cli.main import main
+from holdfast.cli.output.config_reference import reference
 from holdfast.config import keys
-from holdfast.config_reference import reference
 
 
 def test_show_names_every_key_and_its_source(tmp_path: Path) -> None:

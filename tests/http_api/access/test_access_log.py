@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 
 from holdfast.cli.output.logs import ACCESS_LOGGER
+from holdfast.http_api.access.access_log import LOGGER, AccessLog
 from holdfast.http_api.access.audit import AuditLog
-from holdfast.http_api.access_log import LOGGER, AccessLog
 from holdfast.http_api.wire.reply import Reply
 from tests.support.api_server import Api, running_api
 from tests.support.tokens import access_of, bearer, make_token

@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.acting_user import CannotActAsOwner, _make_for, _open_folders, act_as_owner
+from holdfast.cli.process.acting_user import (
+    CannotActAsOwner,
+    _make_for,
+    _open_folders,
+    act_as_owner,
+)
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root")
 
@@ -128,7 +133,7 @@ def test_a_created_folder_is_chowned_by_its_descriptor(
 
 _COMMAND = """
 import builtins, importlib.util, os, sys
-from holdfast import acting_user
+from holdfast.cli.process import acting_user
 from holdfast.cli.main import main
 
 load = builtins.__import__
