@@ -70,8 +70,6 @@ class Uncommitted(NamedTuple):
     """None if the block's topic was deleted. Then only the position advances."""
     unit: CqUnit
     header: BatchHeader
-    position: ReputPosition
-    """The position after this block."""
 
 
 @dataclass(eq=False)
@@ -103,7 +101,7 @@ class ReputService:
     monotonic: Callable[[], float]
 
     def __post_init__(self) -> None:
-        self.committer = IndexCommitter(self.index, self.sequences)
+        self.committer = IndexCommitter(self.index, self.sequences, self.segment_start)
         self._durable_offset = 0
         self._inbox: deque[_Report] = deque()
         #: Held during a pass, never while waiting for anything.
@@ -117,7 +115,8 @@ class ReputService:
         self._is_stopped = False
         self._has_failed = False
         self._pending: deque[tuple[QueueKey, ConsumeQueue, CqUnit]] = deque()
-        self._position = self.index.position()
+        self.reput_offset = self.index.position().physical_offset
+        """Physical offset up to which the log is indexed (in memory)."""
         self._next_commit_s = 0.0
         # Each counter has one writer: the thread that reports blocks, or the thread that commits.
         self._appended_blocks = self._appended_messages = 0
@@ -179,11 +178,6 @@ class ReputService:
             self._wakeups.put(None)
         if self._is_stopped:
             self._drain()
-
-    @property
-    def reput_offset(self) -> int:
-        """Physical offset up to which the log is indexed (in memory)."""
-        return self._position.physical_offset
 
     @property
     def uncommitted_count(self) -> int:
@@ -331,29 +325,18 @@ class ReputService:
             header.tag_summary,
             before.end_queue_bytes if before is not None else 0,
         )
-        self._position = self._position_after(header)
-        self.committer.uncommitted.append(Uncommitted(key, unit, header, self._position))
+        self.reput_offset = end = unit.physical_offset + unit.size
+        self.committer.uncommitted.append(Uncommitted(key, unit, header))
         if cq is None or key is None:
             return
         cq.indexed = unit
-        durable = visible or unit.end_physical_offset <= self._durable_offset
+        durable = visible or end <= self._durable_offset
         if cq.pending == 0 and (durable or not needs_durable):
             cq.show(unit)
             advanced[key] = cq.max_offset
         else:
             cq.pending += 1
             self._pending.append((key, cq, unit))
-
-    def _position_after(self, header: BatchHeader) -> ReputPosition:
-        before = self._position
-        segment = self.segment_start(header.physical_offset)
-        is_same = segment == before.segment_start
-        return ReputPosition(
-            header.end_physical_offset,
-            segment,
-            (before.block_count if is_same else 0) + 1,
-            (before.key_count if is_same else 0) + keyed_messages(header),
-        )
 
     def _show_durable(self, durable_offset: int, advanced: dict[QueueKey, int]) -> None:
         pending = self._pending
@@ -369,7 +352,8 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class IndexCommitter:
-    """Writes the entries of reput to LMDB, but only entries whose blocks are synced.
+    """Writes the entries of reput to LMDB, but only entries whose blocks are synced. With them it
+    stores the position up to which the log is indexed.
 
     One thread at a time may append to `uncommitted`, in log order. One thread at a time may call
     `commit` and `try_commit`; it owns `sequences`, so that each commit stores the producers'
@@ -378,9 +362,13 @@ class IndexCommitter:
 
     index: Index
     sequences: ProducerSequences
+    segment_start: Callable[[int], int]
     uncommitted: deque[Uncommitted] = field(default_factory=deque)
     failure: str | None = None
     """Why the last commit failed, or None if it succeeded."""
+
+    def __post_init__(self) -> None:
+        self._position = self.index.position()
 
     def try_commit(self, durable_offset: int) -> Sequence[Uncommitted]:
         """Commit as `commit` does. If LMDB fails (the disk is full, for example), log the error and
@@ -411,14 +399,28 @@ class IndexCommitter:
                 break
             group.append(entry)
         if group:
+            position = self._position_after(group)
             self.index.commit(
                 [(entry.key, entry.unit) for entry in group if entry.key is not None],
-                group[-1].position,
+                position,
                 self._record_producers(group),
             )
+            self._position = position
             for _ in group:
                 waiting.popleft()
         return group
+
+    def _position_after(self, group: Sequence[Uncommitted]) -> ReputPosition:
+        before, last = self._position, group[-1].unit
+        start = self.segment_start(last.physical_offset)
+        here = [entry.header for entry in group if entry.unit.physical_offset >= start]
+        is_same = start == before.segment_start
+        return ReputPosition(
+            last.end_physical_offset,
+            start,
+            (before.block_count if is_same else 0) + len(here),
+            (before.key_count if is_same else 0) + sum(map(keyed_messages, here)),
+        )
 
     def _record_producers(
         self, group: Sequence[Uncommitted]
