@@ -53,14 +53,9 @@ _EAGER_PASSES = 2
 _FAILED_COMMIT_PAUSE_S = 1.0
 
 
-class _Finished(NamedTuple):
-    """Requests to complete. All their blocks were reported earlier."""
-
-    requests: list[AppendRequest]
-
-
-#: A report: written blocks, the new durable offset, or finished requests.
-_Report = list[BatchHeader] | int | _Finished
+#: A report: written blocks, the new durable offset, or requests to complete, all of whose blocks
+#: were reported earlier.
+_Report = list[BatchHeader] | int | tuple[AppendRequest, ...]
 
 
 class Uncommitted(NamedTuple):
@@ -159,7 +154,7 @@ class ReputService:
 
     def put_finished(self, requests: list[AppendRequest]) -> None:
         """Complete these requests, after all earlier reports have been processed."""
-        self._inbox.append(_Finished(requests))
+        self._inbox.append(tuple(requests))
 
     def flush(self) -> None:
         """Have the inbox processed: with the eager tail in this thread, unless another thread is
@@ -289,8 +284,8 @@ class ReputService:
                 if not self._inbox:
                     break
                 report = self._inbox.popleft()
-                if isinstance(report, _Finished):
-                    finished += report.requests
+                if isinstance(report, tuple):
+                    finished += report
                 elif not self._has_failed:
                     self._process(report, advanced)
         finally:
