@@ -67,6 +67,8 @@ class Syncer:
     def put_written(self, requests: list[AppendRequest]) -> None:
         """Notify the sync thread of new writes. After the sync that covers these writes, it
         completes `requests`."""
+        if self._unsynced and not requests:
+            return  # The thread clears `_unsynced` before it reads how far the log is written.
         with self._changed:
             if self._poisoned is None:
                 self._waiting += requests
