@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -54,6 +55,8 @@ MAX_ROWS_NOW = 256
 
 QueueKey = tuple[int, int]
 
+_total_size = attrgetter("total_size")
+
 
 class AppendResult(msgspec.Struct):
     """Where one batch of a publish is stored. `duplicate` is True if an earlier attempt of the
@@ -91,7 +94,7 @@ class AppendRequest:
     """The total size of `batches`, in bytes."""
 
     def __post_init__(self) -> None:
-        self.size = sum([batch.total_size for batch in self.batches])
+        self.size = sum(map(_total_size, self.batches))
 
     @property
     def end_physical_offset(self) -> int:
@@ -243,7 +246,7 @@ class Appender:
             group = self._next_group()
             self._is_lent = True
         try:
-            self._run_round(group)
+            self._run_round(group, has_room=True)
         finally:
             with self._lock:
                 self._is_lent = False
@@ -256,12 +259,14 @@ class Appender:
             return False
         if not 0 < self.waiting_bytes <= self._max_bytes_now:
             return False
-        if any(request.durable for request in self._waiting):
-            return False
-        batches = [batch for request in self._waiting for batch in request.batches]
+        batches: list[Batch | Rows] = []
+        for request in self._waiting:
+            if request.durable:
+                return False
+            batches += request.batches
         return (
-            sum([len(batch) for batch in batches if isinstance(batch, Rows)]) <= MAX_ROWS_NOW
-            and len(batches) <= MAX_GROUP_BATCHES
+            len(batches) <= MAX_GROUP_BATCHES
+            and _row_count(batches) <= MAX_ROWS_NOW
             and self._write_times.are_short(self._monotonic())
             and self._log.has_room(*Need.of(batches))
         )
@@ -283,9 +288,11 @@ class Appender:
         while group := self._take_group():
             self._run_round(group)
 
-    def _run_round(self, group: list[AppendRequest]) -> None:
+    def _run_round(self, group: list[AppendRequest], *, has_room: bool = False) -> None:
+        """Append the requests. With `has_room`, the caller has found that the active segment has
+        room for all of them."""
         try:
-            self._append_group(group)
+            self._append_group(group, has_room=has_room)
         except Exception as error:  # last resort: an unexpected error makes the log read-only
             _logger.exception("the appender failed")
             self.poison(f"{type(error).__name__}: {error}")
@@ -317,9 +324,11 @@ class Appender:
         self.waiting_bytes -= size
         return group
 
-    def _append_group(self, group: list[AppendRequest]) -> None:
-        need = Need.of([batch for request in group for batch in request.batches])
-        staged = _Round(has_room=self._log.has_room(*need))
+    def _append_group(self, group: list[AppendRequest], *, has_room: bool) -> None:
+        if not has_room:
+            need = Need.of([batch for request in group for batch in request.batches])
+            has_room = self._log.has_room(*need)
+        staged = _Round(has_room=has_room)
         for request in group:
             try:
                 self._place(request, staged)
@@ -464,7 +473,7 @@ class Appender:
             if batch.producer_id:
                 staged.producers.add(batch.producer_id)
         else:
-            stamped = self._stamp(batch.header, key, _tag_summary_of(batch), staged)
+            stamped = self._stamp(batch.header.copy(), key, _tag_summary_of(batch), staged)
             self._sequences.record(stamped)
             staged.add(stamped, batch.block[HEADER_SIZE:])
             request.results[index] = _append_result(stamped, stamped.base_offset, len(batch))
@@ -491,7 +500,7 @@ class Appender:
         for key in list(staged.runs):
             self._place_run(key, staged)
         staged.producers.clear()
-        staged.reserved = Need()
+        staged.reserved = _NO_NEED
 
     def _place_run(self, key: QueueKey, staged: "_Round") -> None:
         """Stage a queue's run as one batch. On a LogError, fail all publishes of the run."""
@@ -508,22 +517,17 @@ class Appender:
         staged.add(stamped, payload)
         base_offset = stamped.base_offset
         for (request, index), rows in zip(run.requests, run.rows, strict=True):
-            request.results[index] = _append_result(stamped, base_offset, len(rows))
-            base_offset += len(rows)
+            count = rows.message_count
+            request.results[index] = _append_result(stamped, base_offset, count)
+            base_offset += count
 
     def _stamp(
         self, header: BatchHeader, key: QueueKey, summary: int, staged: "_Round"
     ) -> BatchHeader:
-        """Return the header of the next batch to stage, with its offsets, ids and timestamp. First
-        roll to a new segment if necessary; raise what `CommitLog.roll` raises."""
-        keys = keyed_messages(header)
-        if not self._log.has_room(
-            staged.size + header.total_size, staged.keys + keys, len(staged.headers) + 1
-        ):
-            self._write(staged)
-            # A second roll is needed if the prepared segment is too small for this batch.
-            while not self._log.has_room(header.total_size, keys, 1):
-                self._roll(header.total_size, keys, 1)
+        """Set offsets, ids and timestamp in the header of the next batch to stage, and return the
+        header. First roll to a new segment if necessary; raise what `CommitLog.roll` raises."""
+        if not staged.has_room:
+            self._make_room(header, staged)
         stamped = header.stamp(
             physical_offset=self._log.written_offset + staged.size,
             durable_offset=self._sync_queue.durable_offset,
@@ -535,6 +539,18 @@ class Appender:
         )
         self._next_offsets[key] = stamped.end_offset
         return stamped
+
+    def _make_room(self, header: BatchHeader, staged: "_Round") -> None:
+        """Write the staged blocks and roll, if the active segment has no room for one more batch.
+        Raise what `CommitLog.roll` raises."""
+        keys = keyed_messages(header)
+        if not self._log.has_room(
+            staged.size + header.total_size, staged.keys + keys, len(staged.headers) + 1
+        ):
+            self._write(staged)
+            # A second roll is needed if the prepared segment is too small for this batch.
+            while not self._log.has_room(header.total_size, keys, 1):
+                self._roll(header.total_size, keys, 1)
 
     def _roll(self, size: int, keys: int, blocks: int) -> None:
         ended = self._log.roll(size, keys, blocks)
@@ -574,7 +590,7 @@ class _RowRun:
         one publish of each producer."""
         return (
             self._size + rows.total_size <= MAX_SHARED_BYTES
-            and self._count + len(rows) <= MAX_SHARED_MESSAGES
+            and self._count + rows.message_count <= MAX_SHARED_MESSAGES
             and rows.producer_id not in self._producers
         )
 
@@ -584,7 +600,7 @@ class _RowRun:
         self.rows.append(rows)
         self.requests.append((request, index))
         self._size += rows.total_size
-        self._count += len(rows)
+        self._count += rows.message_count
         if rows.producer_id:
             self._producers.add(rows.producer_id)
 
@@ -604,13 +620,20 @@ class Need(NamedTuple):
             size += batch.total_size
             if isinstance(batch, Rows):
                 size += most_shared_bytes(batch)
-                keys += len(batch)
+                keys += batch.message_count
             else:
                 keys += keyed_messages(batch.header)
         return cls(size, keys, len(batches))
 
     def plus(self, other: "Need") -> "Need":
         return Need(self.size + other.size, self.keys + other.keys, self.blocks + other.blocks)
+
+
+_NO_NEED = Need()
+
+
+def _row_count(batches: Sequence[Batch | Rows]) -> int:
+    return sum([each.message_count for each in batches if isinstance(each, Rows)])
 
 
 class _Round:
@@ -624,7 +647,7 @@ class _Round:
         self.runs: dict[QueueKey, _RowRun] = {}
         self.producers: set[int] = set()
         """The producers that have rows in the runs."""
-        self.reserved = Need()
+        self.reserved = _NO_NEED
         """The room that is reserved for the runs."""
         self.clear_blocks()
 

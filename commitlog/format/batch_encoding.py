@@ -79,14 +79,16 @@ class Rows:
     sequence: int = 0
     envelopes: Sequence[bytes] | None = None
     """b"" for a message without an envelope."""
+    message_count: int = field(init=False)
     total_size: int = field(init=False)
     """The size in bytes of a batch that contains only these messages."""
 
     def __post_init__(self) -> None:
+        self.message_count = len(self.bodies)
         self.total_size = _total_size(self)
 
     def __len__(self) -> int:
-        return len(self.bodies)
+        return self.message_count
 
     @property
     def flags(self) -> int:
@@ -255,7 +257,7 @@ def most_shared_bytes(rows: Rows) -> int:
     """Return the most bytes that these rows may need in a shared batch in addition to
     `total_size`. A shared batch has every column that at least one of its publishes has, and
     padding after each column."""
-    return _MOST_SHARED_BYTES * len(rows) + _MOST_PADDING
+    return _MOST_SHARED_BYTES * rows.message_count + _MOST_PADDING
 
 
 def as_batch(rows: Rows) -> "Batch":
@@ -322,12 +324,12 @@ def _column(run: Sequence[Rows], parts: Sequence[Sequence[T] | None], absent: T)
 
 
 def _total_size(rows: Rows) -> int:
-    count = len(rows.bodies)
-    offsets, hashes = align(4 * (count + 1)), align(4 * count)
+    count = rows.message_count
+    offsets = align(4 * (count + 1))
     size = HEADER_SIZE + offsets + align(sum(map(len, rows.bodies)))
     for texts in (rows.keys, rows.tags):
         if texts is not None and any(text is not None for text in texts):
-            size += hashes + offsets
+            size += align(4 * count) + offsets
             size += align(sum(len(text.encode()) for text in texts if text))
     if rows.properties is not None and any(rows.properties):
         maps = [each for each in rows.properties if each]
@@ -348,11 +350,6 @@ def _check_lengths(bodies: Sequence[bytes], *columns: Sequence[object] | None) -
     for column in columns:
         if column is not None and len(column) != len(bodies):
             raise ValueError(f"{len(bodies)} bodies, but a column of {len(column)}")
-
-
-def _offsets(values: Sequence[bytes]) -> bytes:
-    """Return the start of each value and the end of the last value, as int32[n+1]."""
-    return _running_sums(map(len, values), len(values))
 
 
 def _running_sums(sizes: Iterable[int], count: int) -> bytes:
@@ -379,7 +376,7 @@ class _Columns(Sections):
         data = b"".join(values)
         if len(data) > _MAX_SECTION_BYTES:
             raise ValueError(f"a column of {len(data)} bytes; at most {_MAX_SECTION_BYTES}")
-        self.add(_offsets(values))
+        self.add(_running_sums(map(len, values), len(values)))
         self.add(data)
         return len(data)
 

@@ -132,9 +132,9 @@ KNOWN_FLAGS = (_COLUMNS | REQUEST_SEQUENCE) & ~REBUILT
 class BatchHeader:
     """The decoded header of one batch. Sizes are in bytes, timestamps in microseconds.
 
-    Treat as immutable: `stamp` and `dataclasses.replace` return a new header. Not
-    `frozen=True`: that makes construction three times slower, and a message that is published
-    alone needs three headers.
+    Treat as immutable, except a header that you made yourself and that no other part has: the
+    appender completes such a header (`stamp`). Not `frozen=True`: that makes construction three
+    times slower.
     """
 
     flags: int
@@ -223,7 +223,7 @@ class BatchHeader:
     ) -> Self:
         """Return the header of one publish that shares this stamped batch. The returned header
         has the offsets of the publish, and the other fields that ProducerSequences needs."""
-        header = self._copy()
+        header = self.copy()
         header.flags = REQUEST_SEQUENCE
         header.base_offset = base_offset
         header.message_count = message_count
@@ -243,18 +243,18 @@ class BatchHeader:
         store_timestamp_us: int,
         tag_summary: int,
     ) -> Self:
-        """Return this header with the fields that the broker fills in."""
-        header = self._copy()
-        header.physical_offset = physical_offset
-        header.durable_offset = durable_offset
-        header.base_offset = base_offset
-        header.topic_id = topic_id
-        header.queue_id = queue_id
-        header.store_timestamp_us = store_timestamp_us
-        header.tag_summary = tag_summary
-        return header
+        """Set the fields that the broker fills in, and return this header. Callers must own the
+        header: for the header of a batch, call `copy` first."""
+        self.physical_offset = physical_offset
+        self.durable_offset = durable_offset
+        self.base_offset = base_offset
+        self.topic_id = topic_id
+        self.queue_id = queue_id
+        self.store_timestamp_us = store_timestamp_us
+        self.tag_summary = tag_summary
+        return self
 
-    def _copy(self) -> Self:
+    def copy(self) -> Self:
         # `dataclasses.replace` is four times slower.
         return type(self)(*_fields(self))
 

@@ -201,7 +201,7 @@ def test_stamping_changes_only_the_fields_of_the_broker() -> None:
         "store_timestamp_us": 6,
         "tag_summary": 7,
     }
-    stamped = header.stamp(**given_values)
+    stamped = header.copy().stamp(**given_values)
     changed = {
         field: value
         for field, value in dataclasses.asdict(stamped).items()
