@@ -15,11 +15,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
-from typing import NamedTuple
 
 import msgspec
 
-from holdfast.commitlog.append.appender import Appender, AppendRequest
+from holdfast.commitlog.append.appender import Appender, AppendRequest, AppendResult
 from holdfast.commitlog.errors import LogError, LogOverloaded, SyncTimeout
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_check import MessageLimits
@@ -48,38 +47,12 @@ ArrivalListener = Callable[[dict[QueueKey, int]], None]
 """Called on the event loop with the new max offsets of queues."""
 
 
-class StoredBatch(msgspec.Struct):
-    """The place of one batch of a publish. `durable` is True if the batch was synced before the
-    publish was acknowledged."""
-
-    queue: int
-    base_offset: int
-    count: int
-    durable: bool
-    duplicate: bool
-    store_timestamp_us: int
-
-
-class BegunPublish(NamedTuple):
-    """A publish that may not be stored yet. When `future` has a result, it is stored."""
+class BegunPublish(msgspec.Struct):
+    """A publish that may not be stored yet. When `future` has a result, it is stored: then
+    `request.results` has the place of each batch, in order."""
 
     request: AppendRequest
     future: asyncio.Future[None]
-
-    def stored(self) -> list[StoredBatch]:
-        """Return the place of each batch, in order, once the publish is stored."""
-        durable = self.request.durable
-        return [
-            StoredBatch(
-                result.queue_id,
-                result.base_offset,
-                result.message_count,
-                durable,
-                result.duplicate,
-                result.store_timestamp_us,
-            )
-            for result in self.request.results
-        ]
 
 
 @dataclass(eq=False)
@@ -121,7 +94,7 @@ class Publisher:
         durability: str | None = None,
         client: str = "",
         refusal: Exception | None = None,
-    ) -> list[StoredBatch]:
+    ) -> list[AppendResult]:
         """Append messages that are checked and have a queue id. Return the place of each batch, in
         the order of `batches`.
 
@@ -142,7 +115,7 @@ class Publisher:
             await begun.future
         finally:
             self.end(begun)
-        return begun.stored()
+        return begun.request.results
 
     def begin(
         self,

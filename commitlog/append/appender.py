@@ -59,14 +59,15 @@ _total_size = attrgetter("total_size")
 
 
 class AppendResult(msgspec.Struct):
-    """Where one batch of a publish is stored. `duplicate` is True if an earlier attempt of the
-    publish stored it."""
+    """Where one batch of a publish is stored. `durable` is True if the publish completes only after
+    a sync, `duplicate` if an earlier attempt of the publish stored the batch."""
 
     queue_id: int
     base_offset: int
     message_count: int
     store_timestamp_us: int
     end_physical_offset: int
+    durable: bool
     duplicate: bool = False
 
 
@@ -95,6 +96,17 @@ class AppendRequest:
 
     def __post_init__(self) -> None:
         self.size = sum(map(_total_size, self.batches))
+
+    def set_result(self, index: int, stored: BatchHeader, base_offset: int, count: int) -> None:
+        """Set the result of a batch: `count` messages from `base_offset` in the block `stored`."""
+        self.results[index] = AppendResult(
+            stored.queue_id,
+            base_offset,
+            count,
+            stored.store_timestamp_us,
+            stored.end_physical_offset,
+            self.durable,
+        )
 
     @property
     def end_physical_offset(self) -> int:
@@ -403,7 +415,7 @@ class Appender:
             if not producer_id or (producer_id, queue_id) in new:
                 found.append(None)
                 continue
-            before = self._find(publish, (request.topic_id, queue_id))
+            before = self._find(publish, request, queue_id)
             if before is None:
                 self._sequences.reserve(
                     publish, request.topic_id, queue_id, request.client, self._last_timestamp_us
@@ -412,18 +424,21 @@ class Appender:
             found.append(before)
         return found
 
-    def _find(self, publish: ProducerFields, key: QueueKey) -> AppendResult | None:
+    def _find(
+        self, publish: ProducerFields, request: AppendRequest, queue_id: int
+    ) -> AppendResult | None:
         """Return where an earlier attempt of this idempotent publish was stored, None if there is
         no stored attempt. Raise SequenceGap, SequenceTooOld or ProducerFenced."""
-        before = self._sequences.find(publish, *key, self._last_timestamp_us)
+        before = self._sequences.find(publish, request.topic_id, queue_id, self._last_timestamp_us)
         if before is None:
             return None
         return AppendResult(
-            key[1],
+            queue_id,
             before.base_offset,
             before.message_count,
             before.store_timestamp_us,
             before.end_physical_offset,
+            request.durable,
             duplicate=True,
         )
 
@@ -463,7 +478,7 @@ class Appender:
         if index and (publish := _publish_of(batch)).producer_id:
             # `_find_stored` returned None for this batch if an earlier batch of the request goes to
             # the same queue.
-            before = self._find(publish, key)
+            before = self._find(publish, request, batch.queue_id)
         if before is not None:
             request.results[index] = before
         elif isinstance(batch, Rows):
@@ -476,7 +491,7 @@ class Appender:
             stamped = self._stamp(batch.header.copy(), key, _tag_summary_of(batch), staged)
             self._sequences.record(stamped)
             staged.add(stamped, batch.block[HEADER_SIZE:])
-            request.results[index] = _append_result(stamped, stamped.base_offset, len(batch))
+            request.set_result(index, stamped, stamped.base_offset, len(batch))
 
     def _refuse(self, request: AppendRequest, error: Exception) -> None:
         """Fail a request that could not be placed. Until its producer retries the request, the
@@ -518,7 +533,7 @@ class Appender:
         base_offset = stamped.base_offset
         for (request, index), rows in zip(run.requests, run.rows, strict=True):
             count = rows.message_count
-            request.results[index] = _append_result(stamped, base_offset, count)
+            request.set_result(index, stamped, base_offset, count)
             base_offset += count
 
     def _stamp(
@@ -671,21 +686,11 @@ class _Round:
 
 
 #: The result of a batch that has no offsets yet.
-_NOWHERE = AppendResult(0, 0, 0, 0, 0)
+_NOWHERE = AppendResult(0, 0, 0, 0, 0, durable=False)
 
 
 def _publish_of(batch: Batch | Rows) -> ProducerFields:
     return batch if isinstance(batch, Rows) else batch.header
-
-
-def _append_result(stamped: BatchHeader, base_offset: int, count: int) -> AppendResult:
-    return AppendResult(
-        stamped.queue_id,
-        base_offset,
-        count,
-        stamped.store_timestamp_us,
-        stamped.end_physical_offset,
-    )
 
 
 def _tag_summary_of(batch: Batch) -> int:

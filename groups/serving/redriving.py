@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, time_ns
 
+from holdfast.commitlog.append.appender import AppendResult
 from holdfast.commitlog.append.producer_sequences import BROKER_EPOCH
 from holdfast.commitlog.errors import LogError
 from holdfast.commitlog.format.batch import Batch, queue_for_key
@@ -24,7 +25,6 @@ from holdfast.commitlog.format.message_id import format_message_id
 from holdfast.commitlog.format.priority import level_of_queue
 from holdfast.consumequeue.errors import LimitReached, StoreError, TopicFull, UnknownTopic
 from holdfast.consumequeue.message_store import MessageStore
-from holdfast.consumequeue.publishing import StoredBatch
 from holdfast.consumequeue.topics import Topic, check_name
 from holdfast.groups.core.requests import ReceiveRequest
 from holdfast.groups.cursor.cursor import Cursor, State
@@ -238,7 +238,7 @@ class _Redrive:
         for topic, letters in by_topic.values():
             counted, full = self._reserve(topic, letters)
             fitting = [rows for _, rows in letters[: len(counted)]]
-            published: Sequence[StoredBatch] = ()
+            published: Sequence[AppendResult] = ()
             try:
                 if fitting:
                     published = await self._store.publishing.publish(

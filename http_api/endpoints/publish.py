@@ -15,6 +15,7 @@ from operator import attrgetter
 from time import time_ns
 from typing import TypeVar
 
+from holdfast.commitlog.append.appender import AppendResult
 from holdfast.commitlog.errors import RoutedOtherwise
 from holdfast.commitlog.format.batch import Batch, queue_for_key
 from holdfast.commitlog.format.batch_check import MAX_TTL_MS, MessageLimits
@@ -22,7 +23,6 @@ from holdfast.commitlog.format.batch_encoding import Rows, as_batch
 from holdfast.commitlog.format.message_id import format_message_id
 from holdfast.commitlog.format.priority import HIGHEST_PRIORITY, queue_of
 from holdfast.consumequeue.errors import TopicFull
-from holdfast.consumequeue.publishing import StoredBatch
 from holdfast.consumequeue.thread_calls import call_in_thread
 from holdfast.consumequeue.topics import Topic
 from holdfast.groups.serving.unroutable import find_unroutable, is_quick
@@ -341,21 +341,22 @@ def _check_queue_count(indexes: Mapping[int, list[int]], context: ApiContext) ->
 
 
 def _make_results(
-    topic: Topic, published: Sequence[StoredBatch], indexes: Mapping[int, list[int]]
+    topic: Topic, published: Sequence[AppendResult], indexes: Mapping[int, list[int]]
 ) -> list[PublishResult]:
     """Return the queue and offset of each message, in the order of the request."""
     if len(published) == 1:
-        queue, start, count = published[0].queue, published[0].base_offset, published[0].count
-        return [_make_result(topic, queue, offset) for offset in range(start, start + count)]
+        queue, start = published[0].queue_id, published[0].base_offset
+        offsets = range(start, start + published[0].message_count)
+        return [_make_result(topic, queue, offset) for offset in offsets]
     results: dict[int, PublishResult] = {}
     for each, of_queue in zip(published, indexes.values(), strict=True):
         for offset, index in enumerate(of_queue, each.base_offset):
-            results[index] = _make_result(topic, each.queue, offset)
+            results[index] = _make_result(topic, each.queue_id, offset)
     return [results[index] for index in range(len(results))]
 
 
 def _encode_results(
-    media: str, topic: Topic, published: Sequence[StoredBatch], indexes: Mapping[int, list[int]]
+    media: str, topic: Topic, published: Sequence[AppendResult], indexes: Mapping[int, list[int]]
 ) -> list[bytes]:
     results = _make_results(topic, published, indexes)
     # In portions, so that the interpreter can switch to another thread in between.
@@ -580,7 +581,7 @@ async def _publish(
     topic: Topic,
     batches: Sequence[Batch | Rows],
     refusal: Exception | None = None,
-) -> list[StoredBatch]:
+) -> list[AppendResult]:
     """Store the batches. If `refusal` is not None, raise it, except for a retry of a request that
     is stored: return the places of the stored batches."""
     begun = BegunPublish(call, topic, batches, refusal)
@@ -655,11 +656,11 @@ class BegunPublish:
         store.topic_room.leave(self._topic, counted)
         store.publishing.end(self._begun)
 
-    def stored(self) -> list[StoredBatch]:
+    def stored(self) -> list[AppendResult]:
         """Return the place of each batch, and count the messages."""
-        published = self._begun.stored()
+        published = self._begun.request.results
         counters = self._call.context.http.metrics.topic(self._topic.name)
-        counters.messages_in += sum([each.count for each in published])
+        counters.messages_in += sum(map(_MESSAGE_COUNT, published))
         counters.bytes_in += self._size
         return published
 
@@ -682,22 +683,23 @@ def _make_result(topic: Topic, queue: int, offset: int) -> PublishResult:
     return PublishResult(queue, offset, format_message_id(topic.topic_id, queue, offset))
 
 
-def _make_batch_result(topic: Topic, published: StoredBatch) -> PublishResult:
-    result = _make_result(topic, published.queue, published.base_offset)
-    result.count = published.count
+def _make_batch_result(topic: Topic, published: AppendResult) -> PublishResult:
+    result = _make_result(topic, published.queue_id, published.base_offset)
+    result.count = published.message_count
     if published.duplicate:
         result.duplicate = True
     return result
 
 
-def _make_batch_reply(topic: Topic, published: Sequence[StoredBatch]) -> PublishReply:
+def _make_batch_reply(topic: Topic, published: Sequence[AppendResult]) -> PublishReply:
     return _make_reply([_make_batch_result(topic, each) for each in published], published)
 
 
+_MESSAGE_COUNT = attrgetter("message_count")
 _IS_DURABLE, _IS_DUPLICATE = attrgetter("durable"), attrgetter("duplicate")
 
 
-def _make_reply(results: list[PublishResult], published: Sequence[StoredBatch]) -> PublishReply:
+def _make_reply(results: list[PublishResult], published: Sequence[AppendResult]) -> PublishReply:
     return PublishReply(
         results,
         durable=all(map(_IS_DURABLE, published)),

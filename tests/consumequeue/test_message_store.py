@@ -359,7 +359,7 @@ async def test_a_publish_returns_the_place_of_each_batch(store: MessageStore, to
     first, second, third = await store.publishing.publish(
         topic, [batch(["a", "b"], 1), batch("c", 0), batch("d", 1)]
     )
-    assert [(p.queue, p.base_offset, p.count) for p in (first, second, third)] == [
+    assert [(p.queue_id, p.base_offset, p.message_count) for p in (first, second, third)] == [
         (1, 0, 2),
         (0, 0, 1),
         (1, 2, 1),

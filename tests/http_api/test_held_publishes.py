@@ -189,7 +189,7 @@ async def test_a_publish_that_fails_later_gets_a_problem(api: Api) -> None:
         def fail(*arguments: Any, **more: Any) -> Any:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             future.set_exception(SyncTimeout(1))
-            return begin(*arguments, **more)._replace(future=future)
+            return msgspec.structs.replace(begin(*arguments, **more), future=future)
 
         api.store.publishing.begin = fail  # type: ignore[method-assign]
         status, _, body = await ask(connection, request(b"one"))

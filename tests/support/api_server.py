@@ -291,7 +291,7 @@ def _record_publishes(api: Api) -> None:
             acknowledge(begun.future, gated, topic, stored, durability)
         )
         gated.add_done_callback(lambda _: acknowledging.cancel())
-        return begun._replace(future=gated)
+        return msgspec.structs.replace(begun, future=gated)
 
     async def acknowledge(
         ended: asyncio.Future[None],

@@ -6,11 +6,11 @@ import random
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from holdfast.commitlog.append.appender import AppendResult
 from holdfast.commitlog.errors import DiskFull, LogPoisoned, NoSegment, ProducerFenced, SequenceGap
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.consumequeue.errors import UnknownTopic
-from holdfast.consumequeue.publishing import StoredBatch
 from holdfast.consumequeue.topics import Topic
 from tests.support.history import History
 from tests.support.simulated_clients import MOST_TRIES, Attempt, Plan, Producer
@@ -150,20 +150,20 @@ class SimulatedPublishing(SimulatedProcess):
         if is_over:
             producer.unanswered.remove(attempt)
 
-    def _note(self, plan: Plan, attempt: Attempt, results: list[StoredBatch]) -> None:
+    def _note(self, plan: Plan, attempt: Attempt, results: list[AppendResult]) -> None:
         for result, sends in zip(results, attempt.sends, strict=True):
-            if result.count != len(sends):
+            if result.message_count != len(sends):
                 raise BrokerViolation(f"{result} answers {len(sends)} messages")
             self._must_be_readable(plan, result)
             for row, send in enumerate(sends):
-                place = plan.queues[result.queue], result.base_offset + row
+                place = plan.queues[result.queue_id], result.base_offset + row
                 self.history.record_ack(send, *place, durable=result.durable)
 
-    def _must_be_readable(self, plan: Plan, result: StoredBatch) -> None:
+    def _must_be_readable(self, plan: Plan, result: AppendResult) -> None:
         """Check that an acknowledged offset can be read, unless it waits for a sync."""
-        end = self.store.reading.queue_state(self.topic(plan), result.queue).max_offset
+        end = self.store.reading.queue_state(self.topic(plan), result.queue_id).max_offset
         is_shown = result.durable or not plan.is_durable
-        if is_shown and end < result.base_offset + result.count:
+        if is_shown and end < result.base_offset + result.message_count:
             raise BrokerViolation(f"{result} was answered, but {plan.name} ends at {end}")
 
     def _judge_refusal(self, producer: Producer, attempt: Attempt) -> bool:

@@ -51,6 +51,7 @@ def test_a_written_publish_is_dispatched_then_completed(publishing: Publishing) 
             message_count=1,
             store_timestamp_us=NOW_US,
             end_physical_offset=header.end_physical_offset,
+            durable=request.durable,
         )
     ]
     assert header.physical_offset == FIRST

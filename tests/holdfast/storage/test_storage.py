@@ -182,7 +182,7 @@ async def test_a_retry_of_a_shared_batch_is_still_a_duplicate(
                 (again,) = await storage.store.publishing.publish(topic, attempt(number, sequence))
                 assert again.duplicate
                 assert again.base_offset == first[number, sequence].base_offset
-                assert again.count == 2
+                assert again.message_count == 2
             assert storage.store.reading.queue_state(topic, 1).max_offset == 30
     async with open_storage(small_config(tmp_path)) as storage:
         (following,) = await storage.store.publishing.publish(

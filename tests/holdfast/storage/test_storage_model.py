@@ -153,7 +153,7 @@ class StorageMachine(RuleBasedStateMachine):
         results = self.run(self.store.publishing.publish(topic, batches, durability=durability))
         for (queue_model, texts, key), result in zip(expected, results, strict=True):
             assert result.base_offset == queue_model.end
-            assert result.count == len(texts)
+            assert result.message_count == len(texts)
             queue_model.messages += [(text, key, result.store_timestamp_us) for text in texts]
 
     @precondition(lambda self: self.topics)
