@@ -77,14 +77,14 @@ time.sleep(60)
 
 
 def _slow(
-    tmp_path: Path, steps: int, silent_s: float, start_timeout_s: float = 3.0
+    tmp_path: Path, steps: int, silent_s: float, start_timeout_s: float = 4.0
 ) -> RunningBroker:
     program = (sys.executable, "-c", _SLOW, str(steps), str(silent_s))
     return RunningBroker(tmp_path / "data", start_timeout_s=start_timeout_s, program=program)
 
 
 def test_a_start_that_logs_may_take_long(tmp_path: Path) -> None:
-    with _slow(tmp_path, steps=20, silent_s=0) as broker:
+    with _slow(tmp_path, steps=24, silent_s=0) as broker:
         assert broker.url == "http://127.0.0.1:1"
 
 

@@ -263,7 +263,7 @@ async def test_a_message_that_does_not_match_does_not_wake(api: Api) -> None:  #
 
 
 async def test_an_expired_pull_returns_the_scanned_offset(api: Api) -> None:  # L14
-    waiting = await api.held_pull(f"{PULL}?offset=0&wait_ms=2000&tag=blue")
+    waiting = await api.held_pull(f"{PULL}?offset=0&wait_ms=4000&tag=blue")
     await publish(api, "0", "1", tag="red")
     answer = await waiting
     assert (bodies(answer), offsets(answer)) == ([], (2, 0, 2))
