@@ -15,7 +15,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
@@ -71,8 +70,7 @@ class AppendResult(msgspec.Struct):
     duplicate: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class AppendRequest:
+class AppendRequest(msgspec.Struct, eq=False):
     """The batches of one publish, all for one topic. Each request is passed once to
     `ReputInbox.put_finished`, with `results` or `error` set."""
 
@@ -88,11 +86,11 @@ class AppendRequest:
     refusal: Exception | None = None
     """If this is set, nothing of the request may be stored, and the request fails with this error.
     But a request that is already completely stored succeeds, as a duplicate."""
-    results: list[AppendResult] = field(default_factory=list)
+    results: list[AppendResult] = []
     """One result for each of `batches`, valid if the request completed without an error."""
     error: Exception | None = None
-    size: int = field(init=False)
-    """The total size of `batches`, in bytes."""
+    size: int = 0
+    """The total size of `batches`, in bytes. Do not give it: it is computed."""
 
     def __post_init__(self) -> None:
         self.size = sum(map(_total_size, self.batches))
@@ -272,13 +270,17 @@ class Appender:
         if not 0 < self.waiting_bytes <= self._max_bytes_now:
             return False
         batches: list[Batch | Rows] = []
+        rows = 0
         for request in self._waiting:
             if request.durable:
                 return False
             batches += request.batches
+            for batch in request.batches:
+                if isinstance(batch, Rows):
+                    rows += batch.message_count
         return (
             len(batches) <= MAX_GROUP_BATCHES
-            and _row_count(batches) <= MAX_ROWS_NOW
+            and rows <= MAX_ROWS_NOW
             and self._write_times.are_short(self._monotonic())
             and self._log.has_room(*Need.of(batches))
         )
@@ -645,10 +647,6 @@ class Need(NamedTuple):
 
 
 _NO_NEED = Need()
-
-
-def _row_count(batches: Sequence[Batch | Rows]) -> int:
-    return sum([each.message_count for each in batches if isinstance(each, Rows)])
 
 
 class _Round:

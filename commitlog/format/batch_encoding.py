@@ -8,9 +8,12 @@ born timestamp, and its producer id, epoch and sequence for retries.
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import accumulate, chain, groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import msgspec
 
 from holdfast.commitlog.format.batch_header import (
     ALIGNMENT,
@@ -57,9 +60,10 @@ _MOST_PADDING = 256
 
 T = TypeVar("T")
 
+_producer_id = attrgetter("producer_id")
 
-@dataclass(slots=True, eq=False)
-class Rows:
+
+class Rows(msgspec.Struct, eq=False):
     """The messages of one publish to one queue. Every column is as long as `bodies`. Treat as
     immutable.
 
@@ -79,9 +83,10 @@ class Rows:
     sequence: int = 0
     envelopes: Sequence[bytes] | None = None
     """b"" for a message without an envelope."""
-    message_count: int = field(init=False)
-    total_size: int = field(init=False)
-    """The size in bytes of a batch that contains only these messages."""
+    message_count: int = 0
+    total_size: int = 0
+    """The size in bytes of a batch that contains only these messages. Do not give these two fields:
+    they are computed."""
 
     def __post_init__(self) -> None:
         self.message_count = len(self.bodies)
@@ -279,7 +284,7 @@ def with_requests(batch: "Batch") -> BatchHeader:
 def with_run(header: BatchHeader, run: Sequence[Rows]) -> BatchHeader:
     """Return what `with_requests` would return for the batch of `run`. `header` is the header of
     this batch as it will be stored."""
-    if len(run) == 1:
+    if len(run) == 1 or not any(map(_producer_id, run)):
         return header
     return _with_publishes(
         header,
@@ -303,7 +308,7 @@ def _with_publishes(
 
 def _requests(run: Sequence[Rows]) -> Requests | None:
     """Return the producers' columns, None if no publish has a producer."""
-    if not any(rows.producer_id for rows in run):
+    if not any(map(_producer_id, run)):
         return None
     return Requests(
         [rows.producer_id for rows in run for _ in rows.bodies],
@@ -315,7 +320,7 @@ def _requests(run: Sequence[Rows]) -> Requests | None:
 def _column(run: Sequence[Rows], parts: Sequence[Sequence[T] | None], absent: T) -> list[T] | None:
     """Return a column over all rows, None if no publish has the column. Publishes without it get
     `absent` for each message."""
-    if all(part is None for part in parts):
+    if parts.count(None) == len(parts):
         return None
     column: list[T] = []
     for rows, part in zip(run, parts, strict=True):

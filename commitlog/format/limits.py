@@ -1,13 +1,12 @@
 """The limits of one message, which clients and the broker check. Pure."""
 
-from dataclasses import dataclass
+import msgspec
 
 #: The longest time to live. With it, an expiry time in microseconds is below 2^63.
 MAX_TTL_MS = 10**15
 
 
-@dataclass(frozen=True, slots=True)
-class MessageLimits:
+class MessageLimits(msgspec.Struct, frozen=True):
     """Upper limits for one message, in bytes: body with envelope, key, tag, and the names and
     values of all its properties together."""
 
