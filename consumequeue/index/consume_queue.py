@@ -69,7 +69,7 @@ class ConsumeQueue:
         """Make the entry that follows all visible entries visible, too."""
         self.entries.append(unit)
         self.newest = unit
-        self.max_offset = unit.end_offset
+        self.max_offset = unit.base_offset + unit.message_count
 
     def trim_entries(self, committed_offset: int, keep: int) -> None:
         """Drop entries from memory that the index on disk has (those that end at or before

@@ -24,6 +24,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 import lmdb
@@ -41,6 +42,8 @@ from holdfast.consumequeue.index.index import Index, ReputPosition
 from holdfast.consumequeue.topics import QueueKey
 
 _logger = logging.getLogger(__name__)
+
+_message_count = attrgetter("message_count")
 
 #: Recovery commits the entries each time that this many have been added.
 _RECOVERY_GROUP = 50_000
@@ -186,7 +189,7 @@ class ReputService:
 
     def _count_appended(self, headers: list[BatchHeader]) -> None:
         self._appended_blocks += len(headers)
-        self._appended_messages += sum([header.message_count for header in headers])
+        self._appended_messages += sum(map(_message_count, headers))
 
     # -- the reput thread ------------------------------------------------------------------
 
@@ -318,7 +321,7 @@ class ReputService:
             header.message_count,
             header.store_timestamp_us,
             header.tag_summary,
-            before.end_queue_bytes if before is not None else 0,
+            before.queue_bytes + before.size if before is not None else 0,
         )
         self.reput_offset = end = unit.physical_offset + unit.size
         self.committer.uncommitted.append(Uncommitted(key, unit, header))
@@ -390,7 +393,7 @@ class IndexCommitter:
         # Access by position: a pass appends meanwhile, and iterating over a changing deque raises.
         for at in range(min(len(waiting), COMMIT_GROUP)):
             entry = waiting[at]
-            if entry.unit.end_physical_offset > durable_offset:
+            if entry.unit.physical_offset + entry.unit.size > durable_offset:
                 break
             group.append(entry)
         if group:
@@ -424,9 +427,9 @@ class IndexCommitter:
         sequences = self.sequences
         changed: set[ProducerKey] = set()
         for entry in group:
-            sequences.record(entry.header)
-            changed.update(
-                (publish.producer_id, publish.topic_id) for publish in entry.header.idempotent
-            )
+            publishes = entry.header.idempotent
+            if publishes:
+                sequences.record(entry.header)
+                changed.update([(each.producer_id, each.topic_id) for each in publishes])
         changed.update(sequences.expire(group[-1].unit.store_timestamp_us))
         return [(key, sequences.state(key)) for key in changed]
