@@ -18,6 +18,7 @@ from holdfast.http_api.endpoints.events import reconnect_later
 from holdfast.http_api.endpoints.operations import not_ready
 from holdfast.http_api.endpoints.state_metrics import HttpCollector, StateCollector
 from holdfast.http_api.held_requests import hold_request
+from holdfast.http_api.limits.rate_limiter import client_name
 from holdfast.http_api.routes import AMQP_PATH, PAGES, ROUTES, UPGRADES
 from holdfast.http_api.routing.call import Call, OpenCall
 from holdfast.http_api.routing.codecs import EVENTS, JSON, negotiate
@@ -206,7 +207,8 @@ class App:
                 raise refusal from None
             raise
         access.check(principal, refusal, route.access, values, request.headers, self._pages)
-        return RequestPlan(access.tokens, principal, route, values)
+        name = client_name(request, principal)
+        return RequestPlan(access.tokens, principal, route, values, name)
 
     def _preflight(self, request: Request, pages: CrossOrigin) -> Reply | None:
         """Return the reply to a browser's CORS preflight request; None for any other request.
@@ -239,10 +241,10 @@ class App:
                 http.connections.heads.store(request.known, plan)
         if phase != "ready":
             return None
-        params = plan.params_at(request.offset)
+        params, principal, name = plan.params_at(request.offset), plan.principal, plan.client_name
         if context is None:
-            return OpenCall(http, request, plan.values, params, plan.media, plan.principal)
-        return Call(http, request, plan.values, params, plan.media, plan.principal, context)
+            return OpenCall(http, request, plan.values, params, plan.media, principal, name)
+        return Call(http, request, plan.values, params, plan.media, principal, name, context)
 
     def _may_store(self, request: Request, plan: RequestPlan) -> bool:
         """Return whether later requests with this head may use this plan.

@@ -35,8 +35,9 @@ def hold_request(
     if begin is None:
         return None
     started = monotonic()
+    http, principal, name = context.http, plan.principal, plan.client_name
     call: Call[Any] = Call(
-        context.http, request, plan.values, plan.params, plan.media, plan.principal, context
+        http, request, plan.values, plan.params, plan.media, principal, name, context
     )
     try:
         begun = begin(call)
@@ -46,8 +47,8 @@ def hold_request(
         return None
     if not isinstance(begun, Reply):
         return HeldRequest(call, plan.route.path, problem_of, begun, started)
-    context.http.bodies.done(request)
-    context.http.metrics.count_request(plan.route.path, begun.status, monotonic() - started)
+    http.bodies.done(request)
+    http.metrics.count_request(plan.route.path, begun.status, monotonic() - started)
     return begun
 
 

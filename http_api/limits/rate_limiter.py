@@ -9,7 +9,6 @@ from holdfast.http_api.limits.token_buckets import (
     PublishRate,
     RateLimit,
     Rates,
-    Refusal,
     retry_after_s,
 )
 from holdfast.http_api.wire.problems import Problem
@@ -99,7 +98,7 @@ class PublishLimiter:
         Callers must call this before they read the request's body.
         """
         rates = self.rates_of(principal)
-        refusal = self._ask(client, rates)
+        refusal = self._rate.ask(client, rates, monotonic()) if any(rates) else None
         if refusal is None:
             return
         name, seconds = refusal
@@ -113,16 +112,14 @@ class PublishLimiter:
 
     def wait_s(self, client: str, principal: Principal) -> float:
         """Return how many seconds a client must wait before it may publish; 0 if it may now."""
-        refusal = self._ask(client, self.rates_of(principal))
+        rates = self.rates_of(principal)
+        refusal = self._rate.ask(client, rates, monotonic()) if any(rates) else None
         return 0.0 if refusal is None else refusal[1]
 
     def published(self, client: str, principal: Principal, messages: int, size: int) -> None:
         rates = self.rates_of(principal)
         if any(rates):
             self._rate.charge(client, rates, messages, size, monotonic())
-
-    def _ask(self, client: str, rates: Rates) -> Refusal | None:
-        return self._rate.ask(client, rates, monotonic()) if any(rates) else None
 
 
 def client_name(request: Request, principal: Principal) -> str:

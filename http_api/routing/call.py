@@ -10,7 +10,6 @@ from multidict import MultiMapping
 from holdfast.consumequeue.errors import UnknownQueue
 from holdfast.consumequeue.topics import Topic, check_name
 from holdfast.http_api.access.grants import Principal
-from holdfast.http_api.limits.rate_limiter import client_name
 from holdfast.http_api.routing.codecs import check_count, decode, encode
 from holdfast.http_api.routing.context import ApiContext, HttpContext
 from holdfast.http_api.routing.params import invalid, whole_number
@@ -52,6 +51,8 @@ class OpenCall(msgspec.Struct, Generic[P]):
     The caller's permission to use this endpoint was checked before. The endpoint may check further
     permissions.
     """
+    client_name: str
+    """The client's token id, or its address if it has no token, for limits per client."""
 
     @property
     def headers(self) -> MultiMapping[str]:
@@ -66,11 +67,6 @@ class OpenCall(msgspec.Struct, Generic[P]):
     def client(self) -> str:
         """The client's address or IPv6 network, for limits that are counted per address."""
         return self.request.peer.client
-
-    @property
-    def client_name(self) -> str:
-        """The client's token id, or its address if it has no token, for limits per client."""
-        return client_name(self.request, self.principal)
 
     def count_memory(self, size: int) -> None:
         """Count `size` more bytes of memory for this request until it is answered.

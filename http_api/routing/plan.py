@@ -24,6 +24,8 @@ class RequestPlan(msgspec.Struct):
     route: Route
     values: Mapping[str, str]
     """The parameters in the path."""
+    client_name: str
+    """The client's token id, or its address if it has no token, for limits per client."""
     params: Any = None
     media: str = ""
     """The media type of the reply; "" until `complete` is called."""
