@@ -333,13 +333,12 @@ class Connection(asyncio.BufferedProtocol):
                 accepted = self.writer.wait_until_accepted()
                 self.task = self._loop.create_task(self._finish(accepted, undelivered))
                 return
-            self._on_undelivered, undelivered = undelivered, nothing
-        except ConnectionError:
+            self._on_undelivered = undelivered
+        except Exception as error:
+            if not isinstance(error, ConnectionError):
+                _logger.exception("a connection failed")
             self.abort()
-        except Exception:
-            _logger.exception("a connection failed")
-            self.abort()
-        undelivered()
+            undelivered()
         self._after_reply()
 
     async def _finish(

@@ -12,7 +12,9 @@ processes the parsed head as if it were new. A head that was not stored is alway
 """
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 if TYPE_CHECKING:
     from holdfast.http_api.wire.aiohttp_parser import RawRequestMessage
@@ -57,7 +59,7 @@ class KnownHead:
         """Made by the application for requests with this head; None before it is stored."""
 
 
-class Match(NamedTuple):
+class Match(msgspec.Struct):
     """A stored head that the received bytes begin with."""
 
     head: KnownHead

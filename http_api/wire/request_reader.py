@@ -298,9 +298,9 @@ class RequestReader:
     def _queue_known(self, match: Match, data: bytes) -> None:
         """Queue the request that `data` is, without parsing its head."""
         self._stop_header_timeout()
-        known, end, offset, target, sequence = match
+        known, sequence = match.head, match.sequence
         message = known.message
-        content: Content = WholeBody(data[end:]) if known.body_bytes else EMPTY_PAYLOAD
+        content: Content = WholeBody(data[match.end :]) if known.body_bytes else EMPTY_PAYLOAD
         memory = 0
         if self.is_answering or not _is_small(message, len(data)):
             memory = head_memory(message) + known.body_bytes
@@ -310,6 +310,7 @@ class RequestReader:
             own = CIMultiDict(message.headers)
             own[SEQUENCE] = sequence
             headers = CIMultiDictProxy(own)
+        offset, target = match.offset, match.target
         request = Request(message, content, self._peer, self, known, offset, target, headers)
         self.waiting.append((request, memory))
         if memory:
