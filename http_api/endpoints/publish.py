@@ -7,7 +7,7 @@ topic has priority levels, the queue is one of the queues of the message's level
 """
 
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -149,7 +149,8 @@ def begin_publish(call: Call[PublishParams]) -> "BegunPublish | None":
     topic = context.store.table.find(name)
     if topic is None:
         return None
-    _admit(call)
+    # The body has arrived, so the alarms are checked only when the messages are submitted.
+    context.publish_limiter.admit(call.client_name, call.principal)
     kind = media_type(headers.get(hdrs.CONTENT_TYPE, ""))
     if kind == BATCH:
         _refuse_batch_fields(call)
@@ -167,10 +168,11 @@ def begin_publish(call: Call[PublishParams]) -> "BegunPublish | None":
     else:
         _check_text_size(call, body)
         messages = decode(body, context.config.max_messages_per_request)
-    _check(messages, topic, context.store.publishing.limits(topic))
-    indexes = _group_by_queue(messages, topic, _queue_chooser(context, topic, producer))
+    check_messages(messages, context.store.publishing.limits(topic))
+    check_queues(messages, topic)
+    indexes = _group_by_queue(messages, topic, partial(_choose_queue, context, topic, producer))
     _check_queue_count(indexes, context)
-    rows = list(_make_rows_by_queue(messages, indexes, producer))
+    rows = _make_rows_by_queue(messages, indexes, producer)
     return BegunPublish(call, topic, rows, indexes=indexes)
 
 
@@ -262,11 +264,12 @@ async def _store(
     topic = await _ensure_created(call, topic)
 
     async def publish_to_queues_of(routing: Topic) -> PublishReply:
-        indexes = _group_by_queue(messages, routing, _queue_chooser(context, routing, producer))
+        choose = partial(_choose_queue, context, routing, producer)
+        indexes = _group_by_queue(messages, routing, choose)
         _check_queue_count(indexes, context)
         # Pass rows, not batches, because the appender combines all rows that wait for a queue into
         # one batch.
-        parts = list(_make_rows_by_queue(messages, indexes, producer))
+        parts = _make_rows_by_queue(messages, indexes, producer)
         published = await _publish(call, topic, parts, unroutable)
         return _make_reply(_make_results(topic, published, indexes), published)
 
@@ -297,7 +300,7 @@ async def _store_in_threads(
     are_kept = producer is not None and bool(topic.former_queue_counts)
 
     async def publish_to_queues_of(routing: Topic) -> Reply:
-        chosen = _queue_chooser(context, routing, producer)()
+        chosen = _choose_queue(context, routing, producer)
         indexes = await call_in_thread(_group_by_queue, messages, routing, lambda: chosen)
         _check_queue_count(indexes, context)
         parts = await call_in_thread(_make_batches_by_queue, messages, indexes, producer)
@@ -408,8 +411,8 @@ def _fill_queues(
     call: Call[PublishParams], topic: Topic, batches: Sequence[Batch]
 ) -> Sequence[Batch]:
     """Return the batches, with a queue chosen for all batches that name none."""
-    choose, levels = _queue_chooser(call.context, topic, None), topic.priority_levels
-    return fill_queues(batches, lambda: queue_of(choose(), None, levels))
+    context, levels = call.context, topic.priority_levels
+    return fill_queues(batches, lambda: queue_of(_choose_queue(context, topic, None), None, levels))
 
 
 # -- mandatory -----------------------------------------------------------------------------
@@ -483,17 +486,17 @@ async def _ensure_created(call: Call[PublishParams], topic: Topic) -> Topic:
     return topic
 
 
-def _queue_chooser(
-    context: ApiContext, topic: Topic, producer: Producer | None
-) -> Callable[[], int]:
-    """Return a function that chooses the queue of messages without queue and key.
+def _choose_queue(context: ApiContext, topic: Topic, producer: Producer | None) -> int:
+    """Choose the queue of messages without queue and key: its number within a priority level.
 
-    The result is the queue's number within a priority level. A producer may retry its request, and
-    the retry must get the same queue, so the producer's sequence determines the queue.
+    A producer may retry its request, and the retry must get the same queue, so the producer's
+    sequence determines the queue.
     """
-    if producer is not None:
-        return lambda: (producer.producer_id + producer.sequence) % topic.queues_per_level
-    return lambda: context.next_round_robin(topic) % topic.queues_per_level
+    if producer is None:
+        number = context.next_round_robin(topic)
+    else:
+        number = producer.producer_id + producer.sequence
+    return number % topic.queues_per_level
 
 
 def _group_by_queue(
@@ -518,11 +521,13 @@ def _group_by_queue(
 
 def _make_rows_by_queue(
     messages: Sequence[MessageToStore], indexes: Mapping[int, list[int]], producer: Producer | None
-) -> Iterator[Rows]:
-    """Yield the rows of each queue."""
+) -> list[Rows]:
+    """Return the rows of each queue."""
     now_us = time_ns() // 1000
-    for queue, of_queue in indexes.items():
-        yield make_rows([messages[index] for index in of_queue], queue, now_us, producer)
+    return [
+        make_rows(list(map(messages.__getitem__, of_queue)), queue, now_us, producer)
+        for queue, of_queue in indexes.items()
+    ]
 
 
 def _make_batches_by_queue(
@@ -531,7 +536,11 @@ def _make_batches_by_queue(
     """Return a batch for each queue."""
     # The rows of each queue are made and freed one after another: rows and their batch together
     # take twice the memory.
-    return [as_batch(rows) for rows in _make_rows_by_queue(messages, indexes, producer)]
+    return [
+        as_batch(rows)
+        for queue, of_queue in indexes.items()
+        for rows in _make_rows_by_queue(messages, {queue: of_queue}, producer)
+    ]
 
 
 def make_rows(
@@ -616,7 +625,7 @@ class BegunPublish:
         self._topic = topic
         self._indexes = indexes
         context, client = call.context, call.client_name
-        self._size = size = sum([batch.total_size for batch in batches])
+        self._size = size = sum(map(_TOTAL_SIZE, batches))
         counted = 0
         if refusal is None:
             try:
@@ -625,9 +634,6 @@ class BegunPublish:
                 if not all(map(_producer_id, batches)):
                     raise
                 refusal = full  # a retry of a request that is already stored still succeeds
-        if refusal is None:
-            messages = sum(map(len, batches))
-            context.publish_limiter.published(client, call.principal, messages, size)
         try:
             self._begun = context.store.publishing.begin(
                 topic,
@@ -639,6 +645,9 @@ class BegunPublish:
         except BaseException:
             context.store.topic_room.leave(topic, counted)
             raise
+        if refusal is None:
+            messages = sum(map(len, batches))
+            context.publish_limiter.published(client, call.principal, messages, size)
         self._counted = counted
         self.future = self._begun.future
 
@@ -652,9 +661,11 @@ class BegunPublish:
     def end(self) -> None:
         """Free what the publish occupies, except its memory. May be called twice."""
         store = self._call.context.store
-        counted, self._counted = self._counted, 0
-        store.topic_room.leave(self._topic, counted)
-        store.publishing.end(self._begun)
+        if self._counted:
+            store.topic_room.leave(self._topic, self._counted)
+            self._counted = 0
+        if self.future.cancelled():
+            store.publishing.end(self._begun)
 
     def stored(self) -> list[AppendResult]:
         """Return the place of each batch, and count the messages."""
@@ -695,7 +706,7 @@ def _make_batch_reply(topic: Topic, published: Sequence[AppendResult]) -> Publis
     return _make_reply([_make_batch_result(topic, each) for each in published], published)
 
 
-_MESSAGE_COUNT = attrgetter("message_count")
+_TOTAL_SIZE, _MESSAGE_COUNT = attrgetter("total_size"), attrgetter("message_count")
 _IS_DURABLE, _IS_DUPLICATE = attrgetter("durable"), attrgetter("duplicate")
 
 

@@ -263,8 +263,10 @@ def too_many_batches(limit: int) -> Problem:
 
 def check_messages(messages: Sequence[MessageToStore], limits: MessageLimits) -> None:
     """Raise Problem if a topic with these limits does not accept the messages."""
+    most = limits.max_message_bytes
     for index, message in enumerate(messages):
-        _check_size("max_message_bytes", limits.max_message_bytes, len(message.body), index)
+        if len(message.body) > most:
+            raise message_too_large("max_message_bytes", most, len(message.body), index)
         if message.key is not None:
             _check_text("key", message.key, index, limits.max_key_bytes)
         if message.tag is not None:

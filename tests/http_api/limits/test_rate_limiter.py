@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from holdfast.cli.main import main
+from holdfast.commitlog.errors import MemoryLow
 from holdfast.http_api.access.authorization import Access
 from holdfast.http_api.access.hosts import AllowedHosts
 from holdfast.http_api.access.token_format import (
@@ -378,6 +379,18 @@ async def test_refused_publishes_are_not_charged() -> None:
             wrong = {"messages": [{"body": "x", "queue": 99}]}
             answer = await api.send_json("POST", "/v1/topics/orders/messages", wrong)
             assert answer.status in (400, 404)
+        assert (await publish(api, 1)).status == 200
+
+
+async def test_publishes_that_an_alarm_refuses_are_not_charged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running_api(max_publish_messages_per_s_per_client=5, orders=1) as api:
+        with monkeypatch.context() as raised:
+            raised.setitem(api.storage.alarms.by_name, "memory", lambda: MemoryLow(2, 1))
+            for _ in range(3):
+                answer = await publish(api, 50)
+                assert (answer.status, answer.problem) == (503, "overloaded")
         assert (await publish(api, 1)).status == 200
 
 
