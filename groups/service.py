@@ -46,7 +46,13 @@ from holdfast.groups.serving.clock import GroupClock
 from holdfast.groups.serving.floor_exporter import FloorExporter
 from holdfast.groups.serving.group_changes import GroupChanges, MaySubscribe
 from holdfast.groups.serving.group_registry import GroupRegistry
-from holdfast.groups.serving.group_server import SETTLED_A_TURN, GroupServer, SharedParts
+from holdfast.groups.serving.group_server import (
+    SETTLED_A_TURN,
+    GroupServer,
+    HeldReceive,
+    SharedParts,
+    UnfinishedReceive,
+)
 from holdfast.groups.serving.redriving import Redriver
 from holdfast.groups.serving.scanning import Scan
 from holdfast.groups.serving.unroutable import distinct_filters
@@ -280,6 +286,27 @@ class GroupService:
         if request.lease_ms is not None and not (request.settled or request.bound):
             await self.changes.allow_lease(server, request.lease_ms)
         return await server.receive(request)
+
+    def begin_receive(
+        self, group: str, request: ReceiveRequest
+    ) -> Received | HeldReceive | UnfinishedReceive | None:
+        """Begin to `receive` in this event loop iteration. Return the messages, or an object that
+        waits: when its `future` is done, its `result` is the messages, or another such object. To
+        give it up, cancel the future and call `give_up`. Raises the errors of `receive`.
+
+        Return None, and lease nothing, if only `receive` can answer the request: it has a filter,
+        browses, has a lease that would be the group's longest, needs messages that are not in
+        memory, or must wait for a change of the group.
+        """
+        if request.filter_text is not None or request.no_local is not None or request.browse:
+            return None
+        server = self._get(group)
+        lease_ms = None if request.settled or request.bound else request.lease_ms
+        resolved = resolve(request, server, self._store.table)
+        self._check_member(server, request.member)
+        if lease_ms is not None and not self.changes.allows_lease(server, lease_ms):
+            return None
+        return server.begin_receive(resolved)
 
     def release_undelivered(self, group: str, receipts: Sequence[str | Receipt]) -> None:
         """Release the messages of a reply that could not be sent, so that they are available again

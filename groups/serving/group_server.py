@@ -15,8 +15,6 @@ from functools import cached_property
 from time import monotonic
 from typing import Any
 
-from msgspec.structs import replace
-
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.slices import in_slices
@@ -27,6 +25,7 @@ from holdfast.groups.core.group_topic import QueueLane
 from holdfast.groups.core.last_values import KnownKeys
 from holdfast.groups.core.members import ActiveListeners, AllInFlight, OnActive
 from holdfast.groups.core.receipts import Receipt, ReceiptCodec
+from holdfast.groups.core.receiving import receive
 from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage
 from holdfast.groups.core.subscribing import Subscriptions
 from holdfast.groups.core.unused import UnusedTime
@@ -49,7 +48,13 @@ from holdfast.groups.serving.dead_letters import DeadLetters
 from holdfast.groups.serving.head_source import RecentBatches, StoreHeads
 from holdfast.groups.serving.parsed_filters import Filters, characters_of
 from holdfast.groups.serving.queue_watch import QueueChanges, QueueWatch
-from holdfast.groups.serving.receive_flow import MESSAGES_A_TURN, DeliveryRate, ReceiveFlow, Waiting
+from holdfast.groups.serving.receive_flow import (
+    MESSAGES_A_TURN,
+    DeliveryRate,
+    ReceiveFlow,
+    Ticket,
+    Waiting,
+)
 from holdfast.groups.storage.cursor_store import Writes
 from holdfast.groups.storage.group_records import GroupRecord
 from holdfast.groups.storage.open import OpenedGroups
@@ -291,22 +296,48 @@ class GroupServer:
         reply = await self._first_reply(request)
         if reply.is_answer or request.wait_s <= 0:
             return await self._complete_reply(reply, request)
-        if self._is_ending:  # after an empty answer the client would ask again at once
-            raise GroupsStopping
-        began_s = monotonic()
-        self._hold.occupy_slot(request.client)
-        try:  # context managers would double the memory of a waiting request
-            has_looked = not self.watch.begin_waiting() and reply.needs is None
-            wait_s = self._hold.limit_wait(request.wait_s)
-            answer = await self._wait(request, wait_s, has_looked=has_looked)
-        finally:
-            self.watch.end_waiting()
-            self._hold.free_slot(request.client)
-        held_s = monotonic() - began_s
-        if answer is not None:
-            return replace(await self._complete_reply(answer, request), held_s=held_s)
-        is_active = self.core.activity.is_active(request.member)
-        return Received([], self.available(request), is_active, held_s=held_s)
+        held = self._hold_request(request, has_looked=reply.needs is None)
+        try:
+            await held.future
+        except asyncio.CancelledError:
+            held.give_up()
+            raise
+        reply, held_s = held.take_reply()
+        return await self._complete_reply(reply, request, held_s)
+
+    def begin_receive(
+        self, request: ReceiveRequest
+    ) -> "Received | HeldReceive | UnfinishedReceive | None":
+        """Begin to `receive` in this event loop iteration. Return the messages, or what the receive
+        waits for. Return None, and lease nothing, if `receive` must wait before it can look for
+        messages."""
+        if not self._delivery_allowed.is_set():
+            return None
+        if not self.watch.is_current:
+            self.watch.process()
+            if not self.watch.is_current:
+                return None
+        reply = receive(self.core, request, self._clock.now_ms())
+        self.after_change()
+        if reply.is_answer:
+            return self.begin_reply(reply, request)
+        if reply.needs is not None:
+            return None
+        if request.wait_s <= 0:
+            return self.begin_reply(reply, request)
+        return self._hold_request(request, has_looked=True)
+
+    def begin_reply(
+        self, reply: Reply, request: ReceiveRequest, held_s: float = 0.0
+    ) -> "Received | UnfinishedReceive":
+        """Return the messages of a reply. If the reply must wait, for messages that are not in
+        memory or for a commit, begin to wait."""
+        try:
+            received = self._reply_at_once(reply, request, held_s)
+        except BaseException:
+            self.return_leases(reply.messages)
+            raise
+        return received or UnfinishedReceive(self, reply, request, held_s)
 
     def give_back(self, receipts: Sequence[str | Receipt]) -> None:
         """Release the messages of a reply that was not delivered: SETTLED_A_TURN of them in this
@@ -518,39 +549,74 @@ class GroupServer:
             self.after_change()
         return reply
 
-    async def _wait(
-        self, request: ReceiveRequest, wait_s: float, *, has_looked: bool
-    ) -> Reply | None:
-        """Wait for messages; return None if none come in time."""
-        ticket = self._waiting.park(request, wait_s, has_looked=has_looked)
-        self.after_change()
+    def _hold_request(self, request: ReceiveRequest, *, has_looked: bool) -> "HeldReceive":
+        """Let a request wait for messages. Set `has_looked` if the core has none for it in this
+        event loop iteration. Raises GroupsStopping, HoldLimitExceeded."""
+        if self._is_ending:  # after an empty answer the client would ask again at once
+            raise GroupsStopping
+        self._hold.occupy_slot(request.client)
         try:
-            return await self._waiting.answer(ticket)
-        except asyncio.CancelledError:
-            self._return_leases(ticket.abandon())
+            has_looked = not self.watch.begin_waiting() and has_looked
+            wait_s = self._hold.limit_wait(request.wait_s)
+            ticket = self._waiting.park(request, wait_s, has_looked=has_looked)
+            self.after_change()
+        except BaseException:
+            self.end_waiting(request)
+            raise
+        return HeldReceive(self, request, ticket)
+
+    def end_waiting(self, request: ReceiveRequest) -> None:
+        """Free the place of a request that waited."""
+        self.watch.end_waiting()
+        self._hold.free_slot(request.client)
+
+    def empty_reply(self, request: ReceiveRequest) -> Reply:
+        """Return the reply to a request that has waited in vain."""
+        is_active = self.core.activity.is_active(request.member)
+        return Reply(available=self.available(request), is_active=is_active)
+
+    def _reply_at_once(
+        self, reply: Reply, request: ReceiveRequest, held_s: float
+    ) -> Received | None:
+        """Return the messages of a reply; None if the reply must wait."""
+        if reply.commit_first or not self._flow.is_filled(reply, request):
+            return None
+        deliveries = self._flow.deliveries_in_memory(
+            reply.messages, receipt_values=request.receipt_values
+        )
+        if deliveries is None:
+            return None
+        self._count(deliveries)
+        return Received(deliveries, reply.available, reply.is_active, reply.is_notice, held_s)
+
+    async def _complete_reply(
+        self, reply: Reply, request: ReceiveRequest, held_s: float = 0.0
+    ) -> Received:
+        try:
+            return await self.finish_reply(reply, request, held_s)
+        except BaseException:
+            self.return_leases(reply.messages)
             raise
 
-    async def _complete_reply(self, reply: Reply, request: ReceiveRequest) -> Received:
-        """Return the messages of a reply, once all changes on which it depends are durable."""
-        try:
-            async for _ in self._flow.fill_reply(reply, request):
-                self.after_change()
-            durable = self.commits.when_durable() if reply.commit_first else None
-            deliveries, unreadable = await self._flow.deliveries(
-                reply.messages, receipt_values=request.receipt_values
-            )
-            if durable is not None:
-                await asyncio.shield(durable)
-            async for part in in_slices(deliveries, MESSAGES_A_TURN):
-                self._count(part)
-        except BaseException:
-            self._return_leases(reply.messages)
-            raise
+    async def finish_reply(self, reply: Reply, request: ReceiveRequest, held_s: float) -> Received:
+        """Return the messages of a reply, once all changes on which it depends are durable. If the
+        call fails or is cancelled, the caller must call `return_leases`."""
+        async for _ in self._flow.fill_reply(reply, request):
+            self.after_change()
+        durable = self.commits.when_durable() if reply.commit_first else None
+        deliveries, unreadable = await self._flow.deliveries(
+            reply.messages, receipt_values=request.receipt_values
+        )
+        if durable is not None:
+            await asyncio.shield(durable)
+        async for part in in_slices(deliveries, MESSAGES_A_TURN):
+            self._count(part)
         if unreadable:
             self._drop(unreadable)
-        return Received(deliveries, reply.available, reply.is_active, reply.is_notice)
+        return Received(deliveries, reply.available, reply.is_active, reply.is_notice, held_s)
 
-    def _return_leases(self, messages: Sequence[SelectedMessage]) -> None:
+    def return_leases(self, messages: Sequence[SelectedMessage]) -> None:
+        """Release the messages of a reply that is not sent."""
         self.give_back([message.receipt for message in messages if message.receipt is not None])
 
     def _drop(self, messages: Sequence[SelectedMessage]) -> None:
@@ -653,3 +719,73 @@ class GroupServer:
         """Return the group's topics."""
         found = map(self._store.table.by_id, self.core.topics)
         return [topic for topic in found if topic is not None]
+
+
+class HeldReceive:
+    """A receive that waits for its first message. On the event loop."""
+
+    __slots__ = ("_began_s", "_is_ended", "_request", "_server", "future")
+
+    def __init__(self, server: GroupServer, request: ReceiveRequest, future: Ticket) -> None:
+        self._server = server
+        self._request = request
+        self._began_s = monotonic()
+        self._is_ended = False
+        self.future = future
+        """Done when the receive gets messages, or ends without them."""
+
+    def result(self) -> "Received | UnfinishedReceive":
+        """Return the messages, once `future` is done, or what the receive waits for next. Raises
+        the errors of `GroupServer.receive`."""
+        reply, held_s = self.take_reply()
+        return self._server.begin_reply(reply, self._request, held_s)
+
+    def take_reply(self) -> tuple[Reply, float]:
+        """End the wait, once `future` is done. Return the reply, which the caller must complete,
+        and for how long the request waited. Raises GroupError, StoreError."""
+        self._end()
+        reply = self.future.take_answer()
+        if reply is None:
+            reply = self._server.empty_reply(self._request)
+        return reply, monotonic() - self._began_s
+
+    def give_up(self) -> None:
+        """Cancel the receive, and release its messages. May be called twice, but not after the
+        reply was taken."""
+        if not self._is_ended:
+            self._end()
+            self._server.return_leases(self.future.abandon())
+
+    def _end(self) -> None:
+        self._is_ended = True
+        self._server.end_waiting(self._request)
+
+
+class UnfinishedReceive:
+    """A receive that has messages, and waits for a commit or for more messages, in a task. On the
+    event loop."""
+
+    __slots__ = ("_reply", "_server", "future")
+
+    def __init__(
+        self, server: GroupServer, reply: Reply, request: ReceiveRequest, held_s: float
+    ) -> None:
+        self._server = server
+        self._reply: Reply | None = reply
+        finishing = server.finish_reply(reply, request, held_s)
+        self.future = asyncio.create_task(finishing, name="group-receive")
+
+    def result(self) -> Received:
+        """Return the messages, once `future` is done. Raises the errors of `GroupServer.receive`"""
+        try:
+            return self.future.result()
+        except BaseException:
+            self.give_up()
+            raise
+
+    def give_up(self) -> None:
+        """Release the messages, after `future` was cancelled, or because the result is not wanted.
+        May be called twice."""
+        reply, self._reply = self._reply, None
+        if reply is not None:
+            self._server.return_leases(reply.messages)

@@ -10,7 +10,8 @@ message. On the event loop; reader threads do the reads.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Generator, Iterable, Sequence
+from contextlib import suppress
 from math import inf
 from time import monotonic
 from typing import Any
@@ -70,10 +71,21 @@ class Ticket(asyncio.Future[Answer]):
             self._core.waiters.remove(self.waiter)
         return is_cancelled
 
+    def take_answer(self) -> Reply | None:
+        """Return the answer, once the future is done; None if none came in time. Raises GroupError,
+        StoreError."""
+        self.waiter = None  # break the reference cycle
+        answer = self.result()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
     def abandon(self) -> list[SelectedMessage]:
         """Cancel the request. Return the messages that were leased to it in this same event loop
         iteration."""
-        if self.cancel() or self.cancelled():
+        is_cancelled = self.cancel() or self.cancelled()
+        self.waiter = None  # break the reference cycle
+        if is_cancelled:
             return []
         answer = self.result()
         return answer.messages if isinstance(answer, Reply) else []
@@ -99,7 +111,8 @@ class Waiting:
         self._expired: deque[Ticket] = deque()
 
     def park(self, request: ReceiveRequest, wait_s: float, *, has_looked: bool) -> Ticket:
-        """Hold a request. The caller must then call `serve`, and await the `answer`.
+        """Hold a request. The caller must then call `serve`, and wait for the answer: the result of
+        the ticket.
 
         Set `has_looked` if the caller has looked for messages in this same event loop iteration and
         found none. Then there is no need to look again: no message can have arrived in between.
@@ -109,17 +122,6 @@ class Waiting:
         deadline_ms = None if wait_s == inf else now_ms + round(wait_s * 1000)
         ticket.waiter = self._core.park(request, ticket, now_ms, deadline_ms, has_looked=has_looked)
         return ticket
-
-    async def answer(self, ticket: Ticket) -> Reply | None:
-        """Wait for the answer; return None if none comes in time. Raises GroupError, StoreError. If
-        the call is cancelled, the caller must release the messages that `abandon` returns."""
-        try:
-            answer = await ticket
-        finally:
-            ticket.waiter = None  # break the reference cycle
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
 
     def serve(self) -> tuple[int, tuple[QueueKey, int] | None]:
         """Answer the requests that can get messages now; return how many. Also return the queue and
@@ -195,18 +197,25 @@ class ReceiveFlow:
                 break
             await self._source.fetch(*reply.needs)
 
+    def is_filled(self, reply: Reply, request: ReceiveRequest) -> bool:
+        """Return whether `fill_reply` adds nothing to a reply."""
+        if not reply.messages or self._is_stopping or not (reply.is_cut or reply.needs):
+            return True
+        return len(reply.messages) >= request.max_messages or reply.size_bytes >= request.max_bytes
+
     async def fill_reply(self, reply: Reply, request: ReceiveRequest) -> AsyncIterator[Reply]:
         """Add more messages to a reply that has some. If a read fails, add no more; the next
         request gets the error. If the call is cancelled, the reply keeps the messages that it
         has."""
         until_s = monotonic() + MAX_FILL_S
         fetches = 0
-        while reply.messages and not _is_full(reply, request) and not self._is_stopping:
+        while not self.is_filled(reply, request):
             if reply.is_cut:
                 await asyncio.sleep(0)
             else:
-                if reply.needs is None or fetches == MAX_FETCHES or monotonic() >= until_s:
+                if fetches == MAX_FETCHES or monotonic() >= until_s:
                     return
+                assert reply.needs is not None
                 fetches += 1
                 left_bytes = min(request.max_bytes - reply.size_bytes, MAX_FILL_BYTES)
                 try:
@@ -219,6 +228,17 @@ class ReceiveFlow:
             continue_reply(self._core, reply, request, self._clock.now_ms())
             yield reply
 
+    def deliveries_in_memory(
+        self, messages: Sequence[SelectedMessage], *, receipt_values: bool = False
+    ) -> list[Delivery] | None:
+        """Return what `deliveries` returns, if all messages can be read, are in memory, and are few
+        enough for one event loop iteration. Otherwise return None."""
+        rows: list[tuple[Any, ...]] = []
+        unreadable: list[SelectedMessage] = []
+        for _ in self._make_rows(messages, rows, unreadable, receipt_values=receipt_values):
+            return None
+        return None if unreadable else from_rows(Delivery, rows)
+
     async def deliveries(
         self, messages: Sequence[SelectedMessage], *, receipt_values: bool = False
     ) -> tuple[list[Delivery], list[SelectedMessage]]:
@@ -227,6 +247,28 @@ class ReceiveFlow:
         the receipts stay values; otherwise they become texts."""
         rows: list[tuple[Any, ...]] = []
         unreadable: list[SelectedMessage] = []
+        making = self._make_rows(messages, rows, unreadable, receipt_values=receipt_values)
+        found: Batch | None = None
+        with suppress(StopIteration):
+            while True:
+                needed, found = making.send(found), None
+                if needed is None:
+                    await asyncio.sleep(0)
+                else:
+                    found = await self.batch(*needed)
+        return from_rows(Delivery, rows), unreadable
+
+    def _make_rows(
+        self,
+        messages: Sequence[SelectedMessage],
+        rows: list[tuple[Any, ...]],
+        unreadable: list[SelectedMessage],
+        *,
+        receipt_values: bool,
+    ) -> Generator[tuple[QueueKey, int] | None, Batch | None, None]:
+        """Add the fields of each delivery to `rows`, or its message to `unreadable`. Yield the
+        queue and offset of each batch that is not in memory; the caller sends the batch, or None if
+        it does not exist any more. Yield None if the rest is for the next event loop iteration."""
         queue: QueueKey = (-1, -1)
         topic: Topic | None = None
         batch: Batch | None = None
@@ -234,12 +276,14 @@ class ReceiveFlow:
         encode = self._codec.encode
         for number, message in enumerate(messages, 1):
             if number % MESSAGES_A_TURN == 0:
-                await asyncio.sleep(0)
+                yield None
             its_queue, offset, attempt, redelivered, value, failures = message
             if its_queue != queue or not base <= offset < end:
                 queue = its_queue
                 topic = self._source.topic_by_id(queue[0])
-                batch = None if topic is None else await self.batch(queue, offset)
+                batch = None if topic is None else self._source.batch(queue, offset)
+                if topic is not None and batch is None:
+                    batch = yield queue, offset
                 base, end = 0, 0
                 if batch is not None:
                     base = batch.header.base_offset
@@ -254,7 +298,6 @@ class ReceiveFlow:
             rows.append(
                 (topic, queue[1], offset, batch, row, receipt, attempt, redelivered, failures, None)
             )
-        return from_rows(Delivery, rows), unreadable
 
     async def batch(self, queue: QueueKey, offset: int) -> Batch | None:
         """Return the batch that contains an offset, from memory or from the disk; None if it does
@@ -264,10 +307,6 @@ class ReceiveFlow:
             if batch is not None:
                 return batch
         return self._source.batch(queue, offset)
-
-
-def _is_full(reply: Reply, request: ReceiveRequest) -> bool:
-    return len(reply.messages) >= request.max_messages or reply.size_bytes >= request.max_bytes
 
 
 class DeliveryRate:
