@@ -92,7 +92,7 @@ class WaitingPull:
         self._started = monotonic()
         self.future = wait.future
 
-    def end(self) -> None:
+    def give_up(self) -> None:
         """Free the pull's place."""
         self._call.context.hold.end_cancelled(self._wait)
 

@@ -1,9 +1,9 @@
 """Usual requests, answered without a task for each request.
 
-Most requests are alike: their head is stored (`wire/head_cache.py`), and they wait for at most one
-event. Such a request needs neither a task nor coroutines: it waits as a future, and its reply is
-made in one step. The route's `begin` decides which requests these are (`routing/begun.py`). All
-others are answered by a task (`app.py`). On the event loop.
+Most requests are alike: their head is stored (`wire/head_cache.py`), and they wait for few events.
+Such a request needs neither a task nor coroutines: it waits as a future, and continues in one step
+when the future is done. The route's `begin` decides which requests these are (`routing/begun.py`).
+All others are answered by a task (`app.py`). On the event loop.
 """
 
 from collections.abc import Callable
@@ -68,29 +68,36 @@ class HeldRequest:
         self.future = begun.future
 
     def give_up(self) -> None:
-        """Free what the request occupies, after its future was cancelled. May be called twice."""
-        call, future = self._call, self.future
-        self._begun.end()
-        call.http.bodies.done(call.request)
-        if future.done() and not future.cancelled():
-            future.exception()  # asyncio logs an error that no code has read
+        """Free what the request occupies, after its future was cancelled or done. May be called
+        twice."""
+        self._begun.give_up()
+        self._end_wait()
+        self._call.http.bodies.done(self._call.request)
 
-    def make_reply(self) -> Reply | None:
-        """Return the reply, once the future is done. Errors become replies. Return None if a task
-        must answer the request from its beginning."""
+    def make_reply(self) -> "Reply | HeldRequest | None":
+        """Return the reply, once the future is done, or this request if it waits again. Errors
+        become replies. Return None if a task must answer the request from its beginning."""
         call, http = self._call, self._call.http
         try:
-            self.give_up()
+            self._end_wait()
             reply = self._begun.make_reply()
             if reply is None:
                 return None
+            if not isinstance(reply, Reply):
+                self._begun, self.future = reply, reply.future
+                return self
             if reply.held_s:
                 self._check_still_valid(reply)
         except Exception as error:
             reply = problem_reply(self._problem_of(error, call.request))
+        http.bodies.done(call.request)
         took_s = monotonic() - self._started
         http.metrics.count_request(self._path, reply.status, took_s - reply.held_s)
         return reply
+
+    def _end_wait(self) -> None:
+        if self.future.done() and not self.future.cancelled():
+            self.future.exception()  # asyncio logs an error that no code has read
 
     def _check_still_valid(self, reply: Reply) -> None:
         """Raise Denied if the token was revoked or has expired while the request was held. The

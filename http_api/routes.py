@@ -301,6 +301,7 @@ ROUTES: Sequence[Route] = (
     # Groups with leases
     Route(
         "POST", _GROUP + "/receive", leases.receive,
+        begin=leases.begin_receive,
         body=structured(lease_types.ReceiveRequest),
         offers=leases.RECEIVE_TYPES,
         replies={

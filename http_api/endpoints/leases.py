@@ -32,7 +32,11 @@ from holdfast.groups.service_types import (
     allow_all,
     batch_parts,
 )
-from holdfast.groups.serving.group_server import SETTLED_A_TURN
+from holdfast.groups.serving.group_server import (
+    SETTLED_A_TURN,
+    HeldReceive,
+    UnfinishedReceive,
+)
 from holdfast.groups.settings import MAX_BACKOFF_MS
 from holdfast.holdservice.filters import SHORT_FILTER_CHARACTERS
 from holdfast.http_api.access.authorization import missing_grant
@@ -56,6 +60,7 @@ from holdfast.http_api.endpoints.rendering import (
     make_leased_messages,
 )
 from holdfast.http_api.limits.reply_slots import LargeReplySlot
+from holdfast.http_api.routing.begun import Begun, BegunTask, finish
 from holdfast.http_api.routing.call import Call, NoParams
 from holdfast.http_api.routing.codecs import (
     JSON,
@@ -109,6 +114,9 @@ _TERMS = {
     "reject": {"used_ms"},
 }
 
+Outcomes = list[SettledReply] | UnsetType
+"""What a receive has settled; UNSET if it does not settle."""
+
 _STATUS: Mapping[Status, StatusReply] = {each: StatusReply(each.value) for each in Status}
 
 
@@ -123,8 +131,19 @@ async def receive(call: Call[NoParams]) -> Reply:
     this makes. If the receive fails after that, the receipts stay settled: send them again with
     the next request to learn their outcomes.
     """
+    return await finish(_begin_receiving(call, await call.body(ReceiveBody)))
+
+
+def begin_receive(call: Call[NoParams]) -> Begun | Reply | None:
+    """Begin a receive, as `routing.begun.Begin` describes."""
+    if not call.has_small_body:
+        return None
+    return _begin_receiving(call, call.small_body(ReceiveBody))
+
+
+def _begin_receiving(call: Call[NoParams], asked: ReceiveBody) -> Begun | Reply:
+    """Check a receive, and begin it: settle its receipts, then lease messages."""
     context, group = call.context, call.group()
-    asked = await call.body(ReceiveBody)
     state = leased_group(context, group)
     request = _make_request(call, asked, state)
     if request.filter_text is not None and len(request.filter_text) > SHORT_FILTER_CHARACTERS:
@@ -134,10 +153,65 @@ async def receive(call: Call[NoParams]) -> Reply:
         check_named(call, ("consume",), {each.topic for each in request.unit_limits})
     else:
         check_subscribed(call, ("consume",), state.topics)
-    outcomes = UNSET if asked.settle is None else await _settle_first(call, asked.settle)
-    asked.settle = None  # a request that waits must not keep its receipts in memory
-    received = await context.groups.receive(group, request)
-    if request.may_consume is not None and asked.topics is None and not received.deliveries:
+    if asked.settle is None:
+        return _begin_leasing(call, request, UNSET)
+    return _begin_settling_first(call, request, asked.settle)
+
+
+def _begin_leasing(
+    call: Call[NoParams], request: ReceiveRequest, outcomes: Outcomes
+) -> Begun | Reply:
+    """Lease messages, or begin to wait for them. `outcomes` are those of the settled receipts."""
+    begun = call.context.groups.begin_receive(call.path["group"], request)
+    if begun is None:
+        return BegunTask(_lease(call, request, outcomes))
+    if isinstance(begun, Received):
+        return _begin_delivering(call, request, outcomes, begun)
+    return WaitingReceive(call, request, outcomes, begun)
+
+
+async def _lease(call: Call[NoParams], request: ReceiveRequest, outcomes: Outcomes) -> Reply:
+    received = await call.context.groups.receive(call.path["group"], request)
+    return await finish(_begin_delivering(call, request, outcomes, received))
+
+
+class WaitingReceive:
+    """A receive that waits for messages, or for what it must read or commit before its reply."""
+
+    __slots__ = ("_call", "_outcomes", "_request", "_waiting", "future")
+
+    def __init__(
+        self,
+        call: Call[NoParams],
+        request: ReceiveRequest,
+        outcomes: Outcomes,
+        waiting: HeldReceive | UnfinishedReceive,
+    ) -> None:
+        self._call = call
+        self._request = request
+        self._outcomes = outcomes
+        self._waiting = waiting
+        self.future: asyncio.Future[Any] = waiting.future
+
+    def make_reply(self) -> Begun | Reply:
+        """Return the reply, or what the receive waits for next."""
+        call, request, outcomes = self._call, self._request, self._outcomes
+        received = self._waiting.result()
+        if isinstance(received, Received):
+            return _begin_delivering(call, request, outcomes, received)
+        return WaitingReceive(call, request, outcomes, received)
+
+    def give_up(self) -> None:
+        """Release the messages."""
+        self._waiting.give_up()
+
+
+def _begin_delivering(
+    call: Call[NoParams], request: ReceiveRequest, outcomes: Outcomes, received: Received
+) -> Begun | Reply:
+    """Return the reply with the received messages. A task makes a large reply."""
+    context, group = call.context, call.path["group"]
+    if request.may_consume is not None and request.topic_names is None and not received.deliveries:
         # By now the group may have new topics that the token does not grant.
         check_subscribed(call, ("consume",), context.groups.group_state(group).topics)
     # Keep only the receipts: a reply that waits to be sent must not keep large batches in memory.
@@ -145,16 +219,17 @@ async def receive(call: Call[NoParams]) -> Reply:
     give_back = (
         partial(context.groups.release_undelivered, group, receipts) if receipts else nothing
     )
-    is_large = request.max_messages > YIELD_EVERY_MESSAGES or request.max_bytes > LARGE_BYTES
     try:
-        with LargeReplySlot(context.large_replies if is_large else None) as slot:
-            await slot.acquire()
-            reply = await deliver_received(
-                context, received, call.media, received.held_s, slot, outcomes
-            )
+        reply = deliver_at_once(context, received, call.media, outcomes)
     except BaseException:
         give_back()
         raise
+    if reply is None:
+        is_large = request.max_messages > YIELD_EVERY_MESSAGES or request.max_bytes > LARGE_BYTES
+        delivering = deliver_in_portions(
+            context, received, call.media, outcomes, give_back, has_slot=is_large
+        )
+        return BegunTask(delivering, give_back)
     reply.on_undelivered = give_back
     return reply
 
@@ -266,49 +341,82 @@ def _or_default(value: int | None, default: int) -> int:
 # -- replies -----------------------------------------------------------------------------------
 
 
-async def deliver_received(
-    context: ApiContext,
-    received: Received,
-    media: str,
-    held_s: float,
-    slot: LargeReplySlot,
-    outcomes: list[SettledReply] | UnsetType = UNSET,
-) -> Reply:
-    """Return the reply to a receive request.
+def deliver_at_once(
+    context: ApiContext, received: Received, media: str, outcomes: Outcomes = UNSET
+) -> Reply | None:
+    """Return the reply to a receive request. Return None if it is too large to be made in one step:
+    `deliver_in_portions` makes it.
 
     The messages have the order in which the group selected them. This order alternates between
     topics and queues, so the messages are decoded batch by batch, and then put in this order. The
-    values of the envelope are also in headers, because NDJSON has no envelope. If the reply is
-    large, this function waits for `slot`.
+    values of the envelope are also in headers, because NDJSON has no envelope.
     """
     deliveries = received.deliveries
-    envelope: ReceiveReply[Any] = ReceiveReply([], received.available, received.active)
+    _, end = next(_split(deliveries), (0, 0))
+    if end < len(deliveries) or _is_one_large(deliveries):
+        return None
+    messages = leased_messages(deliveries, media)
+    if media == NDJSON:
+        encoded = encode_lines(messages)
+    else:
+        encoded = encode(media, _envelope(received, outcomes, messages))
+    return _make_reply(context, received, media, [encoded])
+
+
+async def deliver_in_portions(
+    context: ApiContext,
+    received: Received,
+    media: str,
+    outcomes: Outcomes,
+    give_back: Callable[[], object],
+    *,
+    has_slot: bool,
+) -> Reply:
+    """Return a large reply to a receive request. `give_back` is called if the reply is not
+    delivered, but not if this call fails.
+
+    If `has_slot` is true, wait for a slot of large replies before the messages are encoded.
+    Otherwise wait for it only if the encoded messages prove to be too large.
+    """
+    deliveries = received.deliveries
+    with LargeReplySlot(context.large_replies) as slot:
+        found = None
+        if has_slot:
+            await slot.acquire()
+        elif _encoding_cost(deliveries) <= YIELD_EVERY_MESSAGES:
+            found = await _encode_portions(deliveries, media, has_slot=False)
+        if found is None:
+            await slot.acquire()
+            found = await _encode_portions(deliveries, media, has_slot=True)
+            assert found is not None
+        parts: Sequence[Bytes] = found
+        if media != NDJSON:
+            envelope = _envelope(received, outcomes)
+            parts = wrap_listing(media, envelope, "messages", found, len(deliveries))
+        reply = _make_reply(context, received, media, parts)
+    reply.on_undelivered = give_back
+    return reply
+
+
+def _envelope(
+    received: Received, outcomes: Outcomes, messages: Sequence[Any] = ()
+) -> ReceiveReply[Any]:
+    envelope: ReceiveReply[Any] = ReceiveReply([*messages], received.available, received.active)
     if received.notice:
         envelope.notice = True
     envelope.outcomes = outcomes
-    parts: Sequence[Bytes]
-    _, end = next(_split(deliveries), (0, 0))
-    if end == len(deliveries) and not _is_one_large(deliveries):
-        envelope.messages = leased_messages(deliveries, media)
-        is_lines = media == NDJSON
-        parts = [encode_lines(envelope.messages) if is_lines else encode(media, envelope)]
-    else:
-        found = None
-        if not slot.is_held and _encoding_cost(deliveries) <= YIELD_EVERY_MESSAGES:
-            found = await _encode_portions(deliveries, media, has_slot=False)
-        if found is None:
-            await slot.acquire_from(context.large_replies)
-            found = await _encode_portions(deliveries, media, has_slot=True)
-            assert found is not None
-        parts = found
-        if media != NDJSON:
-            parts = wrap_listing(media, envelope, "messages", found, len(deliveries))
-    _count_messages(context, deliveries, sum(map(len, parts)))
+    return envelope
+
+
+def _make_reply(
+    context: ApiContext, received: Received, media: str, parts: Sequence[Bytes]
+) -> Reply:
+    _count_messages(context, received.deliveries, sum(map(len, parts)))
     headers = [
         ("Holdfast-Available", str(received.available)),
         ("Holdfast-Active", "true" if received.active else "false"),
     ]
-    return Reply(200, media, parts, headers, held_s=held_s)
+    return Reply(200, media, parts, headers, held_s=received.held_s)
 
 
 async def _encode_portions(
@@ -464,11 +572,7 @@ SETTLE_REQUESTS: Mapping[Verb, type[Any]] = {
 
 
 async def _settle(call: Call[NoParams], verb: Verb) -> Reply:
-    begun = _begin_settling(call, verb, await call.body(SETTLE_REQUESTS[verb]))
-    if isinstance(begun, Reply):
-        return begun
-    await begun.future
-    return begun.make_reply()
+    return await finish(_begin_settling(call, verb, await call.body(SETTLE_REQUESTS[verb])))
 
 
 def begin_settling(verb: Verb) -> Callable[[Call[NoParams]], "BegunSettling | Reply | None"]:
@@ -519,7 +623,7 @@ class BegunSettling:
         settled = self.future.result()
         return self._call.reply(_describe_statuses(self._statuses or settled))
 
-    def end(self) -> None:
+    def give_up(self) -> None:
         """Do nothing: no memory is occupied except that of the body."""
 
 
@@ -560,22 +664,90 @@ def _terms_of(asked: SettleRequest) -> dict[str, Any]:
     return given | {"cumulative": True} if asked.cumulative else given
 
 
-async def _settle_first(call: Call[NoParams], asked: Sequence[SettleRequest]) -> list[SettledReply]:
-    """Settle what a receive asks for, in order; return the outcomes.
+def _begin_settling_first(
+    call: Call[NoParams], request: ReceiveRequest, asked: Sequence[SettleRequest]
+) -> Begun | Reply:
+    """Settle what a receive asks for. Lease messages once this is durable.
 
     All receipts are checked before any of them is settled. Usually all entries share one commit.
     """
-    group, groups, check = call.path["group"], call.context.groups, _check_topic(call)
+    check = _check_topic(call)
+    if _settles_at_once(asked) and (len(asked) == 1 or check is allow_all):
+        return _settle_at_once(call, request, asked, check)
+    return BegunTask(_settle_and_lease(call, request, asked, check))
+
+
+def _settles_at_once(asked: Sequence[SettleRequest]) -> bool:
+    """Return whether all entries may be settled in one event loop iteration."""
+    count = sum([len(each.receipts) for each in asked])
+    return count <= SETTLED_A_TURN and not any(each.cumulative for each in asked)
+
+
+def _settle_at_once(
+    call: Call[NoParams], request: ReceiveRequest, asked: Sequence[SettleRequest], check: CheckTopic
+) -> Begun | Reply:
+    group, groups = call.path["group"], call.context.groups
+    settled = [
+        groups.begin_settling(
+            group, Verb(each.verb), each.receipts, check_topic=check, **_terms_of(each)
+        )
+        for each in asked
+    ]
+    return SettlingReceive(call, request, settled).make_reply()
+
+
+class SettlingReceive:
+    """A receive that leases messages when the receipts that it settles are durable."""
+
+    __slots__ = ("_call", "_request", "_settled", "future")
+
+    future: asyncio.Future[Any]
+
+    def __init__(
+        self,
+        call: Call[NoParams],
+        request: ReceiveRequest,
+        settled: list[tuple[list[Status], asyncio.Future[Any] | None]],
+    ) -> None:
+        """`settled` are the results of `GroupService.begin_settling`."""
+        self._call = call
+        self._request = request
+        self._settled = settled
+
+    def make_reply(self) -> Begun | Reply:
+        """Return this object while a commit is not complete; then lease messages. Raises
+        StateUnavailable."""
+        outcomes = []
+        for statuses, durable in self._settled:
+            if durable is not None:
+                if not durable.done():
+                    self.future = asyncio.shield(durable)
+                    return self
+                later = durable.result()
+                statuses = statuses or later
+            outcomes.append(_describe_statuses(statuses))
+        return _begin_leasing(self._call, self._request, outcomes)
+
+    def give_up(self) -> None:
+        """Do nothing: what is settled stays settled."""
+
+
+async def _settle_and_lease(
+    call: Call[NoParams], request: ReceiveRequest, asked: Sequence[SettleRequest], check: CheckTopic
+) -> Reply:
+    group, groups = call.path["group"], call.context.groups
     count = sum([len(each.receipts) for each in asked])
     if count > SETTLED_A_TURN:  # the outcomes stay in memory while the request waits
         call.count_memory(OUTCOME_BYTES * count)
     if check is not allow_all:
         await groups.check_receipts(group, [r for each in asked for r in each.receipts], check)
-    begun = (
-        groups.settle(group, Verb(each.verb), each.receipts, **_terms_of(each)) for each in asked
-    )
-    if count <= SETTLED_A_TURN and not any(each.cumulative for each in asked):
-        settled = await asyncio.gather(*begun)  # each settles before it waits for the commit
-    else:
-        settled = [await each for each in begun]
-    return [*map(_describe_statuses, settled)]
+    if _settles_at_once(asked):
+        return await finish(_settle_at_once(call, request, asked, allow_all))
+    outcomes = [
+        _describe_statuses(
+            await groups.settle(group, Verb(each.verb), each.receipts, **_terms_of(each))
+        )
+        for each in asked
+    ]
+    del asked  # a request that waits must not keep its receipts in memory
+    return await finish(_begin_leasing(call, request, outcomes))

@@ -46,6 +46,7 @@ from holdfast.http_api.endpoints.publish_request import (
     too_many_batches,
 )
 from holdfast.http_api.limits.reply_slots import LargeReplySlot
+from holdfast.http_api.routing.begun import finish
 from holdfast.http_api.routing.call import Call
 from holdfast.http_api.routing.codecs import (
     BATCH,
@@ -120,8 +121,7 @@ async def publish(call: Call[PublishParams]) -> Reply:
     """
     begun = begin_publish(call)
     if begun is not None:
-        await begun.wait()
-        return begun.make_reply()
+        return await finish(begun)
     name = call.name_of_topic()
     _check_creation(call, name)
     _admit(call)
@@ -601,8 +601,8 @@ async def _publish(
 class BegunPublish:
     """A publish that may not be stored yet. On the event loop.
 
-    When `future` is done, call `end`. Then call `make_reply`, or `stored` if `future` has no error,
-    once. To give up the publish, cancel `future` and call `end`; it may be stored nevertheless.
+    When `future` is done, call `make_reply`; or call `end`, and `stored` if `future` has no error,
+    once. To give up the publish, cancel `future` and call `give_up`; it may be stored nevertheless.
     """
 
     __slots__ = ("_begun", "_call", "_counted", "_indexes", "_size", "_topic", "future")
@@ -667,6 +667,8 @@ class BegunPublish:
         if self.future.cancelled():
             store.publishing.end(self._begun)
 
+    give_up = end
+
     def stored(self) -> list[AppendResult]:
         """Return the place of each batch, and count the messages."""
         published = self._begun.request.results
@@ -677,6 +679,7 @@ class BegunPublish:
 
     def make_reply(self) -> Reply:
         """Return the reply to the request, and count the messages. Raises the error of `future`."""
+        self.end()
         self.future.result()
         published, indexes = self.stored(), self._indexes
         if indexes is None:

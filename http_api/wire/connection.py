@@ -77,17 +77,18 @@ class HeldRequest(Protocol):
 
     @property
     def future(self) -> asyncio.Future[Any]:
-        """Done when the reply can be made. The connection cancels it to give up the request."""
+        """Done when the request can continue. The connection cancels it to give up the request."""
 
-    def make_reply(self) -> Reply | None:
+    def make_reply(self) -> "Reply | HeldRequest | None":
         """Return the reply, once the future is done and not cancelled. It must have neither a
-        stream nor an upgrade.
+        stream nor an upgrade. Return a held request if the request waits again.
 
         Return None if a task must answer the request from its beginning.
         """
 
     def give_up(self) -> None:
-        """Free what the request occupies, after its future was cancelled. May be called twice."""
+        """Free what the request occupies, after its future was cancelled or done. May be called
+        twice."""
 
 
 Hold = Callable[[Request], HeldRequest | Reply | None]
@@ -298,15 +299,19 @@ class Connection(asyncio.BufferedProtocol):
                 self._reply_now(asked, held)
                 return
             if held is not None:
-                self._held, self.task = held, held.future
-                held.future.add_done_callback(partial(self._answer_held, asked, held))
+                self._wait_for(asked, held)
                 return
         else:
             self.state = State.REFUSING
         self.task = self._loop.create_task(self._serve(asked))
 
+    def _wait_for(self, asked: Request, held: HeldRequest) -> None:
+        """Continue a request when its future is done."""
+        self._held, self.task = held, held.future
+        held.future.add_done_callback(partial(self._answer_held, asked, held))
+
     def _answer_held(self, asked: Request, held: HeldRequest, future: asyncio.Future[Any]) -> None:
-        """Answer a request that was held without a task, or give it up if its client is gone."""
+        """Continue a request that was held without a task; give it up if its client is gone."""
         self._held = None
         if future.cancelled() or not self.writer.is_open:
             held.give_up()
@@ -314,10 +319,12 @@ class Connection(asyncio.BufferedProtocol):
             self._after_reply()
             return
         reply = held.make_reply()
-        if reply is None:
+        if isinstance(reply, Reply):
+            self._reply_now(asked, reply)
+        elif reply is None:
             self.task = self._loop.create_task(self._serve(asked))
         else:
-            self._reply_now(asked, reply)
+            self._wait_for(asked, reply)
 
     def _reply_now(self, asked: Request, reply: Reply) -> None:
         """Write a reply. If the operating system does not accept it at once, a task waits."""

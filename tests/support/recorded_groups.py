@@ -22,6 +22,7 @@ from holdfast.groups.service_types import (
     Status,
     Verb,
 )
+from holdfast.groups.serving.group_server import HeldReceive, UnfinishedReceive
 
 
 def deliveries_of(topic: Topic, batch: Batch, rows: Sequence[int], **more: Any) -> list[Delivery]:
@@ -60,6 +61,20 @@ class RecordedGroups(GroupService):
         self.asks.append(request)
         if not self.answers:
             return await super().receive(group, request)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def begin_receive(
+        self, group: str, request: ReceiveRequest
+    ) -> Received | HeldReceive | UnfinishedReceive | None:
+        self.asks.append(request)
+        if not self.answers:
+            begun = super().begin_receive(group, request)
+            if begun is None:  # `receive` follows
+                del self.asks[-1]
+            return begun
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer

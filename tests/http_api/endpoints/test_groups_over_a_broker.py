@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.http_api.endpoints.leases import deliver_received
+from holdfast.http_api.endpoints.leases import deliver_at_once
 from holdfast.http_api.wire.reply import Reply
 from tests.support.group_api import GroupApi, bodies, serving_groups, until
 
@@ -188,11 +188,11 @@ async def test_a_disconnect_between_lease_and_reply_returns_the_lease(
     waiting = api.waiting("other", max_messages=2)
     await api.held(2)
 
-    async def deliver_behind_it(*what: Any) -> Reply:
+    def deliver_behind_it(*what: Any) -> Reply | None:
         client.close()
-        return await deliver_received(*what)
+        return deliver_at_once(*what)
 
-    monkeypatch.setattr("holdfast.http_api.endpoints.leases.deliver_received", deliver_behind_it)
+    monkeypatch.setattr("holdfast.http_api.endpoints.leases.deliver_at_once", deliver_behind_it)
     await api.publish("a", "b")
     messages = (await asyncio.wait_for(waiting, 10))["messages"]
     assert await api.metric("holdfast_group_undelivered_total") == 2
@@ -217,12 +217,12 @@ async def test_a_hundred_disconnects_during_an_arrival_delay_nothing(
     yet."""
     clients = await gone(api, 100, max_messages=100)
 
-    async def deliver_behind_them(*what: Any) -> Reply:
+    def deliver_behind_them(*what: Any) -> Reply | None:
         while clients:
             clients.pop().close()
-        return await deliver_received(*what)
+        return deliver_at_once(*what)
 
-    monkeypatch.setattr("holdfast.http_api.endpoints.leases.deliver_received", deliver_behind_them)
+    monkeypatch.setattr("holdfast.http_api.endpoints.leases.deliver_at_once", deliver_behind_them)
     await api.publish(*map(str, range(100)))
     reply = await asyncio.wait_for(api.waiting("other", max_messages=100), 10)
     assert bodies(reply) == list(map(str, range(100)))
