@@ -5,7 +5,9 @@
 
 Each of 16 connections sends requests in a closed loop: publishes, pulls that find messages in
 memory, pulls that find none, receives from a group, and acknowledgements of what was received. The
-requests are encoded before each round, and the answers are hardly parsed. With `--beside`, a broker
+requests are encoded before each round, and the answers are hardly parsed. A woken request is held
+on one connection, and a publish on another connection wakes it; with an ack, it acknowledges the
+message of the request before it. With `--beside`, a broker
 of another checkout takes turns with this one, and the ratios of this checkout to the other are
 printed, too. The first round does not count.
 """
@@ -34,7 +36,9 @@ _UNIT = "broker us"
 #: With -P, Python imports the checkout that PYTHONPATH names, not the present directory.
 _PROGRAM = (sys.executable, "-P", "-m", "holdfast")
 _KINDS = ("publish", "pull of 1", "pull of 32", "pull of 32, binary", "empty pull", "receive of 1",
-          "ack of 1")  # fmt: skip
+          "ack of 1", "woken pull", "woken receive", "woken receive with ack")  # fmt: skip
+#: The wait before a publish, so that the broker holds the request that it wakes.
+_PARKING_S = 0.002
 
 
 def main() -> None:
@@ -104,18 +108,24 @@ class _Load:
 
     async def prepare(self) -> None:
         """Fill a topic, and make a group."""
-        for topic in ("published", "one", "many", "received"):
+        for topic in ("published", "one", "many", "received", "pulled", "woken"):
             put_topic(self._url, topic, 1, "written")
         self._connections = [
             await self._client.connect(lambda _, now: None) for _ in range(CONNECTIONS)
         ]
-        group = {"topics": {"received": {}}, "start": "earliest", "max_in_flight": 100_000}
-        put = self._client.post("/v1/groups/received", group).replace(b"POST", b"PUT", 1)
-        await self._send([put])
+        for name in ("received", "woken"):
+            group = {"topics": {name: {}}, "start": "earliest", "max_in_flight": 100_000}
+            put = self._client.post(f"/v1/groups/{name}", group).replace(b"POST", b"PUT", 1)
+            await self._send([put])
         await self._send([self._publish("one", 1), self._publish("many", 32)])
 
     async def run(self, kind: str, requests: int) -> float:
-        """Return the broker's processor time of a request, in microseconds."""
+        """Return the broker's processor time of a request, in microseconds; of a woken request
+        together with the publish that wakes it."""
+        if kind.startswith("woken"):
+            before_s = process_cpu_s(self._pid)
+            await self._wake(kind, requests)
+            return (process_cpu_s(self._pid) - before_s) / requests * 1e6
         if kind == "receive of 1":
             await self._send([self._publish("received", 1)] * requests)
         elif kind == "ack of 1" and len(self._receipts) < requests:
@@ -125,6 +135,28 @@ class _Load:
         before_s = process_cpu_s(self._pid)
         await self._send(asked, keep)
         return (process_cpu_s(self._pid) - before_s) / len(asked) * 1e6
+
+    async def _wake(self, kind: str, count: int) -> None:
+        """Hold requests one after another, and wake each with a publish."""
+        client, body = self._client, b""
+        for _ in range(count):
+            if kind == "woken pull":
+                path = f"/v1/topics/pulled/queues/0/messages?offset={self._pulled}&wait_ms=60000"
+                held, topic = client.get(path), "pulled"
+                self._pulled += 1
+            else:
+                asked: dict[str, object] = {"max_messages": 1, "wait_ms": 60_000}
+                if body and kind.endswith("ack"):
+                    receipts = [each["receipt"] for each in json.loads(body)["messages"]]
+                    asked["settle"] = [{"verb": "ack", "receipts": receipts}]
+                held, topic = client.post("/v1/groups/woken/receive", asked), "woken"
+            waiting, acting = self._connections[:2]
+            answers = [_answer(waiting), _answer(acting)]
+            waiting.send(held)
+            await asyncio.sleep(_PARKING_S)
+            acting.send(self._publish(topic, 1))
+            await asyncio.gather(*answers)
+            body = waiting.body
 
     def _keep(self, body: bytes) -> None:
         self._receipts += [each["receipt"] for each in json.loads(body)["messages"]]
@@ -175,6 +207,12 @@ class _Load:
             if (request := next(sent, None)) is not None:
                 connection.send(request)
         await done
+
+
+def _answer(connection: Connection) -> "asyncio.Future[None]":
+    answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    connection.answered = lambda _, now: answer.set_result(None)
+    return answer
 
 
 if __name__ == "__main__":
