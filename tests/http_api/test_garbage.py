@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.api_server import Api
+from tests.support.own_garbage import only_own_garbage
 from tests.support.raw_http import raw_connection
 
 PUBLISH = (
@@ -20,12 +21,8 @@ REFUSED = EMPTY_PULL.replace(b"offset=0", b"offset=x")
 
 @pytest.fixture
 def collector_off() -> Iterator[None]:
-    gc.disable()
-    gc.collect()
-    gc.freeze()  # each collection would look at all objects of earlier tests
-    yield
-    gc.unfreeze()
-    gc.enable()
+    with only_own_garbage():
+        yield
 
 
 @pytest.mark.usefixtures("collector_off")

@@ -22,6 +22,7 @@ from holdfast.http_api.wire.connection import Connection
 from holdfast.http_api.wire.reply import Bytes, Reply
 from tests.support.api_server import Api, raising_at_once, running_api
 from tests.support.certificates import Certificates
+from tests.support.own_garbage import only_own_garbage
 from tests.support.raw_http import raw_connection, until
 
 PULL = (
@@ -41,26 +42,21 @@ async def api_with(*, large: int = 0, **settings: Any) -> AsyncIterator[Api]:
 
     At the end no reference cycles may be left.
     """
-    async with running_api(send_buffer_bytes=4096, **settings) as api:
-        topic, _ = await api.store.topics.create("orders", queues=2)
-        for _ in range(large):
-            block = encode_batch([b"x" * ROOM], queue_id=0)
-            await api.store.publishing.publish(topic, [Batch.decode(block)])
-        if api.server.scheme == "http":
-            # The objects that the first request creates for all later ones are ignored.
-            assert (await api.publish("orders", {"body": "x", "queue": 0})).status == 200
-        await api.session.close()
-        await clients_left(api)
-        gc.collect()
-        gc.freeze()  # each collection would look at all objects of earlier tests
-        gc.disable()
-        try:
+    with only_own_garbage():
+        async with running_api(send_buffer_bytes=4096, **settings) as api:
+            topic, _ = await api.store.topics.create("orders", queues=2)
+            for _ in range(large):
+                block = encode_batch([b"x" * ROOM], queue_id=0)
+                await api.store.publishing.publish(topic, [Batch.decode(block)])
+            if api.server.scheme == "http":
+                # The objects that the first request creates for all later ones are ignored.
+                assert (await api.publish("orders", {"body": "x", "queue": 0})).status == 200
+            await api.session.close()
+            await clients_left(api)
+            gc.collect()
             yield api
             await clients_left(api)
             assert garbage() == []
-        finally:
-            gc.unfreeze()
-            gc.enable()
 
 
 async def clients_left(api: Api) -> None:
