@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import uvloop
@@ -80,19 +80,26 @@ def _rows(spent: dict[str, list[list[float]]], has_other: bool) -> Iterator[Row]
 
 async def _start(stack: ExitStack, checkout: Path) -> "_Load":
     """Run a broker of a checkout, and return the load for it."""
-    directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-bench-"))
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(checkout.resolve())
-    try:
-        data = Path(directory) / "data"
-        running = stack.enter_context(RunningBroker(data, ARGUMENTS, program=_PROGRAM))
-    finally:
-        del os.environ["PYTHONPATH"]
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
-    load = _Load(running)
+    load = _Load(stack.enter_context(broker_of(checkout)))
     await load.prepare()
     return load
+
+
+@contextmanager
+def broker_of(checkout: Path) -> Iterator[RunningBroker]:
+    """Run a broker of a checkout on a temporary directory and a free port."""
+    before = os.environ.get("PYTHONPATH")
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-bench-"))
+        os.environ["PYTHONPATH"] = str(checkout.resolve())
+        try:
+            data = Path(directory) / "data"
+            running = stack.enter_context(RunningBroker(data, ARGUMENTS, program=_PROGRAM))
+        finally:
+            del os.environ["PYTHONPATH"]
+            if before is not None:
+                os.environ["PYTHONPATH"] = before
+        yield running
 
 
 class _Load:

@@ -1,21 +1,26 @@
 """The broker's processor time for a single publish, with clients that cost almost nothing.
 
-    python -m bench.publish_cost [--json] [--requests 20000] [--rounds 5]
+    python -m bench.publish_cost [--json] [--requests 20000] [--rounds 5] [--beside CHECKOUT]
 
 Each of N connections sends a message of 1 KiB, waits for the answer, and repeats. The requests are
 encoded once and the answers are not parsed, so that the client does not limit the broker. A request
 to /healthz, which does no work, is measured in the same rounds for comparison. The cases take
-turns.
+turns. With `--beside`, a broker of another checkout takes turns with this one in each case, and the
+ratios of this checkout to the other are printed, too.
 """
 
+import argparse
 import asyncio
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import uvloop
 
-from bench.harness import arguments, broker, process_cpu_s
+from bench.harness import process_cpu_s
 from bench.hold_http import Client, Connection, put_topic
+from bench.hot_requests import broker_of
 from bench.rows import TIMES, Row, report
 from holdfast.running_broker import RunningBroker
 
@@ -46,29 +51,40 @@ _CASES = (
 
 def main() -> None:
     """Measure and print."""
-    options = arguments(__doc__ or "", requests=20_000, rounds=5)
-    report(rows(options.requests, options.rounds), as_json=options.json)
+    parser = argparse.ArgumentParser(description=__doc__ or "")
+    parser.add_argument("--json", action="store_true", help="JSON lines in place of a table")
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--beside", type=Path)
+    options = parser.parse_args()
+    report(rows(options.requests, options.rounds, options.beside), as_json=options.json)
 
 
-def rows(requests: int, rounds: int) -> Iterator[Row]:
-    """Measure; yield the cost of each case, and its ratio to the request that does no work. The
-    first round does not count."""
-    found = {case: Row("", case.name, case.durability, _UNIT, []) for case in _CASES}
-    with broker() as running:
-        for durability in ("written", "fsync"):
-            put_topic(running.url, durability, 1, durability)
+def rows(requests: int, rounds: int, beside: Path | None = None) -> Iterator[Row]:
+    """Measure; yield the cost of each case, and its ratio to the request that does no work, or to
+    the broker of the checkout `beside`. The first round does not count."""
+    spent: dict[Case, list[list[float]]] = {case: [] for case in _CASES}
+    with ExitStack() as stack:
+        brokers = [stack.enter_context(broker_of(each)) for each in filter(None, (Path(), beside))]
+        for running in brokers:
+            for durability in ("written", "fsync"):
+                put_topic(running.url, durability, 1, durability)
         for number in range(rounds + 1):
-            for case, row in found.items():
+            for case, values in spent.items():
                 count = requests if case.connections > 1 else requests // 8
-                spent = uvloop.run(_measure(running, case, count))
+                order = brokers if number % 2 else brokers[::-1]
+                found = {each.pid: uvloop.run(_measure(each, case, count)) for each in order}
                 if number:
-                    row.values.append(spent)
-    base = found[_CASES[0]].values
-    for case, row in found.items():
-        row.at_most = case.bar_us
-        yield row
-        if case.name != _BASE:
-            ratios = [ours / theirs for ours, theirs in zip(row.values, base, strict=True)]
+                    values.append([found[each.pid] for each in brokers])
+    base = [ours for ours, *_ in spent[_CASES[0]]]
+    for case, values in spent.items():
+        costs = [ours for ours, *_ in values]
+        yield Row("", case.name, case.durability, _UNIT, costs, at_most=case.bar_us)
+        if beside is not None:
+            ratios = [ours / other for ours, other in values]
+            yield Row("", f"{case.name}, beside the other", case.durability, TIMES, ratios)
+        elif case.name != _BASE:
+            ratios = [ours / theirs for ours, theirs in zip(costs, base, strict=True)]
             yield Row("", f"{case.name}, beside {_BASE}", case.durability, TIMES, ratios)
 
 
