@@ -69,7 +69,7 @@ class Holder(NamedTuple):
     until_ms: int | None
 
 
-class Delivery(NamedTuple):
+class Delivery(msgspec.Struct, frozen=True, gc=False):
     """One message: a row of a stored batch. `receipt` is None if the message is already settled, or
     was only shown (browse). `attempt` counts deliveries from 1. `failures` counts only the earlier
     deliveries that ended with a nack. `holder` is set if a browse shows a leased message."""

@@ -358,20 +358,21 @@ class LeasedSource:
         encoders: dict[int, RowEncoder] = {}
         messages: list[bytes] = []
         encoder = last_batch = None
-        for topic, _, _, batch, row, receipt, attempt, _, failures, _ in deliveries:
+        for each in deliveries:
+            batch, row, attempt, receipt = each.batch, each.row, each.attempt, each.receipt
             if batch is not last_batch:
                 encoder, last_batch = encoders.get(id(batch)), batch
             if encoder is None or not encoder.first_row <= row < encoder.end_row:
                 encoder = encoders[id(batch)] = RowEncoder(
                     *(batch, row),
-                    is_durable=topic.config.durability == "fsync",
-                    topic=topic_to_show(topic, group),
+                    is_durable=each.topic.config.durability == "fsync",
+                    topic=topic_to_show(each.topic, group),
                     most=len(deliveries) - len(messages),
                 )
             changes = b""
             if is_modified and attempt > 1 and isinstance(receipt, Receipt):
                 changes = self._modified.get(receipt) or modified.find(receipt)
-            messages.append(encoder.encode(row, attempt, failures, now_ms, changes))
+            messages.append(encoder.encode(row, attempt, each.failures, now_ms, changes))
         return messages
 
     def _give_back_unsent(self, kept: int) -> None:
@@ -460,4 +461,5 @@ class LeasedSource:
 
 def _unsent(delivery: Delivery) -> Unsent:
     receipt = delivery.receipt if isinstance(delivery.receipt, Receipt) else None
-    return Unsent(*delivery[:3], delivery.attempt, delivery.failures, receipt)
+    place = delivery.topic, delivery.queue, delivery.offset
+    return Unsent(*place, delivery.attempt, delivery.failures, receipt)

@@ -70,7 +70,7 @@ class ModifiedAnnotations:
 
     def find(self, receipt: Receipt) -> bytes:
         """Return the encoded map of annotations for a delivery; empty bytes if there are none."""
-        entry = self._entries.get(receipt[:4])
+        entry = self._entries.get(_place_of(receipt))
         return b"" if entry is None or entry.receipt.epoch != receipt.epoch else entry.annotations
 
     def keep(
@@ -93,21 +93,21 @@ class ModifiedAnnotations:
                 if len(merged) > MAX_MESSAGE_BYTES:
                     self.dropped_total += 1
                     merged = encoded
-            self._drop(receipt[:4])
+            self._drop(_place_of(receipt))
             self._check_some(may_return)
             self._add(_Entry(client, group, receipt, merged), config)
 
     def drop(self, receipts: Iterable[Receipt]) -> None:
         """Drop the annotations of messages that will not be delivered again."""
         for receipt in receipts:
-            self._drop(receipt[:4])
+            self._drop(_place_of(receipt))
 
     def _drop(self, place: _Place) -> None:
         if place in self._entries:
             self._remove(place)
 
     def _add(self, entry: _Entry, config: AmqpConfig) -> None:
-        client, place, size = entry.client, entry.receipt[:4], entry.size
+        client, place, size = entry.client, _place_of(entry.receipt), entry.size
         most_of_client = min(config.max_client_modified_bytes, config.max_modified_bytes)
         if len(entry.annotations) > MAX_MESSAGE_BYTES or size > most_of_client:
             self.dropped_total += 1
@@ -140,3 +140,7 @@ class ModifiedAnnotations:
             entry = self._entries.get(place)
             if entry is not None and not may_return(entry.group, entry.receipt):
                 self._remove(place)
+
+
+def _place_of(receipt: Receipt) -> _Place:
+    return receipt.group_id, receipt.topic_id, receipt.queue, receipt.offset

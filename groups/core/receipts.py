@@ -32,7 +32,8 @@ from binascii import b2a_base64
 from enum import Enum, auto
 from hashlib import sha256
 from hmac import compare_digest
-from typing import NamedTuple
+
+import msgspec
 
 from holdfast.groups.cursor.cursor import BOOT_SHIFT, Cursor, End
 from holdfast.groups.errors import InvalidReceipt
@@ -50,7 +51,7 @@ _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _MAX_TEXT = (_MIN_SIZE + MAX_MEMBER_BYTES) * 4 // 3 + 4
 
 
-class Receipt(NamedTuple):
+class Receipt(msgspec.Struct, frozen=True, gc=False):
     """Identifies one lease of one message."""
 
     group_id: int
@@ -77,7 +78,7 @@ class ReceiptCodec:
 
     def encode(self, receipt: Receipt) -> str:
         """Return a receipt's text."""
-        *numbers, attempt, member = receipt
+        *numbers, attempt, member = msgspec.structs.astuple(receipt)
         body = _BODY.pack(VERSION, *numbers, min(attempt, 0xFFFF)) + member.encode()
         text = b2a_base64(body + self._signature(body), newline=False)
         return text.translate(_URL_SAFE).rstrip(b"=").decode()

@@ -19,7 +19,6 @@ from holdfast.groups.core.requests import (
 )
 from holdfast.groups.cursor.heads import Head, NeedsRead
 from holdfast.groups.cursor.leases import NO_DEADLINE
-from holdfast.groups.cursor.tuples import from_columns
 from holdfast.groups.errors import FilterNotAllowed, GroupError
 
 #: At most this many messages are chosen ("selected") for one reply in one event loop iteration.
@@ -285,7 +284,7 @@ def _lease_messages(
     reply.size_bytes += sum([head.size_bytes for head in heads])
     if request.settled:
         messages = []
-        for offset, *_ in heads:
+        for offset in [head.offset for head in heads]:
             redelivered, failed = cursor.is_redelivery(offset), cursor.failures(offset)
             attempt = cursor.attempt(offset)
             messages.append(SelectedMessage(key, offset, attempt, redelivered, None, failed))
@@ -305,14 +304,14 @@ def _lease_messages(
         if any(are_redelivered):
             # After a restart the broker must know the end of the earlier lease.
             reply.commit_first = True
-    receipts = from_columns(
+    receipts = map(
         Receipt,
         *(repeat(group_id), repeat(topic_id), repeat(queue), offsets),
         *(range(number, number + len(leases)), repeat(epoch), repeat(deadline_ms)),
         *(attempts, repeat(member)),
     )
-    columns = repeat(key), offsets, attempts, are_redelivered, receipts, failures
-    return from_columns(SelectedMessage, *columns)
+    columns = offsets, attempts, are_redelivered, receipts, failures
+    return list(map(SelectedMessage, repeat(key), *columns))
 
 
 def _repeat_answer(
@@ -342,7 +341,7 @@ def _repeat_answer(
             deadline_ms = lease.deadline_ms - 1
         lane.cursor.extend(lease, deadline_ms)
         group.members.mark_seen(request.member, now_ms, deadline_ms)
-        receipt = receipt._replace(deadline_ms=deadline_ms)
-        messages.append(message._replace(receipt=receipt))
+        receipt = msgspec.structs.replace(receipt, deadline_ms=deadline_ms)
+        messages.append(msgspec.structs.replace(message, receipt=receipt))
         group.update_lane(lane)
     return Reply(messages, group.available(request), commit_first=True) if messages else None

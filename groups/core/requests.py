@@ -152,7 +152,7 @@ class ReceiveRequest(msgspec.Struct, frozen=True):
         return self.may_receive is None or self.may_receive(topic_id)
 
 
-class SelectedMessage(NamedTuple):
+class SelectedMessage(msgspec.Struct, frozen=True, gc=False):
     """One message of a reply. `receipt` is None if the message was settled when it was sent.
     `failures` is the number of earlier deliveries that failed."""
 

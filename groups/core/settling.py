@@ -179,7 +179,8 @@ def _ack_run(
         return 0
     _expire(group, lane, first.offset, terms.now_ms, is_first=lane not in touched)
     touched[lane] = None
-    group_id, topic_id, queue, offset, _, epoch, *_ = first
+    group_id, topic_id, queue = first.group_id, first.topic_id, first.queue
+    offset, epoch = first.offset, first.epoch
     ended: list[Lease] = []
     find_lease, now_ms = lane.cursor.leases.get, terms.now_ms
     for receipt in islice(receipts, start, None):

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from holdfast.consumequeue.lost_ranges import LostRanges
 from holdfast.consumequeue.topics import QueueKey
 
@@ -16,8 +18,8 @@ from holdfast.consumequeue.topics import QueueKey
 UNKNOWN_SIZE = 0xFFFF_FFFF
 
 
-class Head(NamedTuple):
-    """The data of one message that selection needs."""
+class Head(msgspec.Struct, frozen=True, order=True, gc=False):
+    """The data of one message that selection needs. Heads are ordered by offset."""
 
     offset: int
     size_bytes: int = 0

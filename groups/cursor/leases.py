@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
+import msgspec
+
 from holdfast.groups.cursor.heads import Head
 
 K = TypeVar("K", bound=Hashable)
@@ -55,8 +57,7 @@ class Grant:
         return not self.left and not self.commits_left
 
 
-@dataclass(slots=True, eq=False)
-class Lease:
+class Lease(msgspec.Struct, eq=False, gc=False):
     """One delivery of one message to one member."""
 
     head: Head

@@ -7,6 +7,8 @@ loop.
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.core.browsing import browse
 from holdfast.groups.core.group import Group
@@ -67,7 +69,7 @@ class Browsers:
         found, _ = await self._flow.deliveries(messages)
         if request.include_leased:
             found = [
-                each._replace(holder=holders[(each.topic.topic_id, each.queue), each.offset])
+                replace(each, holder=holders[(each.topic.topic_id, each.queue), each.offset])
                 for each in found
             ]
         if found or shown.needs is not None:

@@ -25,7 +25,6 @@ from holdfast.consumequeue.reading.queue_reading import QueueReader
 from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.core.given_cost import PROPERTY, parse_cost
 from holdfast.groups.cursor.heads import Head, Heads
-from holdfast.groups.cursor.tuples import from_rows
 from holdfast.holdservice.filters import row_values
 
 #: A read from memory returns at most this many bytes.
@@ -448,7 +447,7 @@ class StoreHeads:
             offsets = range(base + rows.start, base + rows.stop)
         else:
             offsets = [base + row for row in rows]
-        return from_rows(Head, zip(offsets, sizes, keys, expiries, costs, strict=True))
+        return list(map(Head, offsets, sizes, keys, expiries, costs))
 
     def _head(self, batch: Batch, row: int) -> Head:
         """Return the head of one row. This does not use numpy, which is slow for a single row."""

@@ -23,7 +23,6 @@ from holdfast.groups.core.group import Group
 from holdfast.groups.core.receipts import Receipt, ReceiptCodec
 from holdfast.groups.core.receiving import continue_reply, receive, serve
 from holdfast.groups.core.requests import ReceiveRequest, Reply, SelectedMessage, Waiter
-from holdfast.groups.cursor.tuples import from_rows
 from holdfast.groups.descriptions import ServedReply
 from holdfast.groups.errors import GroupError
 from holdfast.groups.service_types import Delivery
@@ -233,11 +232,14 @@ class ReceiveFlow:
     ) -> list[Delivery] | None:
         """Return what `deliveries` returns, if all messages can be read, are in memory, and are few
         enough for one event loop iteration. Otherwise return None."""
-        rows: list[tuple[Any, ...]] = []
+        deliveries: list[Delivery] = []
         unreadable: list[SelectedMessage] = []
-        for _ in self._make_rows(messages, rows, unreadable, receipt_values=receipt_values):
+        making = self._make_deliveries(
+            messages, deliveries, unreadable, receipt_values=receipt_values
+        )
+        for _ in making:
             return None
-        return None if unreadable else from_rows(Delivery, rows)
+        return None if unreadable else deliveries
 
     async def deliveries(
         self, messages: Sequence[SelectedMessage], *, receipt_values: bool = False
@@ -245,9 +247,11 @@ class ReceiveFlow:
         """Return a delivery for each message, in order, and the messages that cannot be read
         any more. Many messages take several event loop iterations. If `receipt_values` is true,
         the receipts stay values; otherwise they become texts."""
-        rows: list[tuple[Any, ...]] = []
+        deliveries: list[Delivery] = []
         unreadable: list[SelectedMessage] = []
-        making = self._make_rows(messages, rows, unreadable, receipt_values=receipt_values)
+        making = self._make_deliveries(
+            messages, deliveries, unreadable, receipt_values=receipt_values
+        )
         found: Batch | None = None
         with suppress(StopIteration):
             while True:
@@ -256,17 +260,17 @@ class ReceiveFlow:
                     await asyncio.sleep(0)
                 else:
                     found = await self.batch(*needed)
-        return from_rows(Delivery, rows), unreadable
+        return deliveries, unreadable
 
-    def _make_rows(
+    def _make_deliveries(
         self,
         messages: Sequence[SelectedMessage],
-        rows: list[tuple[Any, ...]],
+        deliveries: list[Delivery],
         unreadable: list[SelectedMessage],
         *,
         receipt_values: bool,
     ) -> Generator[tuple[QueueKey, int] | None, Batch | None, None]:
-        """Add the fields of each delivery to `rows`, or its message to `unreadable`. Yield the
+        """Add each delivery to `deliveries`, or its message to `unreadable`. Yield the
         queue and offset of each batch that is not in memory; the caller sends the batch, or None if
         it does not exist any more. Yield None if the rest is for the next event loop iteration."""
         queue: QueueKey = (-1, -1)
@@ -277,9 +281,9 @@ class ReceiveFlow:
         for number, message in enumerate(messages, 1):
             if number % MESSAGES_A_TURN == 0:
                 yield None
-            its_queue, offset, attempt, redelivered, value, failures = message
-            if its_queue != queue or not base <= offset < end:
-                queue = its_queue
+            offset = message.offset
+            if message.queue != queue or not base <= offset < end:
+                queue = message.queue
                 topic = self._source.topic_by_id(queue[0])
                 batch = None if topic is None else self._source.batch(queue, offset)
                 if topic is not None and batch is None:
@@ -291,12 +295,14 @@ class ReceiveFlow:
             if topic is None or batch is None:
                 unreadable.append(message)
                 continue
-            receipt: str | Receipt | None = value
-            if value is not None and not receipt_values:
-                receipt = encode(value)
-            row = offset - base
-            rows.append(
-                (topic, queue[1], offset, batch, row, receipt, attempt, redelivered, failures, None)
+            receipt: str | Receipt | None = message.receipt
+            if isinstance(receipt, Receipt) and not receipt_values:
+                receipt = encode(receipt)
+            deliveries.append(
+                Delivery(
+                    *(topic, queue[1], offset, batch, offset - base, receipt),
+                    *(message.attempt, message.redelivered, message.failures),
+                )
             )
 
     async def batch(self, queue: QueueKey, offset: int) -> Batch | None:

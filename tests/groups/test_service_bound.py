@@ -260,7 +260,7 @@ async def test_a_caller_that_does_not_wait_begins_no_commit_at_once(
 
 
 def replace_group(receipt: Receipt) -> Receipt:
-    return receipt._replace(group_id=99)
+    return replace(receipt, group_id=99)
 
 
 async def test_a_dead_letter_names_the_reason_of_its_member(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.amqp.config import AmqpConfig
 from holdfast.amqp.nodes import modified_annotations
@@ -21,7 +22,7 @@ MANY = AmqpConfig()
 
 
 def receipt(offset: int, **fields: Any) -> Receipt:
-    return Receipt(1, 2, 0, offset, 7, 1, 0, 1, "member")._replace(**fields)
+    return replace(Receipt(1, 2, 0, offset, 7, 1, 0, 1, "member"), **fields)
 
 
 class _Annotations:
@@ -65,7 +66,7 @@ def test_no_other_message_and_no_delivery_after_a_seek_has_them(fields: dict[str
     all_ = _Annotations()
     all_.keep(0)
     assert all_.kept.find(receipt(0, lease_number=8, attempt=2, member="other"))
-    assert not all_.kept.find(receipt(0)._replace(**fields))
+    assert not all_.kept.find(replace(receipt(0), **fields))
     all_.keep(0, given={Symbol("new"): 1}, epoch=2)
     assert not all_.kept.find(receipt(0))
     assert decode(all_.kept.find(receipt(0, epoch=2)))[0] == {"new": 1}

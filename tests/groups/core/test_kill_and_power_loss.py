@@ -6,6 +6,7 @@ The state after the first event must still hold after the second.
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.groups.config import GroupConfig
 from holdfast.groups.core.group_topic import DeadLetter, QueueLane
@@ -142,7 +143,7 @@ def test_a_lease_from_before_a_grace_is_stale_after_a_second_first_lease(
     cursor = opened.cursors[KEY]
     first_boot = cursor.boot - 1
     before = Receipt(*KEY, 3, (first_boot << 40) + 4, cursor.epoch, NOW_MS + LEASE_MS, 1, "m")
-    longer = before._replace(offset=4, lease_number=before.lease_number + 1)
+    longer = replace(before, offset=4, lease_number=before.lease_number + 1)
     for receipt in (before, longer):
         assert receipt_state(cursor, receipt) == (ReceiptState.GRACE, None)
     cursor.adopt(Head(4), "m", longer.lease_number, NOW_MS + 2 * LEASE_MS, NOW_MS)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.groups.core.receipts import ReceiptCodec
 from holdfast.http_api.access.tokens import Tokens
@@ -97,7 +98,7 @@ async def test_a_receipt_forged_with_the_key_is_still_refused_by_its_topic(api: 
     codec = api.broker._groups.registry.get("g")._codec
     assert isinstance(codec, ReceiptCodec)
     receipt = codec.decode((await receipts(api))["theirs"])
-    forged = codec.encode(receipt._replace(member="thief"))
+    forged = codec.encode(replace(receipt, member="thief"))
     show(api, "consume:=mine:=g")
     assert await api.refused("POST", "/v1/groups/g/ack", {"receipts": [forged]}) == (
         403,
