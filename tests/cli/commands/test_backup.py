@@ -161,14 +161,14 @@ def test_a_backup_in_a_store_is_brought_up_to_date_and_restored(
 )
 def test_a_wrong_store_is_refused_in_one_line(
     holdfast: Run,
-    holdfast_broker: RunningBroker,
+    shared_broker: RunningBroker,
     tmp_path: Path,
     arguments: tuple[str, ...],
     code: int,
     text: str,
 ) -> None:
     pytest.importorskip("obstore")
-    data_dir = str(holdfast_broker.data_dir)
+    data_dir = str(shared_broker.data_dir)
     command, *rest = (each.replace("DATA", data_dir) for each in arguments)
     folder = data_dir if command == "backup" else str(tmp_path / "new")
     done = holdfast(command, "--data-dir", folder, *rest)
@@ -183,7 +183,7 @@ def test_a_wrong_store_is_refused_in_one_line(
 )
 def test_what_a_store_refuses_ends_in_one_line(
     holdfast: Run,
-    holdfast_broker: RunningBroker,
+    shared_broker: RunningBroker,
     monkeypatch: pytest.MonkeyPatch,
     status: int,
     problem: str,
@@ -209,7 +209,7 @@ def test_what_a_store_refuses_ends_in_one_line(
             "AWS_SECRET_ACCESS_KEY": "do-not-show",
         }.items():
             monkeypatch.setenv(name, value)
-        done = holdfast("backup", "--data-dir", str(holdfast_broker.data_dir), "s3://backups/x")
+        done = holdfast("backup", "--data-dir", str(shared_broker.data_dir), "s3://backups/x")
     assert done.exit_code == code
     assert problem in done.stderr
     assert "s3://backups/x" in done.stderr

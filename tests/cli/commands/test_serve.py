@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,23 @@ def used_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data
 
 
+@dataclass(frozen=True)
+class Served:
+    """A broker's process, its address and its directory."""
+
+    process: subprocess.Popen[str]
+    url: str
+    data_dir: Path
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A broker that no test stops. Each test uses its own topic."""
+    data = tmp_path_factory.mktemp("served") / "d"
+    with serving(data, "--topics-default-queues", "7", soft_limit=256) as (process, url):
+        yield Served(process, url, data)
+
+
 def contents(folder: Path) -> dict[Path, int]:
     """Return each file's modification time, except the lock: it records the last start attempt."""
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != "lock"}
@@ -88,22 +106,21 @@ def test_a_signal_stops_it_cleanly(tmp_path: Path, number: signal.Signals) -> No
         assert bytes(message.body) == b"x"
 
 
-def test_an_interrupted_follower_ends_without_a_traceback(tmp_path: Path) -> None:
-    with serving(tmp_path / "d") as (_, url):
-        with Client(url) as client:
-            client.publish("t", b"x")
-        follower = subprocess.Popen(
-            [*PROGRAM, "pull", "t", "--follow", "--url", url],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert follower.stdout is not None
-        assert json.loads(follower.stdout.readline())["body"] == "x"
-        follower.send_signal(signal.SIGINT)
-        _, err = follower.communicate(timeout=30)
-        assert follower.returncode == 130
-        assert err.strip() == ""
+def test_an_interrupted_follower_ends_without_a_traceback(served: Served) -> None:
+    with Client(served.url) as client:
+        client.publish("followed", b"x")
+    follower = subprocess.Popen(
+        [*PROGRAM, "pull", "followed", "--follow", "--url", served.url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert follower.stdout is not None
+    assert json.loads(follower.stdout.readline())["body"] == "x"
+    follower.send_signal(signal.SIGINT)
+    _, err = follower.communicate(timeout=30)
+    assert follower.returncode == 130
+    assert err.strip() == ""
 
 
 def test_logs_are_json_lines_on_standard_error(tmp_path: Path) -> None:
@@ -115,24 +132,22 @@ def test_logs_are_json_lines_on_standard_error(tmp_path: Path) -> None:
     assert any(event["message"] == "serving" and event["url"] == url for event in events)
 
 
-def test_a_flag_reaches_the_broker(tmp_path: Path) -> None:
-    with serving(tmp_path / "d", "--topics-default-queues", "7") as (_, url), Client(url) as client:
-        client.create_topic("t")
-        assert client.describe_topic("t")["queue_count"] == 7
+def test_a_flag_reaches_the_broker(served: Served) -> None:
+    with Client(served.url) as client:
+        client.create_topic("of-seven")
+        assert client.describe_topic("of-seven")["queue_count"] == 7
 
 
-def test_it_takes_as_many_connections_as_it_may(tmp_path: Path) -> None:
+def test_it_takes_as_many_connections_as_it_may(served: Served) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with serving(tmp_path / "d", soft_limit=256) as (process, _):
-        assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    assert resource.prlimit(served.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
 
 
-def test_a_second_broker_on_the_directory_is_refused(tmp_path: Path) -> None:
-    with serving(tmp_path / "d") as (process, url):
-        said = refused("--data-dir", tmp_path / "d", "--port", 0)
-        assert f"{tmp_path / 'd'} is in use by another broker (process {process.pid})" in said
-        with Client(url) as client:
-            client.publish("t", b"x")
+def test_a_second_broker_on_the_directory_is_refused(served: Served) -> None:
+    said = refused("--data-dir", served.data_dir, "--port", 0)
+    assert f"{served.data_dir} is in use by another broker (process {served.process.pid})" in said
+    with Client(served.url) as client:
+        client.publish("published-after", b"x")
 
 
 def test_an_address_that_is_not_ours_is_refused(tmp_path: Path) -> None:
