@@ -8,7 +8,6 @@ import gc
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,18 +42,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-#: The folders whose tests start processes, or look at files only.
-_AFTER_SPARK = {"cli", "crash", "e2e", "faults", "fuzz", "packaging", "support"}
-
-
-def _place(item: pytest.Item) -> int:
-    """Return when a test runs: 0 before Spark's tests, 1 with them, 2 after them."""
-    if item.get_closest_marker("spark"):
-        return 1
-    folder = item.path.relative_to(Path(__file__).parent).parts[0]
-    return 2 if folder in _AFTER_SPARK or folder.endswith(".py") else 0
-
-
 def pytest_make_parametrize_id(val: object) -> str | None:
     """Name a function among parameters, so that all workers collect the same names."""
     return getattr(val, "__name__", None) if callable(val) else None
@@ -67,11 +54,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     The tests that are marked `machine` run in one worker, too, so that none of them runs while
     another one measures.
 
-    Those with Spark are the longest group by far. They begin before the tests that start processes,
-    or one worker would run them alone at the end. They begin after the others, because Spark leaves
-    threads and settings in the worker.
+    pytest-xdist begins the groups with the most tests first. The group with Spark, the longest by
+    far, is among the first thirty of some 440, so no worker runs it alone at the end.
     """
-    items.sort(key=_place)
     for item in items:
         shared = (name for name in ("machine", "spark") if item.get_closest_marker(name))
         item.add_marker(pytest.mark.xdist_group(next(shared, str(item.path))))
