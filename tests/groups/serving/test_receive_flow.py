@@ -20,14 +20,14 @@ BIG = 400_000
 async def cold(
     path: Path, bodies: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[GroupBroker]:
-    """Run a broker again after these bodies were published one by one, with nothing in memory.
+    """Run a broker again after these bodies were published in a block each, with nothing in
+    memory.
 
     The time limit for disk reads is raised, so that a slow machine does not reach it.
     """
     monkeypatch.setattr(receive_flow, "MAX_FILL_S", 60.0)
     async with running_group(path, max_in_flight=5_000) as broker:
-        for body in bodies:
-            await broker.publish(body)
+        await asyncio.gather(*map(broker.publish, bodies))
         await settled(broker.storage)
     async with running(path) as broker:
         monkeypatch.setattr(broker.store.reading, "read_hot", lambda *place, **how: None)
