@@ -106,6 +106,9 @@ class BatchPart(msgspec.Struct):
 
 def batch_parts(deliveries: Sequence[Delivery]) -> list[BatchPart]:
     """Return one part for each batch, in the order in which the batches first occur."""
+    if len(deliveries) == 1:
+        row = deliveries[0].row
+        return [BatchPart([*deliveries], (0,), range(row, row + 1))]
     places: dict[int, list[int]] = {}
     for place, each in enumerate(deliveries):
         places.setdefault(id(each.batch), []).append(place)

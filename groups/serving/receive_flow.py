@@ -125,6 +125,8 @@ class Waiting:
     def serve(self) -> tuple[int, tuple[QueueKey, int] | None]:
         """Answer the requests that can get messages now; return how many. Also return the queue and
         offset that must be read before more requests can be answered; None if there is none."""
+        if not self._core.dirty_topics:
+            return 0, None
         answered = 0
         for waiter, answer in serve(self._core, self._clock.now_ms()):
             if isinstance(answer, Reply) and not answer.is_answer:

@@ -352,8 +352,7 @@ def deliver_at_once(
     values of the envelope are also in headers, because NDJSON has no envelope.
     """
     deliveries = received.deliveries
-    _, end = next(_split(deliveries), (0, 0))
-    if end < len(deliveries) or _is_one_large(deliveries):
+    if not _fits_in_a_portion(deliveries):
         return None
     messages = leased_messages(deliveries, media)
     if media == NDJSON:
@@ -434,8 +433,11 @@ def _encoding_cost(deliveries: Sequence[Delivery]) -> int:
     return len(deliveries) + BATCH_MESSAGES * batches
 
 
-def _is_one_large(deliveries: Sequence[Delivery]) -> bool:
-    return len(deliveries) == 1 and _stored_bytes(deliveries[0]) > PORTION_BYTES
+def _fits_in_a_portion(deliveries: Sequence[Delivery]) -> bool:
+    if len(deliveries) == 1:
+        return _stored_bytes(deliveries[0]) <= PORTION_BYTES
+    _, end = next(_split(deliveries), (0, 0))
+    return end == len(deliveries)
 
 
 def _stored_bytes(delivery: Delivery) -> int:
