@@ -178,7 +178,7 @@ class QueueLane:
             self.selection.mark_settled(offset)
             self._dead_letter_or_drop(offset, reason)
             return ended
-        return ended + self._revoke(self.selection.mark_returned(offset), now_ms)
+        return ended + self._revoke(self.selection.mark_returned(offset, lease), now_ms)
 
     def reject_late(self, offset: int, number: int, reason: str | None) -> None:
         """Reject an available message after its lease has ended."""

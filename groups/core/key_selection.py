@@ -20,6 +20,7 @@ from holdfast.groups.core.requests import Room
 from holdfast.groups.core.selection import READ_AHEAD, QueueView
 from holdfast.groups.cursor.cursor import State
 from holdfast.groups.cursor.heads import UNKNOWN_SIZE, Head, NeedsRead
+from holdfast.groups.cursor.leases import Lease
 
 #: The selection stops reading ahead when this many of the messages that it has read are neither
 #: settled nor leased.
@@ -105,7 +106,7 @@ class KeyedSelection:
             else:  # it was settled when it was sent
                 self.mark_settled(head.offset)
 
-    def mark_returned(self, offset: int) -> list[int]:
+    def mark_returned(self, offset: int, lease: Lease | None = None) -> list[int]:
         """Offer a returned offset again, before all later offsets of its key. Return the later
         offsets of the key that are leased."""
         self._read_up_to(offset)

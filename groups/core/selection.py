@@ -22,6 +22,7 @@ from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.core.requests import Room
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.cursor.heads import Head, Heads, HeadSource, NeedsRead
+from holdfast.groups.cursor.leases import Lease
 
 #: How many messages are requested from the source in one read, if receives take few at a time.
 READ_AHEAD = 64
@@ -59,9 +60,9 @@ class Selection(Protocol):
         """Record that messages were leased, or settled when they were sent. `heads` are in the
         order in which they were offered."""
 
-    def mark_returned(self, offset: int) -> list[int]:
-        """Record that an offset is available again or delayed. Return the offsets whose leases must
-        be revoked because of this."""
+    def mark_returned(self, offset: int, lease: Lease | None = None) -> list[int]:
+        """Record that an offset is available again or delayed. `lease` is its lease that has ended
+        now, if it had one. Return the offsets whose leases must be revoked because of this."""
 
     def mark_settled(self, offset: int, count: int = 1) -> None:
         """Record that `count` offsets from `offset` on are done or dying."""
@@ -189,8 +190,11 @@ class OrderedSelection:
     def __init__(self, view: QueueView) -> None:
         self._view = view
         self._pointers: dict[object | None, _Pointer] = {}
-        #: The heads of leased messages and of messages on the heaps, as far as they were read.
+        #: The heads of returned messages, as far as they are known.
         self._heads: dict[int, Head] = {}
+        #: The heads of leases up to this number are not used: the group's filter or its settings
+        #: may have been others then, or the broker has restarted since.
+        self._outdated_lease = view.cursor.last_lease
 
     def peek(
         self, member: str, filter: object | None, now_ms: int, room: Room | None = None
@@ -235,8 +239,6 @@ class OrderedSelection:
 
     def mark_taken(self, heads: Sequence[Head], member: str) -> None:
         """Remove these messages from the beginning of every pointer's `unread`."""
-        if heads[0].offset in self._view.cursor.leases:
-            self._heads.update({head.offset: head for head in heads})
         for pointer in self._pointers.values():
             unread = pointer.unread
             for head in heads:
@@ -244,16 +246,18 @@ class OrderedSelection:
                     break
                 unread.popleft()
 
-    def mark_returned(self, offset: int) -> list[int]:
+    def mark_returned(self, offset: int, lease: Lease | None = None) -> list[int]:
         """Put an offset on the heap of every pointer above it. No other lease is affected."""
+        if lease is not None and lease.number > self._outdated_lease:
+            self._heads[offset] = lease.head
         for pointer in self._pointers.values():
             pointer.add_returned(offset, self._view.cursor)
         return []
 
     def mark_settled(self, offset: int, count: int = 1) -> None:
-        forget = self._heads.pop
-        for each in range(offset, offset + count):
-            forget(each, None)
+        heads = self._heads
+        for each in range(offset, offset + count) if heads else ():
+            heads.pop(each, None)
 
     def is_in_order(self, offset: int, number: int) -> bool:
         return True
@@ -267,6 +271,7 @@ class OrderedSelection:
         """Forget all pointers; new ones begin at the floor."""
         self._pointers.clear()
         self._heads.clear()
+        self._outdated_lease = self._view.cursor.last_lease
 
     def end_grace(self) -> list[int]:
         """Let all pointers begin at the floor again, to find the offsets that were in grace."""

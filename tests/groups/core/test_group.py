@@ -212,6 +212,28 @@ def test_a_changed_filter_applies_to_returned_messages() -> None:
     assert stage.cursor().floor == 2
 
 
+def test_a_changed_filter_applies_to_messages_that_are_returned_after_a_read() -> None:
+    stage = Stage()
+    stage.publish(2, tag="x")
+    stage.publish(2, tag="y")
+    messages = stage.take(max_messages=2)
+    stage.set_filter("y")
+    assert stage.offsets(max_messages=1) == [2]
+    settle(stage, Verb.RELEASE, messages)
+    assert stage.offsets() == [3]
+    assert stage.cursor().floor == 2
+
+
+def test_a_returned_message_is_delivered_again_without_a_read() -> None:
+    stage = Stage()
+    stage.publish(3)
+    messages = stage.take(max_messages=3)
+    stage.queues.reads.clear()
+    settle(stage, Verb.RELEASE, messages)
+    assert stage.offsets() == [0, 1, 2]
+    assert stage.queues.reads == []
+
+
 @pytest.mark.parametrize("mode", ["competing", "keyed"])
 def test_a_changed_filter_finds_skipped_messages_beyond_next(mode: str) -> None:
     # R8: messages that were skipped at `next` and beyond were dropped, up to the whole look-ahead
