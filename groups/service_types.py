@@ -6,6 +6,7 @@ The names are those of the HTTP API. Times are in milliseconds, rates in message
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
@@ -110,8 +111,11 @@ def batch_parts(deliveries: Sequence[Delivery]) -> list[BatchPart]:
         row = deliveries[0].row
         return [BatchPart([*deliveries], (0,), range(row, row + 1))]
     places: dict[int, list[int]] = {}
-    for place, each in enumerate(deliveries):
-        places.setdefault(id(each.batch), []).append(place)
+    start = 0
+    for batch, some in groupby([id(each.batch) for each in deliveries]):
+        end = start + len(list(some))
+        places.setdefault(batch, []).extend(range(start, end))
+        start = end
     return [_part(deliveries, of_batch) for of_batch in places.values()]
 
 
