@@ -139,8 +139,7 @@ async def test_group_calls_over_many_topics_of_few_queues_take_many_turns(tmp_pa
     # no single topic has enough queues for one slice
     topics, queues = 300, 5
     async with running(tmp_path) as broker:
-        for number in range(topics):
-            await broker.topic(f"t{number}", queues=queues)
+        await asyncio.gather(*(broker.topic(f"t{n}", queues=queues) for n in range(topics)))
         named = {f"t{number}": Subscription() for number in range(topics)}
         with (
             calls_a_turn(QueueLane, "__init__") as lanes,
@@ -202,8 +201,8 @@ async def test_a_topic_is_matched_with_many_patterns_over_many_turns(tmp_path: P
 async def test_a_topic_that_many_groups_match_comes_to_them_over_many_turns(tmp_path: Path) -> None:
     groups = 400
     async with running(tmp_path) as broker:
-        for number in range(groups):
-            await broker.group(f"g{number}", topics={"t*": Subscription()})
+        patterns = {"t*": Subscription()}
+        await asyncio.gather(*(broker.group(f"g{n}", topics=patterns) for n in range(groups)))
         with (
             calls_a_turn(GroupRegistry, "_subscribe") as subscribed,
             calls_a_turn(GroupTable, "changes_of") as encoded,
