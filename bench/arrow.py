@@ -9,15 +9,19 @@ store_timestamp and body. A figure is the median of the rounds:
 
     url           client.read_arrow from the broker
     path          client.read_arrow(path=...) from the segment files
-    arrow file    the same table from a mapped Arrow IPC file, which is neither checked nor decoded
+    checked file  the same table from a mapped Arrow IPC file, whose bytes are verified with stored
+                  CRCs first: one CRC for each portion of the size of the log's mean block
+    arrow file    the same table from the mapped file, which is neither checked nor decoded
     floor         the blocks of the segment files read, verified and decoded by the functions of
-                  Spark's source, in its portions: what `path` adds is the table
+                  Spark's source, in its portions
     verified      the blocks of the segment files only read, and their checksums verified
 
-A mapped file costs nothing until its bytes are used. So each way also reads every byte of the table
-once (`touch`); its time is measured alone as `touch`, and is a part of the others. `verified` has
-no table to touch. `text` and `json` are `path` with other forms of bodies, if the bodies are JSON
-(--json-bodies).
+A mapped file costs nothing until its bytes are used. So each way also sums all columns (`add_up`);
+this time is measured alone as `sums`, and is a part of the others. `verified` has no table to sum.
+`text` and `json` are `path` with other forms of bodies, if the bodies are JSON (--json-bodies).
+
+The ratios compare processor time, of this process and the broker, because other processes may use
+the cores too. Ratios of elapsed time would show what two cores do at the same time.
 """
 
 import argparse
@@ -32,10 +36,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bench.bulk import REQUEST_BYTES, BulkConnection
-from bench.harness import plain_loop_s
+from bench.harness import plain_loop_s, process_cpu_s
 from holdfast.client import Client
+from holdfast.commitlog.format.batch_run import BatchRun
+from holdfast.commitlog.format.checksum import crc32c_of_ranges
 from holdfast.log_files.file_catalog import FileCatalog
 from holdfast.log_files.file_reading import MissingRange, read_files
 from holdfast.log_files.ranges import OffsetRange
@@ -75,14 +82,11 @@ WORKLOADS = (
 
 @dataclass
 class Figure:
-    """The seconds that one way took in each round."""
+    """The seconds that one way took in each round: elapsed, and of processor time."""
 
     name: str
     seconds: list[float] = field(default_factory=list)
-
-    @property
-    def median_s(self) -> float:
-        return median(self.seconds)
+    cpu_s: list[float] = field(default_factory=list)
 
 
 def main() -> None:
@@ -147,38 +151,73 @@ def measure(
     assert len(table) == workload.messages
     with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
+    checked = CheckedFile(file, portion_bytes=mean_block_bytes(path))
     ways: dict[str, Callable[[], object]] = {
-        "url": lambda: touch(read()),
-        "path": lambda: touch(read(path=path)),
-        "arrow file": lambda: touch(pa.ipc.open_file(pa.memory_map(str(file))).read_all()),
-        "floor": lambda: touch(pa.Table.from_batches(decode_all(of_files))),
+        "url": lambda: add_up(read()),
+        "path": lambda: add_up(read(path=path)),
+        "checked file": lambda: add_up(checked.read()),
+        "arrow file": lambda: add_up(pa.ipc.open_file(pa.memory_map(str(file))).read_all()),
+        "floor": lambda: add_up(pa.Table.from_batches(decode_all(of_files))),
         "verified": lambda: verify_all(path),
-        "touch": lambda: touch(table),
+        "sums": lambda: add_up(table),
     }
     if workload.json_bodies:
-        ways["text"] = lambda: touch(read(path=path, body="text"))
-        ways["json"] = lambda: touch(read(path=path, body=_SCHEMA))
+        ways["text"] = lambda: add_up(read(path=path, body="text"))
+        ways["json"] = lambda: add_up(read(path=path, body=_SCHEMA))
     figures = {name: Figure(name) for name in ways}
     for way in ways.values():  # warms up the page cache and the imports
         way()
     for _ in range(rounds):
         for name, way in ways.items():
-            started = time.perf_counter()
+            started, cpu_before = time.perf_counter(), cpu_s(broker)
             way()
             figures[name].seconds.append(time.perf_counter() - started)
+            figures[name].cpu_s.append(cpu_s(broker) - cpu_before)
     return list(figures.values())
 
 
-def touch(table: pa.Table) -> int:
-    """Read every byte of the table once."""
-    total = 0
-    for column in table.columns:
-        for chunk in column.chunks:
-            for buffer in chunk.buffers():
-                if buffer is not None:
-                    words = np.frombuffer(buffer, np.uint64, buffer.size // 8)
-                    total += int(np.bitwise_xor.reduce(words)) if len(words) else 0
-    return total
+def cpu_s(broker: RunningBroker) -> float:
+    """Return the processor time so far of this process and of the broker."""
+    return time.process_time() + process_cpu_s(broker.pid)
+
+
+class CheckedFile:
+    """A mapped Arrow file whose bytes are verified, as the log's are, before they are used."""
+
+    def __init__(self, path: Path, *, portion_bytes: int) -> None:
+        self._path = path
+        size = path.stat().st_size
+        self._starts = list(range(0, size, portion_bytes))
+        self._ends = [*self._starts[1:], size]
+        self._crcs = self._compute(pa.memory_map(str(path)))
+
+    def read(self) -> pa.Table:
+        mapped = pa.memory_map(str(self._path))
+        assert self._compute(mapped) == self._crcs
+        return pa.ipc.open_file(mapped).read_all()
+
+    def _compute(self, mapped: pa.MemoryMappedFile) -> list[int]:
+        return crc32c_of_ranges(memoryview(mapped.read_buffer()), self._starts, self._ends)
+
+
+def add_up(table: pa.Table) -> int:
+    """Sum every column: numbers and times as they are, binary columns and texts by their lengths
+    and by their bytes, taken as numbers of 8 bytes."""
+    return sum(_add_up(chunk) for column in table.columns for chunk in column.chunks)
+
+
+def _add_up(values: pa.Array) -> int:
+    kind = values.type
+    if pa.types.is_struct(kind):
+        return sum(map(_add_up, values.flatten()))
+    if pa.types.is_timestamp(kind):
+        return _add_up(values.cast(pa.int64()))
+    if pa.types.is_binary(kind) or pa.types.is_string(kind):
+        ends = np.frombuffer(values.buffers()[1], np.int32)[values.offset :][: len(values) + 1]
+        first, end = int(ends[0]), int(ends[-1])
+        words = np.frombuffer(values.buffers()[2], np.uint64, (end - first) // 8, first)
+        return int(pc.sum(pc.binary_length(values)).as_py() or 0) + int(words.sum())
+    return int(pc.sum(values).as_py() or 0)
 
 
 def decode_all(bound: Bound) -> Iterator[pa.RecordBatch]:
@@ -192,7 +231,17 @@ def decode_all(bound: Bound) -> Iterator[pa.RecordBatch]:
 
 def verify_all(path: Path) -> int:
     """Read the blocks and verify their checksums; return the number of messages."""
-    count = 0
+    return sum(int(blocks.message_counts.sum()) for blocks in read_blocks(path))
+
+
+def mean_block_bytes(path: Path) -> int:
+    """Return the mean size of the topic's blocks."""
+    sizes = np.concatenate([blocks.total_sizes for blocks in read_blocks(path)])
+    return int(sizes.mean())
+
+
+def read_blocks(path: Path) -> Iterator[BatchRun]:
+    """Yield the blocks of the segment files, and verify their checksums."""
     with FileCatalog(str(path)) as catalog:
         topic = catalog.describe(TOPIC)
         ranges = {queue: OffsetRange(*bounds) for queue, bounds in topic.queues.items()}
@@ -203,8 +252,7 @@ def verify_all(path: Path) -> int:
         )
         for found in read_files(str(path), part):
             assert not isinstance(found, MissingRange)
-            count += int(found.blocks.message_counts.sum())
-    return count
+            yield found.blocks
 
 
 def print_table(workload: Workload, figures: list[Figure]) -> None:
@@ -213,23 +261,30 @@ def print_table(workload: Workload, figures: list[Figure]) -> None:
         f"\n{workload.messages:,} messages x {kind}{workload.body_bytes:,} B in {QUEUES} queues, "
         f"in batches of {workload.batch:,}; {', '.join(COLUMNS)}\n"
     )
-    by_name = {figure.name: figure.median_s for figure in figures}
-    print(f"{'':12} {'s':>8} {'rows/s':>12} {'MB/s':>8} {'of file':>8} {'of floor':>9}   rounds, s")
+    cpu = {figure.name: median(figure.cpu_s) for figure in figures}
+    references = ("checked file", "arrow file", "floor")
+    heads = " ".join(f"{'of ' + name.split()[0]:>10}" for name in references)
+    print(f"{'':12} {'s':>8} {'cpu s':>8} {'rows/s':>12} {heads}   cpu s of each round")
     for figure in figures:
-        rows_per_s = workload.messages / figure.median_s
+        elapsed_s = median(figure.seconds)
+        ratios = " ".join(f"{cpu[name] / cpu[figure.name]:10.2f}" for name in references)
         print(
-            f"{figure.name:12} {figure.median_s:8.3f} {rows_per_s:12,.0f} "
-            f"{rows_per_s * workload.body_bytes / 1e6:8.0f} "
-            f"{by_name['arrow file'] / figure.median_s:8.2f} "
-            f"{by_name['floor'] / figure.median_s:9.2f}   "
-            + " ".join(f"{seconds:.3f}" for seconds in figure.seconds)
+            f"{figure.name:12} {elapsed_s:8.3f} {cpu[figure.name]:8.3f} "
+            f"{workload.messages / elapsed_s:12,.0f} {ratios}   "
+            + " ".join(f"{each:.3f}" for each in figure.cpu_s)
         )
     print(f"\n10 million additions in a plain Python loop take {plain_loop_s():.2f} s")
 
 
 def print_json(workload: Workload, figures: list[Figure]) -> None:
-    seconds = {figure.name: [round(each, 4) for each in figure.seconds] for figure in figures}
-    print(json.dumps({**asdict(workload), "seconds": seconds, "plain_loop_s": plain_loop_s()}))
+    ways = {
+        figure.name: {
+            "seconds": [round(each, 4) for each in figure.seconds],
+            "cpu_s": [round(each, 4) for each in figure.cpu_s],
+        }
+        for figure in figures
+    }
+    print(json.dumps({**asdict(workload), "ways": ways, "plain_loop_s": plain_loop_s()}))
 
 
 if __name__ == "__main__":
