@@ -30,6 +30,7 @@ Int32s = npt.NDArray[np.int32]
 TARGET_BYTES = 8 * 1024 * 1024
 MAX_ROWS = 50_000
 
+_BINARY = pa.binary()
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 _HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 #: Spark's DDL type -> the Arrow type that Spark requires for it.
@@ -122,6 +123,35 @@ def cut_portions(
         first_row = end_row
 
 
+def body_chunks(blocks: BatchRun, rows: RowSelection) -> list[pa.Array]:
+    """Return the bodies of the rows, one array for each block, without a copy: the arrays lie on
+    the block, whose offsets are used as they are. Raises CorruptBatch if they do not fit."""
+    whole, bodies = pa.py_buffer(blocks.buffer), pa.py_buffer(blocks.bodies)
+    places = zip(
+        blocks.message_counts[rows.block].tolist(),
+        blocks.starts["body_offsets"][rows.block].tolist(),
+        blocks.starts["bodies"][rows.block].tolist(),
+        blocks.sizes["bodies"][rows.block].tolist(),
+        rows.start.tolist(),
+        rows.end.tolist(),
+        strict=True,
+    )
+    chunks = []
+    for count, offsets_at, bodies_at, body_bytes, start, end in places:
+        buffers = [
+            None,
+            whole.slice(offsets_at, 4 * (count + 1)),
+            bodies.slice(bodies_at, body_bytes),
+        ]
+        chunk = pa.Array.from_buffers(_BINARY, count, buffers)
+        try:
+            chunk.validate(full=True)  # for binary columns: only the offsets
+        except pa.ArrowInvalid as error:
+            raise CorruptBatch("column-offsets", str(error)) from error
+        chunks.append(chunk if end - start == count else chunk.slice(start, end - start))
+    return chunks
+
+
 def decode(
     blocks: BatchRun,
     rows: RowSelection,
@@ -154,7 +184,10 @@ class _Portion:
     @cached_property
     def _offsets(self) -> Int64s:
         """The queue offset of each row."""
-        return _ranges(self._field("base_offset") + self._start, self._counts)
+        firsts = self._field("base_offset") + self._start
+        if np.array_equal(firsts[1:], (firsts + self._counts)[:-1]):
+            return np.arange(firsts[0], firsts[0] + self._count)
+        return _ranges(firsts, self._counts)
 
     def topic(self, kind: pa.DataType) -> pa.Array:
         return pa.repeat(pa.scalar(self._source.topic, kind), self._count)
@@ -241,14 +274,13 @@ class _Portion:
         return ends, names, values
 
     def store_timestamp(self, kind: pa.DataType) -> pa.Array:
-        stamps = self._numbers("store_timestamp_us", "stored", BatchFlag.REBUILT)
-        return _make_array(kind, self._count, [None, _round_to_milliseconds(stamps)])
+        stamps = self._timestamps("store_timestamp_us", "stored", BatchFlag.REBUILT)
+        return _make_array(kind, self._count, [None, stamps])
 
     def born_timestamp(self, kind: pa.DataType) -> pa.Array:
         """Build timestamps. A stored time below 1 ms means "not given", and becomes null."""
-        stamps = self._numbers("born_timestamp_us", "born", BatchFlag.BORN)
-        present = _validity_bits(stamps >= 1000)
-        return _make_array(kind, self._count, [present, _round_to_milliseconds(stamps)])
+        stamps = self._timestamps("born_timestamp_us", "born", BatchFlag.BORN)
+        return _make_array(kind, self._count, [_validity_bits(stamps >= 1000), stamps])
 
     def timestamp_type(self, kind: pa.DataType) -> pa.Array:
         return pa.array(np.full(self._count, LOG_APPEND_TIME, np.int32), kind)
@@ -259,16 +291,17 @@ class _Portion:
         field: Int64s = self._blocks.field(name)[self._index]
         return field
 
-    def _numbers(self, name: str, section: str, flag: BatchFlag) -> Int64s:
-        """Return a number for each row: from `section` for blocks with `flag`, otherwise the field
-        `name` of the block's header."""
-        numbers: Int64s = np.repeat(self._field(name), self._counts)
+    def _timestamps(self, name: str, section: str, flag: BatchFlag) -> Int64s:
+        """Return a time for each row, rounded down to milliseconds: from `section` for blocks with
+        `flag`, otherwise the field `name` of the block's header."""
+        stamps: Int64s = np.repeat(_round_to_milliseconds(self._field(name)), self._counts)
         own = self._blocks.has(flag)[self._index]
         if own.any():
             at = self._blocks.starts[section][self._index] // 8 + self._start
-            words = np.frombuffer(self._blocks.buffer, "<i8")
-            numbers[np.repeat(own, self._counts)] = words[_ranges(at[own], self._counts[own])]
-        return numbers
+            words = np.frombuffer(self._blocks.buffer, "<i8", len(self._blocks.buffer) // 8)
+            found = words[_ranges(at[own], self._counts[own])]
+            stamps[np.repeat(own, self._counts)] = _round_to_milliseconds(found)
+        return stamps
 
     def _spread(self, sizes: Int32s, present: Bools) -> Int32s:
         """Return a size for each row: `sizes` for blocks where `present` is true, otherwise 0."""

@@ -3,6 +3,9 @@
 If the files lack some messages, the result has a MissingRange instead of them. The caller decides
 whether to fail, to skip these messages, or to read them from the broker. Every read gives the same
 messages, because blocks never change. All checksums are verified.
+
+Blocks are read into fresh memory, or, if the caller allows it, used where they lie in the mapped
+file: filling fresh memory takes several times as long as verifying the checksums.
 """
 
 from collections.abc import Iterator
@@ -16,7 +19,7 @@ import numpy as np
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch_header import HEADER_SIZE
 from holdfast.commitlog.format.batch_run import BatchRun
-from holdfast.commitlog.format.header_table import Int64s
+from holdfast.commitlog.format.header_table import Int64s, gather_headers
 from holdfast.commitlog.format.segment_format import (
     BLOCK_DTYPE,
     Blocks,
@@ -39,6 +42,15 @@ NEAR_BYTES = 8 * 1024
 #: If the bodies of a block have at least this mean size, it is faster to read them into a separate
 #: buffer.
 APART_BYTES = 16 * 1024
+#: Blocks of at least this mean size may be mapped. Smaller blocks are faster to read together.
+MAPPED_BYTES = 32 * 1024
+#: One run of mapped blocks has about this many bytes, and about this many messages at most.
+MAPPED_RUN_BYTES = 64 * 1024 * 1024
+MAPPED_RUN_MESSAGES = 400_000
+#: A run of mapped blocks lies within this many bytes of the log, so that positions fit an int32.
+_MAPPED_SPAN = 1024**3
+#: Blocks with larger gaps between them are brought into memory by separate system calls.
+_MAPPED_NEAR_BYTES = 64 * 1024
 #: The fields of a block header that its row in the block table also has.
 _TABLE_FIELDS = ("topic_id", "queue_id", "base_offset", "physical_offset", "message_count")
 _MISSING = "not in the log's files"
@@ -62,14 +74,21 @@ class FoundBlocks:
     start: int
 
 
-def read_files(path: str, part: FilePart) -> Iterator[FoundBlocks | MissingRange]:
+def read_files(
+    path: str, part: FilePart, *, may_map: bool = False
+) -> Iterator[FoundBlocks | MissingRange]:
     """Yield the blocks of `part` in order of their offsets, with a MissingRange for missing
-    messages. Raises UnknownFormatVersion."""
+    messages. Raises UnknownFormatVersion.
+
+    With `may_map`, large blocks on a local file system are used where they lie in the mapped file.
+    They keep the disk space of a file that was deleted."""
     offset, reason = part.start, ""
     for segment in part.segments:
         try:
             with closing(_open_segment(path, segment)) as file:
-                for base, end, found in _read_segment(file, segment, part, offset):
+                for base, end, found in _read_segment(
+                    _BlockReader(file, may_map=may_map), segment, part, offset
+                ):
                     if base > offset:
                         yield MissingRange(offset, min(base, part.end), reason or _MISSING)
                     if isinstance(found, BatchRun):
@@ -97,7 +116,7 @@ _FoundRows = tuple[int, int, BatchRun | str]
 
 
 def _read_segment(
-    file: SegmentFile, segment: SegmentRange, part: FilePart, offset: int
+    reader: "_BlockReader", segment: SegmentRange, part: FilePart, offset: int
 ) -> Iterator[_FoundRows]:
     """Yield the blocks of a part in one segment, from `offset` on; adjacent blocks come together.
 
@@ -105,8 +124,8 @@ def _read_segment(
     table does not match the file, the blocks after it are found by a walk over the block headers.
     So a damaged table loses no message.
     """
-    read_to = segment.first
-    for base, end, found in _read_tables(file, _table_rows(file, segment, part, offset), segment):
+    file, read_to = reader.file, segment.first
+    for base, end, found in _read_tables(reader, _table_rows(file, segment, part, offset), segment):
         if base > offset or isinstance(found, str):
             break
         yield base, end, found
@@ -116,7 +135,8 @@ def _read_segment(
         return
     walked = WalkedBlocks(file, start=segment.first)
     walked.advance(segment.end, until=segment.end)
-    yield from _read_tables(file, walked.rows(part.topic_id, part.queue, offset, part.end), segment)
+    rows = walked.rows(part.topic_id, part.queue, offset, part.end)
+    yield from _read_tables(reader, rows, segment)
 
 
 def _table_rows(
@@ -132,29 +152,29 @@ def _table_rows(
 
 
 def _read_tables(
-    file: SegmentFile, tables: Iterator[Blocks], segment: SegmentRange
+    reader: "_BlockReader", tables: Iterator[Blocks], segment: SegmentRange
 ) -> Iterator[_FoundRows]:
     """Yield the blocks of these rows: adjacent blocks together, damaged blocks one by one."""
     for rows in tables:
         inside = rows["physical_offset"] < segment.end
         rows = rows[inside & (rows["physical_offset"] >= segment.first)]
-        for group in _group_rows(rows):
+        for group in _group_rows(rows, *reader.run_limits(rows)):
             gaps = np.flatnonzero(group["base_offset"][1:] != end_offsets(group[:-1])) + 1
             for neighbours in np.split(group, gaps):
-                yield from _read_rows(file, neighbours)
+                yield from _read_rows(reader, neighbours)
 
 
-def _read_rows(file: SegmentFile, rows: Blocks) -> Iterator[_FoundRows]:
+def _read_rows(reader: "_BlockReader", rows: Blocks) -> Iterator[_FoundRows]:
     base, end = int(rows[0]["base_offset"]), end_offset(rows[-1])
     try:
-        yield base, end, _read_blocks(file, rows)
+        yield base, end, reader.read(rows)
     except (CorruptBatch, OSError) as error:
         if len(rows) == 1:
             yield base, end, _explain_error(error)
             return
         middle = len(rows) // 2
-        yield from _read_rows(file, rows[:middle])
-        yield from _read_rows(file, rows[middle:])
+        yield from _read_rows(reader, rows[:middle])
+        yield from _read_rows(reader, rows[middle:])
 
 
 def _explain_error(error: Exception) -> str:
@@ -165,34 +185,74 @@ def _explain_error(error: Exception) -> str:
     return str(error)
 
 
-def _group_rows(rows: Blocks) -> Iterator[Blocks]:
-    """Divide the rows of a block table into groups of about RUN_BYTES. Each
-    group has at least one block."""
+def _group_rows(rows: Blocks, run_bytes: int, run_messages: int) -> Iterator[Blocks]:
+    """Divide the rows of a block table into groups of about `run_bytes`, and of about
+    `run_messages` at most. Each group has at least one block."""
     sizes = np.cumsum(rows["size"], dtype=np.int64)
     counts = np.cumsum(rows["message_count"], dtype=np.int64)
     at = 0
     while at < len(rows):
         bytes_before, count_before = (int(sizes[at - 1]), int(counts[at - 1])) if at else (0, 0)
-        by_bytes = int(np.searchsorted(sizes, bytes_before + RUN_BYTES)) + 1
-        by_count = int(np.searchsorted(counts, count_before + RUN_MESSAGES, "right"))
+        by_bytes = int(np.searchsorted(sizes, bytes_before + run_bytes)) + 1
+        by_count = int(np.searchsorted(counts, count_before + run_messages, "right"))
         end = max(at + 1, min(by_bytes, by_count))
         yield rows[at:end]
         at = end
 
 
-def _read_blocks(file: SegmentFile, rows: Blocks) -> BatchRun:
-    """Return the blocks of these rows, in order. Verify both checksums, and that each block matches
-    its row. Raises CorruptBatch, UnknownFormatVersion, OSError."""
-    # The bodies of a single block are contiguous anyway, and reading it whole gives a clearer
-    # error.
-    are_large = int(rows["body_bytes"].sum(dtype=np.int64)) >= APART_BYTES * len(rows)
-    read = _read_bodies_apart if are_large and len(rows) > 1 else _read_whole_blocks
-    run = read(file, rows)
-    if len(run) != len(rows) or any(
-        not np.array_equal(run.field(name), rows[name].astype(np.int64)) for name in _TABLE_FIELDS
-    ):
-        raise CorruptBatch("misplaced", "the blocks differ from their rows in the block table")
-    return run
+class _BlockReader:
+    """Reads the blocks of one segment, in the way that is fastest for their sizes."""
+
+    def __init__(self, file: SegmentFile, *, may_map: bool) -> None:
+        self.file = file
+        self._may_map = may_map
+
+    def run_limits(self, rows: Blocks) -> tuple[int, int]:
+        """Return the bytes and the messages of one run of the blocks of these rows."""
+        if self._are_mapped(rows):
+            return MAPPED_RUN_BYTES, MAPPED_RUN_MESSAGES
+        return RUN_BYTES, RUN_MESSAGES
+
+    def read(self, rows: Blocks) -> BatchRun:
+        """Return the blocks of these rows, in order. Verify both checksums, and that each block
+        matches its row. Raises CorruptBatch, UnknownFormatVersion, OSError."""
+        run = _map_blocks(self.file, rows) if self._are_mapped(rows) else None
+        if run is None:
+            # The bodies of a single block are contiguous anyway, and reading it whole gives a
+            # clearer error.
+            are_large = int(rows["body_bytes"].sum(dtype=np.int64)) >= APART_BYTES * len(rows)
+            read = _read_bodies_apart if are_large and len(rows) > 1 else _read_whole_blocks
+            run = read(self.file, rows)
+        if len(run) != len(rows) or any(
+            not np.array_equal(run.field(name), rows[name].astype(np.int64))
+            for name in _TABLE_FIELDS
+        ):
+            raise CorruptBatch("misplaced", "the blocks differ from their rows in the block table")
+        return run
+
+    def _are_mapped(self, rows: Blocks) -> bool:
+        """Return whether these blocks are mapped, if the file can be."""
+        return self._may_map and int(rows["size"].sum(dtype=np.int64)) >= MAPPED_BYTES * len(rows)
+
+
+def _map_blocks(file: SegmentFile, rows: Blocks) -> BatchRun | None:
+    """Return the blocks of these rows where they lie in the mapped file; None if they must be read
+    with system calls, which also give the reason if that fails."""
+    places, sizes = rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)
+    first, end = int(places[0]), int(places[-1] + sizes[-1])
+    gaps = places[1:] - (places + sizes)[:-1]
+    if int(sizes.min()) < HEADER_SIZE or end - first > _MAPPED_SPAN or bool((gaps < 0).any()):
+        return None
+    extents = _extents(gaps, _MAPPED_NEAR_BYTES)
+    mapped = file.map([(int(places[a]), int(places[b - 1] + sizes[b - 1])) for a, b in extents])
+    if mapped is None:
+        return None
+    blocks = mapped[first - file.start_offset : end - file.start_offset]
+    positions = places - first
+    headers = gather_headers(blocks, positions)
+    if not np.array_equal(headers["total_size"], rows["size"]):
+        return None  # otherwise a wrong size would lead to bytes that are not in memory
+    return BatchRun(blocks, positions=positions)
 
 
 def _read_whole_blocks(file: SegmentFile, rows: Blocks) -> BatchRun:

@@ -1,10 +1,11 @@
 """One segment file, open for reading: its identity, and its bytes by physical offset.
 
-The file is read with system calls and never mapped into memory: on some file systems a deleted file
-disappears although it is open, and access to a mapping would then kill the process. Any thread may
-use a SegmentFile.
+The file is read with system calls. `map` maps it into memory, too, but only on local file systems:
+on others a deleted file disappears although it is open, and access to a mapping would then kill the
+process (docs/adr/0039). Any thread may use a SegmentFile.
 """
 
+import mmap
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,6 +25,10 @@ LOG_DIRECTORY = "commitlog"
 #: Creation time of a file with a damaged header page; only its name then identifies it.
 UNKNOWN_TIME_US = -1
 _IOV_MAX = 1024  # Linux's UIO_MAXIOV
+#: File systems on which a deleted file keeps its bytes as long as it is mapped.
+_LOCAL_FILE_SYSTEMS = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"})
+#: Linux's MADV_POPULATE_READ (since 5.14), which Python's mmap does not name.
+_POPULATE_READ = 22
 
 
 class FileChange(NamedTuple):
@@ -46,6 +51,7 @@ class SegmentFile:
         self.end_offset = header.start_offset + header.size
         self.created_timestamp_us = header.created_timestamp_us
         self._fd = descriptor
+        self._mapping: mmap.mmap | None = None
 
     @classmethod
     def open(cls, directory: Path, start_offset: int) -> Self:
@@ -105,6 +111,28 @@ class SegmentFile:
                 if count:
                     waiting[0] = waiting[0][count:]
 
+    def map(self, extents: Sequence[tuple[int, int]]) -> memoryview | None:
+        """Return the whole file, mapped into memory; it stays usable after `close`. Return None if
+        it cannot be mapped safely.
+
+        The bytes in `extents`, each (first, end) in physical offsets, are in memory when this
+        returns, so a disk that cannot read them cannot kill the process now. Use only these bytes.
+        """
+        try:
+            if self._mapping is None:
+                if file_system_of(self._fd) not in _LOCAL_FILE_SYSTEMS:
+                    return None
+                self._mapping = mmap.mmap(self._fd, 0, prot=mmap.PROT_READ)
+            for first, end in extents:
+                at = (first - self.start_offset) // mmap.PAGESIZE * mmap.PAGESIZE
+                size = end - self.start_offset - at
+                if at < 0 or at + size > len(self._mapping):
+                    return None
+                self._mapping.madvise(_POPULATE_READ, at, size)
+        except OSError:
+            return None  # an old kernel, a limit of this process, or a disk that cannot read
+        return memoryview(self._mapping)
+
     def sync(self) -> None:
         """Return once the file's content is on the disk. Raises OSError."""
         os.fdatasync(self._fd)
@@ -124,8 +152,24 @@ class SegmentFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+            self._mapping = None
 
     __del__ = close
+
+
+def file_system_of(descriptor: int) -> str:
+    """Return the kind of the file system that an open file is on, such as "ext4"; "" if /proc does
+    not tell. Raises OSError."""
+    fields = dict(
+        line.split(":", 1)
+        for line in Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
+    )
+    mount_id = fields.get("mnt_id", "").strip()
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        mount, _, source = line.partition(" - ")
+        if mount.split(" ", 1)[0] == mount_id:
+            return source.split(" ", 1)[0]
+    return ""
 
 
 def _decode_header(page: bytes, start_offset: int, size: int) -> SegmentHeader:

@@ -114,7 +114,7 @@ class FileRows:
         return [each for each in found if each.start < each.end]
 
     def _read_part(self, part: _Part, source: SourceQueue) -> Iterator[FetchedRows]:
-        for found in read_files(self._path, part):
+        for found in read_files(self._path, part, may_map=True):
             if isinstance(found, MissingRange):
                 self._handle_missing(found, source)
             else:

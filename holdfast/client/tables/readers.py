@@ -24,8 +24,10 @@ class AsyncArrowReader(AsyncReader[pa.RecordBatch]):
         return self.format.schema
 
     async def to_table(self) -> pa.Table:
-        """Return all remaining record batches as a table, and close the reader."""
-        return pa.Table.from_batches([batch async for batch in self], self.schema)
+        """Return all remaining rows as a table, and close the reader."""
+        tables = [pa.Table.from_batches(self._current, self.schema)]
+        self._current, self.items = iter(()), self.format.tables
+        return pa.concat_tables([*tables, *[table async for table in self]])
 
 
 class ArrowReader(Reader[pa.RecordBatch]):
@@ -43,8 +45,10 @@ class ArrowReader(Reader[pa.RecordBatch]):
         return self._format.schema
 
     def to_table(self) -> pa.Table:
-        """Return all remaining record batches as a table, and close the reader."""
-        return pa.Table.from_batches(self, self.schema)
+        """Return all remaining rows as a table, and close the reader."""
+        tables = [pa.Table.from_batches(self._current, self.schema)]
+        self._current, self._items = iter(()), self._format.tables
+        return pa.concat_tables([*tables, *self])
 
     def to_reader(self) -> pa.RecordBatchReader:
         """Return the remaining record batches as pyarrow's own kind of reader."""

@@ -1,6 +1,8 @@
 """Tables from the files of a data directory equal those from its broker."""
 
+import errno
 import logging
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from holdfast.client.errors import (  # noqa: E402
     UnknownTopic,
 )
 from holdfast.client.sync_client import Client  # noqa: E402
+from holdfast.log_files import segment_file  # noqa: E402
 from holdfast.log_files.segment_file import SegmentFile  # noqa: E402
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker  # noqa: E402
 from tests.holdfast.client.tables.mixed import publish_mixed  # noqa: E402
@@ -145,3 +148,91 @@ def test_damaged_messages_are_refused_or_skipped(
         table = client.read_arrow("damaged", path=path, skip_corrupt=True)
     assert table["body"].to_pylist() == [b"body-0", b"body-1", b"body-3", b"body-4"]
     assert "skipped: offsets 2 to 3" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def large_blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory with blocks of 64 KiB and more in two queues."""
+    path = tmp_path_factory.mktemp("large") / "data"
+    with RunningBroker(path, TEST_ARGUMENTS) as broker, broker.client() as served:
+        served.create_topic("large", queues=2)
+        for number in range(12):
+            with served.producer("large", number % 2) as producer:
+                for row in range(8):
+                    producer.send(b"%03d" % (8 * number + row) * 3000, key=f"k{row}")
+    return path
+
+
+@pytest.fixture(params=["ext4", "nfs4"])
+def file_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = str(request.param)
+    monkeypatch.setattr(segment_file, "file_system_of", lambda _: name)
+    return name
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise AssertionError("this way of reading is not expected here")
+
+
+def test_large_blocks_are_mapped_only_on_local_file_systems(
+    client: Client, large_blocks: Path, file_system: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if file_system == "ext4":
+        monkeypatch.setattr(SegmentFile, "read_into", refuse)
+    else:
+        monkeypatch.setattr("mmap.mmap", refuse)
+    table = client.read_arrow("large", path=large_blocks)
+    assert table["body"].to_pylist() == [
+        b"%03d" % (8 * number + row) * 3000
+        for queue in range(2)
+        for number in range(queue, 12, 2)
+        for row in range(8)
+    ]
+    assert table["key"].to_pylist() == [f"k{row}" for row in range(8)] * 12
+    with client.iter_arrow("large", path=large_blocks) as batches:
+        assert pa.Table.from_batches(batches, table.schema).equals(table)
+    part: dict[str, Any] = {"queue": 1, "start_offset": 5, "end_offset": 33, "body": "text"}
+    found = client.read_arrow("large", path=large_blocks, **part)
+    assert found["offset"].to_pylist() == list(range(5, 33))
+    binary = client.read_arrow("large", path=large_blocks, **{**part, "body": "binary"})
+    assert found["body"].cast(pa.binary()).equals(binary["body"])
+
+
+def test_a_table_outlives_the_files_that_it_is_from(
+    large_blocks: Path, file_system: str, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(large_blocks, copy)
+    with Client("http://127.0.0.1:1") as client:
+        table = client.read_arrow("large", path=copy)
+        expected = client.read_arrow("large", path=large_blocks)
+    shutil.rmtree(copy)
+    assert table.equals(expected)
+
+
+def test_damaged_large_blocks_are_refused_or_skipped(
+    client: Client, large_blocks: Path, file_system: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "damaged"
+    shutil.copytree(large_blocks, path)
+    body = b"033" * 3000  # in queue 0, the block with offsets 16 to 23
+    (segment,) = (each for each in (path / "commitlog").iterdir() if body in each.read_bytes())
+    content = bytearray(segment.read_bytes())
+    content[content.index(body)] ^= 1
+    segment.write_bytes(content)
+    with pytest.raises(RecordCorrupt, match="offsets 16 to 24 of queue 0 of large"):
+        client.read_arrow("large", path=path)
+    table = client.read_arrow("large", 0, path=path, skip_corrupt=True)
+    assert table["offset"].to_pylist() == [*range(16), *range(24, 48)]
+
+
+def test_a_file_is_read_if_the_kernel_refuses_to_map_it(
+    client: Client, large_blocks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = client.read_arrow("large", path=large_blocks)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "no room for a mapping")
+
+    monkeypatch.setattr("mmap.mmap", refuse)
+    assert client.read_arrow("large", path=large_blocks).equals(expected)
