@@ -149,8 +149,13 @@ def measure(
     of_files = bind(path=str(path), topic=TOPIC, columns=",".join(COLUMNS))
     table = read(path=path)
     assert len(table) == workload.messages
-    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
+    with (
+        client.iter_arrow(TOPIC, columns=COLUMNS, path=path) as batches,
+        pa.OSFile(str(file), "wb") as sink,
+        pa.ipc.new_file(sink, batches.schema) as writer,
+    ):
+        for batch in batches:
+            writer.write_batch(batch)
     checked = CheckedFile(file, portion_bytes=mean_block_bytes(path))
     ways: dict[str, Callable[[], object]] = {
         "url": lambda: add_up(read()),
@@ -203,21 +208,26 @@ class CheckedFile:
 def add_up(table: pa.Table) -> int:
     """Sum every column: numbers and times as they are, binary columns and texts by their lengths
     and by their bytes, taken as numbers of 8 bytes."""
-    return sum(_add_up(chunk) for column in table.columns for chunk in column.chunks)
+    return sum(map(_add_up, table.columns))
 
 
-def _add_up(values: pa.Array) -> int:
+def _add_up(values: pa.ChunkedArray) -> int:
     kind = values.type
     if pa.types.is_struct(kind):
         return sum(map(_add_up, values.flatten()))
     if pa.types.is_timestamp(kind):
-        return _add_up(values.cast(pa.int64()))
-    if pa.types.is_binary(kind) or pa.types.is_string(kind):
-        ends = np.frombuffer(values.buffers()[1], np.int32)[values.offset :][: len(values) + 1]
-        first, end = int(ends[0]), int(ends[-1])
-        words = np.frombuffer(values.buffers()[2], np.uint64, (end - first) // 8, first)
-        return int(pc.sum(pc.binary_length(values)).as_py() or 0) + int(words.sum())
+        values = values.cast(pa.int64())
+    elif pa.types.is_binary(kind) or pa.types.is_string(kind):
+        lengths = _add_up(pc.binary_length(values))
+        return lengths + sum(map(_add_up_bytes, values.chunks))
     return int(pc.sum(values).as_py() or 0)
+
+
+def _add_up_bytes(texts: pa.Array) -> int:
+    _, ends, data = texts.buffers()
+    first = texts.offset
+    at, end = np.frombuffer(ends, np.int32)[[first, first + len(texts)]].tolist()
+    return int(np.frombuffer(data, np.uint64, (end - at) // 8, at).sum())
 
 
 def decode_all(bound: Bound) -> Iterator[pa.RecordBatch]:
