@@ -64,7 +64,7 @@ campaign: $(READY)  ## at length: groups' model and the engine of AMQP through O
 	$(BIN)/python -m tests.crash.restart_campaign $(KILLS) $(SEED)
 	TEST_FIRST_SEED=$(or $(SEED),$(shell date +%s)) TEST_SEEDS=$(SEEDS) TEST_SEED_SECONDS=3600 \
 	  $(BIN)/pytest -s -m fault tests/faults/test_simulated_crashes.py
-	$(BIN)/python -m tests.support.call_faults
+	$(BIN)/python -m tests.support.damage.call_faults
 	$(MAKE) fuzz SECONDS=120
 
 fuzz: $(READY)  ## fuzz every decoder, SECONDS=60 each; TARGETS="batches filters" picks some
@@ -105,7 +105,7 @@ bench-peers: $(READY)  ## W1 to W5 beside Redis, NATS, RabbitMQ, Kafka, RocketMQ
 
 docs: $(READY)  ## write from the code: docs/configuration.md, the picture in ARCHITECTURE.md, man page, completion, files of the client's wheel
 	$(BIN)/holdfast config reference > docs/configuration.md
-	$(BIN)/python -m tests.support.picture
+	$(BIN)/python -m tests.support.tree.picture
 	$(BIN)/python -m tests.packaging.man_page > packaging/man/holdfast.1
 	$(BIN)/python -m tests.packaging.client_files > packaging/client/files.txt
 	cd packaging/completion && export PATH="$(CURDIR)/$(BIN):$$PATH" && \

@@ -11,9 +11,9 @@ from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
-from tests.support import counts
-from tests.support.counts import FORMER_NAMES, PARTS
-from tests.support.layers import (
+from tests.support.tree import counts
+from tests.support.tree.counts import FORMER_NAMES, PARTS
+from tests.support.tree.layers import (
     MODULES,
     ROOT,
     WITHIN,
@@ -250,8 +250,9 @@ def test_no_two_modules_import_each_other() -> None:
 
 def test_a_folder_can_be_read_at_a_glance() -> None:
     files = counts.product(ROOT)
-    size, folder = counts.largest_folder(files)
-    assert size <= MOST_FILES, f"{folder} has {size} files"
+    for each in (files, counts.tests(ROOT)):
+        size, folder = counts.largest_folder(each)
+        assert size <= MOST_FILES, f"{folder} has {size} files"
     for package, parts in counts.parts_of_packages(files).items():
         assert parts <= MOST_PARTS, f"{package} has {parts} modules and sub-packages"
 

@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from tests.support.contract import PUBLIC_MODULES
+from tests.support.tree.contract import PUBLIC_MODULES
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "compatibility.md").read_text("utf-8")

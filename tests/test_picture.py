@@ -1,7 +1,7 @@
 """The picture in ARCHITECTURE.md agrees with the imports."""
 
-from tests.support import picture
-from tests.support.layers import WITHIN, sub_packages
+from tests.support.tree import picture
+from tests.support.tree.layers import WITHIN, sub_packages
 
 
 def test_the_page_has_the_current_picture() -> None:

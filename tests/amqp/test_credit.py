@@ -12,7 +12,7 @@ from holdfast.client import AsyncClient
 from tests.amqp.broker import amqp_broker, figure
 from tests.amqp.client import TIMEOUT_S, amqp_client, data_message
 from tests.amqp.test_listener import port_of
-from tests.support.standing_syncs import StandingSyncs
+from tests.support.damage.standing_syncs import StandingSyncs
 
 
 async def test_after_a_stop_nothing_arrives_until_the_client_resumes(tmp_path: Path) -> None:

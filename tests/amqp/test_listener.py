@@ -25,7 +25,7 @@ from holdfast.http_api.access.token_file import TokenFile, create_token
 from holdfast.http_api.wire.listener import Listener
 from tests.amqp.broker import amqp_broker, amqp_config, figure
 from tests.amqp.client import TIMEOUT_S, amqp_client, data_message
-from tests.support.certificates import Certificates
+from tests.support.clients.certificates import Certificates
 
 AUTHENTICATION = {"authentication": True, "token_check_ms": 20}
 

@@ -17,7 +17,7 @@ from holdfast.broker import Broker
 from tests.amqp.broker import amqp_broker
 from tests.amqp.client import AmqpClient, amqp_client, data_message
 from tests.amqp.test_listener import AUTHENTICATION, port_of, token_of
-from tests.support.stored import until
+from tests.support.storage.stored import until
 
 PAIRED = {Symbol("paired"): True}
 NO_BODY = encode(Described(ULong(0x77), None))

@@ -15,7 +15,7 @@ from holdfast.client import AsyncClient
 from tests.amqp.broker import amqp_broker, figure
 from tests.amqp.client import AmqpClient, amqp_client, data_message
 from tests.amqp.exchange import run_until_cut, stored_bodies
-from tests.support.standing_syncs import StandingSyncs
+from tests.support.damage.standing_syncs import StandingSyncs
 
 FIRST, SECOND = 0, 1
 COUNT = 8

@@ -28,8 +28,8 @@ from tests.amqp.broker import amqp_broker
 from tests.amqp.client import data_message
 from tests.amqp.program import Program
 from tests.amqp.test_listener import AUTHENTICATION, token_of
-from tests.support.amqp_client import AmqpClient as BlockingClient
-from tests.support.stored import until
+from tests.support.clients.amqp_client import AmqpClient as BlockingClient
+from tests.support.storage.stored import until
 
 
 class Requester(Program):

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.small_log import SmallLog
+from tests.support.storage.small_log import SmallLog
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import Rows, encode_batch
 from holdfast.commitlog.format.batch_header import BatchHeader
 from holdfast.commitlog.segments.segment import Segment
-from tests.support.simulated_disk import SimulatedDisk
-from tests.support.small_log import NOW_US, SEGMENT_BYTES, SmallLog
+from tests.support.simulation.simulated_disk import SimulatedDisk
+from tests.support.storage.small_log import NOW_US, SEGMENT_BYTES, SmallLog
 
 DEADLINE_S = 20.0
 

@@ -42,9 +42,9 @@ from holdfast.consumequeue.state.records import StoredOffsets
 from holdfast.consumequeue.state.store import StateStore
 from holdfast.consumequeue.topics import QueueState, Topic, TopicConfig
 from holdfast.storage.storage import Storage
-from tests.support.calls_a_turn import calls_a_turn
-from tests.support.small_log import flip_bit
-from tests.support.stored import (
+from tests.support.event_loop.calls_a_turn import calls_a_turn
+from tests.support.storage.small_log import flip_bit
+from tests.support.storage.stored import (
     MIB,
     batch,
     bodies,

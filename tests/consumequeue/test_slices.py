@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from holdfast.consumequeue.slices import ITEMS_A_TURN, LoopBudget, in_slices
-from tests.support.calls_a_turn import calls_a_turn
+from tests.support.event_loop.calls_a_turn import calls_a_turn
 
 
 class _Worker:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.loop_volume import FILE_SYSTEMS, LoopVolume, loop_volume
+from tests.support.damage.loop_volume import FILE_SYSTEMS, LoopVolume, loop_volume
 
 
 @pytest.fixture(params=FILE_SYSTEMS)

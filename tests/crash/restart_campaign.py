@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.running_broker import RunningBroker
-from tests.support.broker_calls import Answer, Calls
-from tests.support.history import HistoryViolation
+from tests.support.clients.broker_calls import Answer, Calls
+from tests.support.histories.history import HistoryViolation
 
 TOPIC, QUEUES, KEYS = "work", 2, 5
 MEMBERS = ("a", "b", "c")

@@ -12,8 +12,8 @@ from holdfast.amqp.wire.performatives import Accepted, Properties, encode_compos
 from holdfast.client import Client
 from holdfast.free_port import free_port
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
-from tests.support.amqp_client import AmqpClient, data_message, section, value_message
-from tests.support.sound import assert_sound
+from tests.support.clients.amqp_client import AmqpClient, data_message, section, value_message
+from tests.support.storage.sound import assert_sound
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 

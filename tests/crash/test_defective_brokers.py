@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.client.errors import ApiError
 from holdfast.running_broker import RunningBroker
-from tests.support.loop_volume import LoopVolume
-from tests.support.workload import ARGUMENTS, Workload
+from tests.support.damage.loop_volume import LoopVolume
+from tests.support.histories.workload import ARGUMENTS, Workload
 
 pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.planted, pytest.mark.timeout(900)]
 
@@ -38,7 +38,7 @@ def test_a_defect_is_refused_by_kills(tmp_path: Path, defect: str) -> None:
 
 def _end_again_and_again(defect: str, data_dir: Path, volume: LoopVolume | None) -> None:
     broker = RunningBroker(data_dir, ARGUMENTS, start_timeout_s=60)
-    broker.program = (sys.executable, "-m", "tests.support.defective_program", defect)
+    broker.program = (sys.executable, "-m", "tests.support.damage.defective_program", defect)
     broker.start()
     try:
         with Workload(broker.url) as load:

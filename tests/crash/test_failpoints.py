@@ -14,11 +14,11 @@ from holdfast.client.errors import UnknownTopic
 from holdfast.http_api.access.token_file import TokenFile
 from holdfast.running_broker import RunningBroker
 from tests.crash.test_layout_1 import OF_LAYOUT_1
-from tests.support.broker_calls import Calls, fetch, wait_until
-from tests.support.failpoint_program import PLACES, wait_until_stopped
-from tests.support.loop_volume import LoopVolume
-from tests.support.sound import assert_sound
-from tests.support.workload import ARGUMENTS, Workload
+from tests.support.clients.broker_calls import Calls, fetch, wait_until
+from tests.support.damage.failpoint_program import PLACES, wait_until_stopped
+from tests.support.damage.loop_volume import LoopVolume
+from tests.support.histories.workload import ARGUMENTS, Workload
+from tests.support.storage.sound import assert_sound
 
 pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(300)]
 
@@ -229,7 +229,7 @@ def _said(*command: str) -> str:
 
 
 def _stopping_at(place: str, count: int) -> tuple[str, ...]:
-    return (sys.executable, "-m", "tests.support.failpoint_program", place, str(count))
+    return (sys.executable, "-m", "tests.support.damage.failpoint_program", place, str(count))
 
 
 def _assert_sound_start(broker: RunningBroker) -> None:

@@ -17,10 +17,17 @@ import pytest
 from holdfast.client.errors import UnknownTopic
 from holdfast.running_broker import RunningBroker
 from tests.crash.restart_campaign import run as run_restarts
-from tests.support.broker_calls import Calls, wait_until
-from tests.support.gate import Gate, GateClient
-from tests.support.group_history import Delivery, GroupHistory, Place, check_group, check_letters
-from tests.support.group_members import (
+from tests.support.clients.broker_calls import Calls, wait_until
+from tests.support.damage.loop_volume import LoopVolume
+from tests.support.event_loop.gate import Gate, GateClient
+from tests.support.histories.group_history import (
+    Delivery,
+    GroupHistory,
+    Place,
+    check_group,
+    check_letters,
+)
+from tests.support.histories.group_members import (
     Habits,
     Member,
     Seeker,
@@ -28,10 +35,9 @@ from tests.support.group_members import (
     letters_of,
     settle_calls_of,
 )
-from tests.support.history import HistoryViolation, Record, check_history
-from tests.support.loop_volume import LoopVolume
-from tests.support.sound import assert_sound
-from tests.support.workload_clients import LoadTopic, Publisher
+from tests.support.histories.history import HistoryViolation, Record, check_history
+from tests.support.histories.workload_clients import LoadTopic, Publisher
+from tests.support.storage.sound import assert_sound
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
 
@@ -324,7 +330,7 @@ def test_a_storm_of_kills_under_members_loses_and_repeats_nothing(tmp_path: Path
 def test_a_storm_refuses_a_planted_defect(
     tmp_path: Path, defect: str, rule: str, lease_ms: int
 ) -> None:
-    program = (sys.executable, "-m", "tests.support.defective_program", defect)
+    program = (sys.executable, "-m", "tests.support.damage.defective_program", defect)
     with pytest.raises(HistoryViolation) as refused:
         habits = replace(HABITS, lease_ms=lease_ms)
         _storm(

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.running_broker import RunningBroker
-from tests.support.sound import assert_sound
-from tests.support.workload import ARGUMENTS, Workload
+from tests.support.histories.workload import ARGUMENTS, Workload
+from tests.support.storage.sound import assert_sound
 
 pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(3600)]
 

@@ -10,9 +10,9 @@ import pytest
 
 from holdfast.running_broker import RunningBroker
 from tests.crash.restart_campaign import ARGUMENTS
-from tests.support.broker_calls import Calls
-from tests.support.failpoint_program import wait_until_stopped
-from tests.support.sound import assert_sound
+from tests.support.clients.broker_calls import Calls
+from tests.support.damage.failpoint_program import wait_until_stopped
+from tests.support.storage.sound import assert_sound
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
@@ -43,7 +43,7 @@ def test_a_kill_on_the_way_to_layout_2_changes_nothing(
         tar.extractall(tmp_path, filter="data")
     data_dir = tmp_path / "data"
     broker = RunningBroker(data_dir, ARGUMENTS, start_timeout_s=60)
-    broker.program = (sys.executable, "-m", "tests.support.failpoint_program", place, "1")
+    broker.program = (sys.executable, "-m", "tests.support.damage.failpoint_program", place, "1")
     try:
         process = broker.launch()
         wait_until_stopped(process.pid)

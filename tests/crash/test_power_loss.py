@@ -13,10 +13,10 @@ import pytest
 
 from holdfast.running_broker import RunningBroker
 from tests.crash.test_kill_storm import START_S, end_during_start
-from tests.support.broker_calls import fetch, wait_until
-from tests.support.loop_volume import LoopVolume
-from tests.support.sound import assert_sound
-from tests.support.workload import ARGUMENTS, Judged, Workload
+from tests.support.clients.broker_calls import fetch, wait_until
+from tests.support.damage.loop_volume import LoopVolume
+from tests.support.histories.workload import ARGUMENTS, Judged, Workload
+from tests.support.storage.sound import assert_sound
 
 pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(1800)]
 

@@ -6,9 +6,9 @@ import pytest
 
 from holdfast.client.errors import ApiError
 from holdfast.running_broker import BrokerDidNotStart, RunningBroker
-from tests.support.broker_calls import fetch
-from tests.support.loop_volume import LoopVolume, loop_volume
-from tests.support.sound import assert_sound
+from tests.support.clients.broker_calls import fetch
+from tests.support.damage.loop_volume import LoopVolume, loop_volume
+from tests.support.storage.sound import assert_sound
 
 pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(120)]
 

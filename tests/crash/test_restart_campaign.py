@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.crash.restart_campaign import GroupBook, Message, Place
-from tests.support.broker_calls import Answer
-from tests.support.history import HistoryViolation
+from tests.support.clients.broker_calls import Answer
+from tests.support.histories.history import HistoryViolation
 
 
 def book_of(**messages: str) -> GroupBook:

@@ -14,11 +14,11 @@ import pytest
 from holdfast.client import Client
 from holdfast.client.errors import ClientClosed
 from holdfast.running_broker import RunningBroker
-from tests.support.broker_calls import fetch, wait_until
-from tests.support.gate import Gate
-from tests.support.history import History, Record, check_history
-from tests.support.sound import assert_sound
-from tests.support.workload_clients import LoadTopic, Publisher
+from tests.support.clients.broker_calls import fetch, wait_until
+from tests.support.event_loop.gate import Gate
+from tests.support.histories.history import History, Record, check_history
+from tests.support.histories.workload_clients import LoadTopic, Publisher
+from tests.support.storage.sound import assert_sound
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
 

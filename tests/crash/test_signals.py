@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.running_broker import RunningBroker
-from tests.support.broker_calls import Answer, Calls, fetch, wait_until
-from tests.support.sound import assert_sound
-from tests.support.workload import ARGUMENTS, Workload
+from tests.support.clients.broker_calls import Answer, Calls, fetch, wait_until
+from tests.support.histories.workload import ARGUMENTS, Workload
+from tests.support.storage.sound import assert_sound
 
 pytestmark = [pytest.mark.fault, pytest.mark.crash, pytest.mark.timeout(300)]
 

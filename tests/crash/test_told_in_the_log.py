@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
-from tests.support.broker_calls import wait_until
-from tests.support.certificates import Certificates
+from tests.support.clients.broker_calls import wait_until
+from tests.support.clients.certificates import Certificates
 
 pytestmark = pytest.mark.crash
 

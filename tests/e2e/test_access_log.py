@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.testing import RunningBroker
-from tests.support.access_log import KEY_COUNT, PATH, STATUSES, key_and_tag, read_lines
+from tests.support.storage.access_log import KEY_COUNT, PATH, STATUSES, key_and_tag, read_lines
 
 QUEUES = 4
 

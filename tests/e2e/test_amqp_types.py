@@ -24,7 +24,7 @@ from holdfast.amqp.wire.types import (
 )
 from holdfast.free_port import free_port
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
-from tests.support.amqp_client import AmqpClient, data_message, section, value_message
+from tests.support.clients.amqp_client import AmqpClient, data_message, section, value_message
 
 SIMPLE: list[Any] = [
     None, True, False, UByte(255), UShort(65_535), UInt(0), UInt(200), UInt(2**32 - 1), ULong(0),

@@ -18,7 +18,7 @@ from holdfast.client.read.message import Message
 from holdfast.client.values import Mode
 from holdfast.testing import RunningBroker
 from tests.cli.conftest import commands_against
-from tests.support.access_log import key_and_tag, read_lines
+from tests.support.storage.access_log import key_and_tag, read_lines
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from holdfast.amqp.engine.incoming_link import Delivery
 from holdfast.amqp.messages.sections import Sections
 from holdfast.free_port import free_port
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
-from tests.support.amqp_client import AmqpClient
-from tests.support.broker_calls import Calls
+from tests.support.clients.amqp_client import AmqpClient
+from tests.support.clients.broker_calls import Calls
 
 
 def bodies(deliveries: list[Delivery]) -> list[str]:

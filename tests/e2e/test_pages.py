@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
-from tests.support.page_session import ROOT, SKIPPED, Session
+from tests.support.tree.page_session import ROOT, SKIPPED, Session
 
 README = "README.md"
 INDEX = "docs/index.md"

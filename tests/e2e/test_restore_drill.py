@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.client import Client
 from holdfast.testing import RunningBroker
-from tests.support.broker_calls import Calls, wait_until
+from tests.support.clients.broker_calls import Calls, wait_until
 
 ARGUMENTS = (
     *("--commitlog-segment-bytes", "1MiB"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.testing import RunningBroker
-from tests.support.page_session import ROOT, Session, shown_outputs
+from tests.support.tree.page_session import ROOT, Session, shown_outputs
 
 FOLDER = ROOT / "docs" / "tutorials"
 TUTORIALS = sorted(path.stem for path in FOLDER.glob("[a-z]*.md"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.memory_folder import folder_in_memory
+from tests.support.storage.memory_folder import folder_in_memory
 
 #: More bytes than any of these tests has in files at once.
 NEEDED_BYTES = 256 * 1024 * 1024

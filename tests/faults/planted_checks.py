@@ -10,11 +10,11 @@ from holdfast.commitlog.format.batch_header import HEADER_SIZE
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.http_api.endpoints.publish_batches import decode_batches
 from holdfast.http_api.wire.problems import Problem
-from tests.faults.test_directory_entries import (
+from tests.faults.damage.test_directory_entries import (
     test_every_name_is_synced_before_a_publish_is_acknowledged as every_name_is_synced,
 )
 from tests.holdservice.test_pull_request_hold_service import Q0, Broker, turn
-from tests.support.flipped_log import FlippedLog, FlippedReads
+from tests.support.damage.flipped_log import FlippedLog, FlippedReads
 
 _KIB = 1024
 

@@ -20,13 +20,13 @@ from holdfast.backup.stored import read_manifest, verify_files
 from holdfast.check import check_data_dir
 from holdfast.client import Client
 from holdfast.running_broker import RunningBroker
-from tests.support.broker_calls import fetch
-from tests.support.history import History, check_history
-from tests.support.loop_volume import FILE_SYSTEMS, LoopVolume, loop_volume
-from tests.support.small_disk import MIB, SmallDisk
-from tests.support.sound import assert_sound
-from tests.support.workload import ARGUMENTS, Workload, read_everything
-from tests.support.workload_clients import LoadTopic
+from tests.support.clients.broker_calls import fetch
+from tests.support.damage.loop_volume import FILE_SYSTEMS, LoopVolume, loop_volume
+from tests.support.damage.small_disk import MIB, SmallDisk
+from tests.support.histories.history import History, check_history
+from tests.support.histories.workload import ARGUMENTS, Workload, read_everything
+from tests.support.histories.workload_clients import LoadTopic
+from tests.support.storage.sound import assert_sound
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(900)]
 

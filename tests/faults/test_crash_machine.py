@@ -15,12 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from holdfast.groups.service_types import Verb
 from tests.faults.conftest import NEEDED_BYTES
-from tests.support.crash_run import SIZES
-from tests.support.memory_folder import folder_in_memory
-from tests.support.simulated_broker import SimulatedBroker
-from tests.support.simulated_clients import Plan, Producer
-from tests.support.simulated_groups import MEMBERS
-from tests.support.simulated_process import Ending
+from tests.support.simulation.crash_run import SIZES
+from tests.support.simulation.simulated_broker import SimulatedBroker
+from tests.support.simulation.simulated_clients import Plan, Producer
+from tests.support.simulation.simulated_groups import MEMBERS
+from tests.support.simulation.simulated_process import Ending
+from tests.support.storage.memory_folder import folder_in_memory
 
 _EXAMPLES = int(os.environ.get("TEST_EXAMPLES", "10"))
 _STEPS = 25

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.simulated_broker import SimulatedBroker
-from tests.support.simulated_clients import Attempt, Plan, Producer
-from tests.support.simulated_process import until
+from tests.support.simulation.simulated_broker import SimulatedBroker
+from tests.support.simulation.simulated_clients import Attempt, Plan, Producer
+from tests.support.simulation.simulated_process import until
 
 _NEVER_MS = 3_600_000
 _LARGE = 400_000

@@ -1,13 +1,13 @@
 """Every call on every file fails once: the broker recovers by itself or reports what helps. `python
--m tests.support.call_faults` prints the table that docs/reliability.md discusses."""
+-m tests.support.damage.call_faults` prints the table that docs/reliability.md discusses."""
 
 import random
 from pathlib import Path
 
 import pytest
 
-from tests.support.call_faults import Case, Row, all_cases, batch_of, run, table
-from tests.support.system_faults import need_strace
+from tests.support.damage.call_faults import Case, Row, all_cases, batch_of, run, table
+from tests.support.damage.system_faults import need_strace
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.running_broker import RunningBroker
-from tests.support.broker_calls import Answer, Calls, wait_until
-from tests.support.sound import assert_sound
-from tests.support.system_faults import injected
+from tests.support.clients.broker_calls import Answer, Calls, wait_until
+from tests.support.damage.system_faults import injected
+from tests.support.storage.sound import assert_sound
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 

@@ -36,10 +36,10 @@ from holdfast.groups.serving import dead_letters
 from holdfast.holdservice.pull_request_hold_service import HoldResult, PullRequestHoldService
 from holdfast.http_api.endpoints import publish_batches
 from tests.faults import planted_checks as checks
-from tests.support import defective_program as defects
-from tests.support.crash_run import OPERATIONS, CrashRun, Operations, run_seed
-from tests.support.history import HistoryViolation
-from tests.support.simulated_process import BrokerViolation
+from tests.support.damage import defective_program as defects
+from tests.support.histories.history import HistoryViolation
+from tests.support.simulation.crash_run import OPERATIONS, CrashRun, Operations, run_seed
+from tests.support.simulation.simulated_process import BrokerViolation
 
 #: Give up after this many runs: the defect then counts as not detected.
 MOST_SEEDS = 60

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.crash_run import run_seed
-from tests.support.memory_folder import folder_in_memory
-from tests.support.seed_runs import SeedRuns, run_seeds
+from tests.support.simulation.crash_run import run_seed
+from tests.support.simulation.seed_runs import SeedRuns, run_seeds
+from tests.support.storage.memory_folder import folder_in_memory
 
 _FIRST = int(os.environ.get("TEST_FIRST_SEED", "0"))
 _COUNT = int(os.environ.get("TEST_SEEDS", "12"))

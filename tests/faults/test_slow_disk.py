@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.running_broker import RunningBroker
-from tests.support import slow_broker
-from tests.support.broker_calls import Calls
-from tests.support.latency_probe import Latencies, prepare, probe
-from tests.support.system_faults import injected
+from tests.support.clients.broker_calls import Calls
+from tests.support.damage import slow_broker
+from tests.support.damage.system_faults import injected
+from tests.support.histories.latency_probe import Latencies, prepare, probe
 
 pytestmark = [pytest.mark.fault, pytest.mark.machine, pytest.mark.timeout(600)]
 

@@ -26,7 +26,7 @@ from holdfast.spark.errors import DataLost, JavaMissing
 from holdfast.spark.read.batch_source import HoldfastReader
 from holdfast.spark.session import require_java
 from holdfast.spark.source import HoldfastDataSource
-from tests.support.broker_calls import wait_until
+from tests.support.clients.broker_calls import wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 

@@ -17,11 +17,11 @@ from holdfast.running_broker import RunningBroker
 from holdfast.spark.errors import JavaMissing
 from holdfast.spark.session import require_java
 from holdfast.testing import TEST_ARGUMENTS
-from tests.support.stream_job import MAX_OFFSETS
+from tests.support.histories.stream_job import MAX_OFFSETS
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 
-JOB = Path(__file__).parents[1] / "support" / "stream_job.py"
+JOB = Path(__file__).parents[1] / "support" / "histories" / "stream_job.py"
 KEYS = 997
 Totals = dict[str, tuple[int, int]]
 

@@ -24,9 +24,9 @@ from holdfast.commitlog.segments.commit_log import CommitLog
 from holdfast.commitlog.segments.footer import block_tables, read_footer, seal_segment
 from holdfast.commitlog.segments.log_scan import Damage, scan_log
 from holdfast.commitlog.segments.recovery import recover
-from tests.support.batches import stamped
-from tests.support.simulated_disk import SimulatedDisk
-from tests.support.small_log import SmallLog, raw_batch
+from tests.support.simulation.simulated_disk import SimulatedDisk
+from tests.support.storage.batches import stamped
+from tests.support.storage.small_log import SmallLog, raw_batch
 
 SEGMENT_BYTES = 8 * 1024
 #: The bytes of one edit: operation, file, place, length, source or value.

@@ -11,7 +11,7 @@ from holdfast.http_api.wire.connection_registry import Connections
 from holdfast.http_api.wire.request import Peer
 from holdfast.http_api.wire.websocket import WebSocketConnection
 from tests.fuzz.wire import Wire
-from tests.support.web_sockets import Echo, frame
+from tests.support.clients.web_sockets import Echo, frame
 
 
 def check(data: bytes) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from holdfast.running_broker import RunningBroker
 from tests.golden_data_dirs.served import call, everything
-from tests.support.broker_calls import wait_until
+from tests.support.clients.broker_calls import wait_until
 
 FOLDER = Path(__file__).parent
 _ARGUMENTS = (

@@ -21,8 +21,8 @@ from holdfast.groups.service_types import Status, Verb
 from holdfast.groups.settings import FairnessSettings, GroupSettings, Subscription
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.holdservice.errors import HoldLimitExceeded
-from tests.support.group_broker import bodies_of, receipts_of, running, running_group, turns
-from tests.support.stored import copy_running, until
+from tests.support.servers.group_broker import bodies_of, receipts_of, running, running_group, turns
+from tests.support.storage.stored import copy_running, until
 
 
 async def test_a_cancelled_receive_stops_waiting_at_once(tmp_path: Path) -> None:

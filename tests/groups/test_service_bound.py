@@ -21,9 +21,9 @@ from holdfast.groups.core.requests import Waiters
 from holdfast.groups.errors import ExclusiveHeld, TooManyMembers
 from holdfast.groups.service_types import Delivery, Receipt, Received, ReceiveRequest, Status, Verb
 from holdfast.groups.serving import commits
-from tests.support.calls_a_turn import calls_a_turn
-from tests.support.group_broker import GroupBroker, bodies_of, running_group, turns
-from tests.support.stored import copy_running, settled, small_config, until
+from tests.support.event_loop.calls_a_turn import calls_a_turn
+from tests.support.servers.group_broker import GroupBroker, bodies_of, running_group, turns
+from tests.support.storage.stored import copy_running, settled, small_config, until
 
 DONE, STALE = Status.DONE, Status.STALE
 LEASE_MS = 30_000

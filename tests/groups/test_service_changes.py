@@ -13,7 +13,7 @@ from holdfast.consumequeue.errors import StateUnavailable, UnknownGroup
 from holdfast.groups.errors import GroupBusy
 from holdfast.groups.service_types import Status
 from holdfast.groups.settings import GroupSettings, Subscription
-from tests.support.group_broker import (
+from tests.support.servers.group_broker import (
     GroupBroker,
     bodies_of,
     receipts_of,
@@ -21,7 +21,7 @@ from tests.support.group_broker import (
     running_group,
     turns,
 )
-from tests.support.stored import copy_running
+from tests.support.storage.stored import copy_running
 
 
 @asynccontextmanager

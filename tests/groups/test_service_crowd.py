@@ -31,9 +31,9 @@ from holdfast.groups.serving.receive_flow import MESSAGES_A_TURN
 from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.groups.storage.group_table import GroupTable
 from holdfast.holdservice.config import HoldServiceConfig
-from tests.support.calls_a_turn import Turns, calls_a_turn
-from tests.support.group_broker import bodies_of, receipts_of, running, running_group
-from tests.support.stored import batch, until
+from tests.support.event_loop.calls_a_turn import Turns, calls_a_turn
+from tests.support.servers.group_broker import bodies_of, receipts_of, running, running_group
+from tests.support.storage.stored import batch, until
 
 QUEUES = 2_000
 #: The most queues that any operation may handle in one loop iteration.

@@ -12,8 +12,8 @@ from holdfast.groups.cursor.cursor import NOT_KEPT
 from holdfast.groups.service_types import Status, Verb
 from holdfast.groups.serving import dead_letters
 from holdfast.groups.settings import GroupSettings, Subscription
-from tests.support.api_server import raising
-from tests.support.group_broker import (
+from tests.support.servers.api_server import raising
+from tests.support.servers.group_broker import (
     GroupBroker,
     bodies_of,
     receipts_of,
@@ -21,7 +21,7 @@ from tests.support.group_broker import (
     running_group,
     turns,
 )
-from tests.support.stored import bodies, copy_running, until
+from tests.support.storage.stored import bodies, copy_running, until
 
 _refuse = raising(LogError("no room"))
 

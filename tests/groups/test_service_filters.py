@@ -14,7 +14,7 @@ from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.holdservice import filters, sql92
 from holdfast.holdservice.errors import InvalidFilter
 from holdfast.holdservice.sql92 import parse_condition
-from tests.support.group_broker import bodies_of, running, running_group
+from tests.support.servers.group_broker import bodies_of, running, running_group
 
 
 class Parsed(Counter[str]):

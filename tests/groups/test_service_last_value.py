@@ -14,8 +14,8 @@ from holdfast.groups.errors import InvalidGroup
 from holdfast.groups.service_types import Verb
 from holdfast.groups.serving.head_source import KEYS_A_TURN
 from holdfast.groups.settings import Subscription
-from tests.support.calls_a_turn import calls_a_turn
-from tests.support.group_broker import GroupBroker, bodies_of, running, running_group
+from tests.support.event_loop.calls_a_turn import calls_a_turn
+from tests.support.servers.group_broker import GroupBroker, bodies_of, running, running_group
 
 
 async def publish(broker: GroupBroker, *messages: str) -> None:

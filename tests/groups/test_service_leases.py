@@ -7,7 +7,7 @@ import pytest
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.service_types import Verb
 from holdfast.groups.settings import GroupSettings
-from tests.support.group_broker import bodies_of, receipts_of, running, running_group
+from tests.support.servers.group_broker import bodies_of, receipts_of, running, running_group
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])

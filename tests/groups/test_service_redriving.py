@@ -14,8 +14,8 @@ from holdfast.groups.service_types import RedriveOptions, RedriveResult, Verb
 from holdfast.groups.serving.letters import keyed_producer_id
 from holdfast.groups.serving.redriving import AT_ONCE
 from holdfast.groups.settings import GroupSettings, Subscription
-from tests.support.group_broker import GroupBroker, running, running_group
-from tests.support.stored import bodies, until
+from tests.support.servers.group_broker import GroupBroker, running, running_group
+from tests.support.storage.stored import bodies, until
 
 ALL = RedriveOptions(limit=1000)
 

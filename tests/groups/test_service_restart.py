@@ -13,8 +13,14 @@ from holdfast.consumequeue.message_store import MessageStore
 from holdfast.groups.config import GroupsConfig
 from holdfast.groups.errors import ExclusiveHeld
 from holdfast.groups.service_types import Received, Status, Verb
-from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running, running_group
-from tests.support.stored import copy_running, settled, small_config
+from tests.support.servers.group_broker import (
+    GroupBroker,
+    bodies_of,
+    receipts_of,
+    running,
+    running_group,
+)
+from tests.support.storage.stored import copy_running, settled, small_config
 
 HOUR_MS = 3_600_000
 DONE, STALE = Status.DONE, Status.STALE

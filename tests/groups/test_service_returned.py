@@ -12,8 +12,14 @@ from holdfast.groups.core.selection import MAX_FILTERS, OrderedSelection
 from holdfast.groups.cursor.cursor import Cursor
 from holdfast.groups.service_types import Received, Verb
 from holdfast.groups.settings import Subscription
-from tests.support.calls_a_turn import calls_a_turn
-from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running, running_group
+from tests.support.event_loop.calls_a_turn import calls_a_turn
+from tests.support.servers.group_broker import (
+    GroupBroker,
+    bodies_of,
+    receipts_of,
+    running,
+    running_group,
+)
 
 DELAY_MS = 600_000
 

@@ -12,8 +12,14 @@ from holdfast.groups.errors import InvalidGroup
 from holdfast.groups.service_types import ChangeChecks, Verb
 from holdfast.groups.settings import GroupSettings, Subscription
 from tests.groups.test_service_changes import crashes
-from tests.support.group_broker import GroupBroker, bodies_of, receipts_of, running, running_group
-from tests.support.stored import until
+from tests.support.servers.group_broker import (
+    GroupBroker,
+    bodies_of,
+    receipts_of,
+    running,
+    running_group,
+)
+from tests.support.storage.stored import until
 
 ALL = {"*": Subscription()}
 

@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.groups.service_types import Status
 from holdfast.groups.settings import Subscription
-from tests.support.group_broker import bodies_of, running, running_group
-from tests.support.stored import settled, until
+from tests.support.servers.group_broker import bodies_of, running, running_group
+from tests.support.storage.stored import settled, until
 
 
 async def test_every_group_that_waits_is_answered_by_one_arrival(tmp_path: Path) -> None:  # L11

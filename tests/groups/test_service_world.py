@@ -5,8 +5,8 @@ from pathlib import Path
 
 from holdfast.groups.service_types import Status, Verb
 from holdfast.groups.settings import Subscription
-from tests.support.group_broker import bodies_of, receipts_of, running, running_group
-from tests.support.stored import fill_segment, settled, until
+from tests.support.servers.group_broker import bodies_of, receipts_of, running, running_group
+from tests.support.storage.stored import fill_segment, settled, until
 
 WEIGHTS = {f"p{n}": 4 * (n + 1) for n in range(10)}
 

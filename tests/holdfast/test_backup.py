@@ -34,8 +34,8 @@ from holdfast.consumequeue.state.records import (
     encode_offsets,
     offsets_key,
 )
-from tests.support.small_log import flip_bit
-from tests.support.stored import (
+from tests.support.storage.small_log import flip_bit
+from tests.support.storage.stored import (
     MIB,
     batch,
     fill_segment,
@@ -45,7 +45,7 @@ from tests.support.stored import (
     small_config,
     until,
 )
-from tests.support.three_segments import fingerprints
+from tests.support.storage.three_segments import fingerprints
 
 ENVELOPE = b"of AMQP"
 

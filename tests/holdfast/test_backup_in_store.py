@@ -34,8 +34,8 @@ from holdfast.backup.restore import RestoreRefused, restore_backup
 from holdfast.backup.target import BackupRefused
 from holdfast.check import check_data_dir
 from holdfast.commitlog.format.segment_format import segment_name
-from tests.support.stored import MIB, batch, open_storage, read_queue, small_config
-from tests.support.three_segments import fill, fingerprints
+from tests.support.storage.stored import MIB, batch, open_storage, read_queue, small_config
+from tests.support.storage.three_segments import fill, fingerprints
 
 Contents = list[tuple[int, bytes]]
 

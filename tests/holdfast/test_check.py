@@ -16,8 +16,8 @@ from holdfast.commitlog.format.segment_format import segment_name
 from holdfast.consumequeue.index.consume_queue import CqUnit
 from holdfast.consumequeue.index.index import _decode_unit, _encode_unit
 from holdfast.http_api.access.token_file import TokenFile
-from tests.support.stored import MIB, open_storage, settled, small_config
-from tests.support.three_segments import (
+from tests.support.storage.stored import MIB, open_storage, settled, small_config
+from tests.support.storage.three_segments import (
     FIRST,
     LAST,
     SECOND,

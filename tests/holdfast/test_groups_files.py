@@ -25,7 +25,7 @@ from holdfast.groups.storage.cursor_store import has_rows
 from holdfast.groups.storage.group_records import GroupRecord
 from holdfast.repair import repair_data_dir
 from holdfast.storage.storage import Storage
-from tests.support.stored import batch, open_storage, small_config
+from tests.support.storage.stored import batch, open_storage, small_config
 
 KEY = (1, 1, 0)
 

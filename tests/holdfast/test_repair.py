@@ -15,9 +15,9 @@ from holdfast.commitlog.format.segment_format import segment_name
 from holdfast.repair import Loss, NotRepairable, RepairReport, repair_data_dir
 from holdfast.repair.apply import Repair
 from holdfast.repair.plan import loss_of
-from tests.support.small_log import overwrite
-from tests.support.stored import MIB, batch, open_storage, small_config
-from tests.support.three_segments import (
+from tests.support.storage.small_log import overwrite
+from tests.support.storage.stored import MIB, batch, open_storage, small_config
+from tests.support.storage.three_segments import (
     FIRST,
     LAST,
     SECOND,

@@ -18,7 +18,7 @@ from holdfast.spark.broker.transport import Transport
 from holdfast.spark.options.location import Address
 from holdfast.spark.options.read import parse_options
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
-from tests.support.certificates import Certificates
+from tests.support.clients.certificates import Certificates
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from holdfast.commitlog.format.segment_format import parse_segment_name
 from holdfast.running_broker import BrokerDidNotStart, RunningBroker
 from tests import golden_data_dirs
 from tests.golden_data_dirs.served import call, everything
-from tests.support.stored import small_config
+from tests.support.storage.stored import small_config
 
 FOLDER = Path(golden_data_dirs.__file__).parent
 ARCHIVES = sorted(FOLDER.glob("*/*.tar.xz"))

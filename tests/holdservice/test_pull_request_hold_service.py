@@ -22,7 +22,7 @@ from holdfast.holdservice.pull_request_hold_service import (
     Outcome,
     PullRequestHoldService,
 )
-from tests.support.stored import until
+from tests.support.storage.stored import until
 
 Q0, Q1, OTHER_TOPIC = (1, 0), (1, 1), (2, 0)
 FOREVER_S = 10.0

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import uvloop
 
-from tests.support.api_server import Api, running_api
+from tests.support.servers.api_server import Api, running_api
 
 #: Tests of code close to the transport run on both kinds of event loop.
 ON_BOTH_LOOPS = {

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.consumequeue.message_store import MessageStore
-from tests.support.api_server import Api, running_api
+from tests.support.servers.api_server import Api, running_api
 
 JSON = {"Content_Type": "application/json"}
 NDJSON = {"Content_Type": "application/x-ndjson"}

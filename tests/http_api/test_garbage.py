@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.api_server import Api
-from tests.support.own_garbage import only_own_garbage
-from tests.support.raw_http import raw_connection
+from tests.support.clients.raw_http import raw_connection
+from tests.support.event_loop.own_garbage import only_own_garbage
+from tests.support.servers.api_server import Api
 
 PUBLISH = (
     b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

@@ -18,10 +18,10 @@ from holdfast.commitlog.errors import LogOverloaded, SyncTimeout
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.commitlog.format.batch_header import ANY_QUEUE
 from holdfast.http_api.access.tokens import Tokens
-from tests.support.api_server import Api, raising_at_once, running_api
-from tests.support.certificates import Certificates
-from tests.support.raw_http import RawConnection, raw_connection, until
-from tests.support.tokens import access_of, bearer, make_token
+from tests.support.clients.certificates import Certificates
+from tests.support.clients.raw_http import RawConnection, raw_connection, until
+from tests.support.clients.tokens import access_of, bearer, make_token
+from tests.support.servers.api_server import Api, raising_at_once, running_api
 
 JSON, NDJSON, MSGPACK = "application/json", "application/x-ndjson", "application/msgpack"
 BATCH = "application/vnd.holdfast.batch"

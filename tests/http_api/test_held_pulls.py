@@ -18,10 +18,10 @@ from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.holdservice.pull_request_hold_service import Wait
 from holdfast.http_api.access.tokens import Tokens
 from holdfast.http_api.wire.connection import Connection
-from tests.support.api_server import Api, running_api
-from tests.support.certificates import Certificates
-from tests.support.raw_http import RawConnection, raw_connection, until
-from tests.support.tokens import access_of, bearer, make_token
+from tests.support.clients.certificates import Certificates
+from tests.support.clients.raw_http import RawConnection, raw_connection, until
+from tests.support.clients.tokens import access_of, bearer, make_token
+from tests.support.servers.api_server import Api, running_api
 
 QUEUE = "/v1/topics/orders/queues/0/messages"
 BATCH = "application/vnd.holdfast.batch"

@@ -16,9 +16,9 @@ from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.http_api.access.tokens import Tokens
 from holdfast.http_api.app import BrokerStatus
 from holdfast.http_api.wire.head_cache import SEQUENCE, HeadCache
-from tests.support.api_server import Api, running_api
-from tests.support.raw_http import RawConnection, raw_connection
-from tests.support.tokens import access_of, bearer, make_token
+from tests.support.clients.raw_http import RawConnection, raw_connection
+from tests.support.clients.tokens import access_of, bearer, make_token
+from tests.support.servers.api_server import Api, running_api
 
 QUEUE = "/v1/topics/orders/queues/0/messages"
 PUBLISH = "/v1/topics/orders/messages?queue=0"

@@ -12,8 +12,8 @@ from holdfast.http_api.app import BrokerStatus
 from holdfast.http_api.endpoints import state_metrics
 from holdfast.http_api.endpoints.state_metrics import group_metrics
 from holdfast.http_api.metrics import MAX_SERIES, OTHER, Durations, Metrics
-from tests.support.api_server import Api
-from tests.support.calls_a_turn import calls_a_turn
+from tests.support.event_loop.calls_a_turn import calls_a_turn
+from tests.support.servers.api_server import Api
 
 
 async def scrape(api: Api) -> dict[tuple[str, ...], float]:

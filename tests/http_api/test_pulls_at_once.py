@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.http_api.access.tokens import Tokens
-from tests.support.api_server import Api, running_api
-from tests.support.certificates import Certificates
-from tests.support.new_tasks import new_tasks
-from tests.support.raw_http import RawConnection, raw_connection, until
-from tests.support.tokens import access_of, bearer, make_token
+from tests.support.clients.certificates import Certificates
+from tests.support.clients.raw_http import RawConnection, raw_connection, until
+from tests.support.clients.tokens import access_of, bearer, make_token
+from tests.support.event_loop.new_tasks import new_tasks
+from tests.support.servers.api_server import Api, running_api
 
 QUEUE = "/v1/topics/orders/queues/{}/messages"
 BATCH = "application/vnd.holdfast.batch"

@@ -15,10 +15,10 @@ from holdfast.groups.core.group import Group
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.http_api.access.tokens import Tokens
 from holdfast.http_api.wire.connection import Connection
-from tests.support.api_server import Api, running_api
-from tests.support.new_tasks import new_tasks
-from tests.support.raw_http import RawConnection, raw_connection, until
-from tests.support.tokens import access_of, bearer, let_in, make_token
+from tests.support.clients.raw_http import RawConnection, raw_connection, until
+from tests.support.clients.tokens import access_of, bearer, let_in, make_token
+from tests.support.event_loop.new_tasks import new_tasks
+from tests.support.servers.api_server import Api, running_api
 
 G = "/v1/groups/g"
 JSON, NDJSON, MSGPACK = "application/json", "application/x-ndjson", "application/msgpack"

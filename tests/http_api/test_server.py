@@ -13,10 +13,10 @@ from holdfast.http_api.app import make_app
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.server import start_server
 from holdfast.http_api.wire.listener import ACCEPTS_A_TURN
-from tests.support.api_server import Api, running_api
-from tests.support.loop_clock import LoopClock
-from tests.support.raw_http import raw_connection
-from tests.support.stored import until
+from tests.support.clients.raw_http import raw_connection
+from tests.support.event_loop.loop_clock import LoopClock
+from tests.support.servers.api_server import Api, running_api
+from tests.support.storage.stored import until
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\n"

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from holdfast.consumequeue.errors import StateUnavailable
 from holdfast.groups.service_types import Status
-from tests.support.api_server import Api, running_api
-from tests.support.new_tasks import new_tasks
-from tests.support.raw_http import RawConnection, raw_connection, until
-from tests.support.tokens import let_in
+from tests.support.clients.raw_http import RawConnection, raw_connection, until
+from tests.support.clients.tokens import let_in
+from tests.support.event_loop.new_tasks import new_tasks
+from tests.support.servers.api_server import Api, running_api
 
 JSON, MSGPACK = "application/json", "application/msgpack"
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -18,7 +18,7 @@ import pytest
 
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.interop.toolchains import ROOT, need, run
-from tests.support.certificates import Certificates
+from tests.support.clients.certificates import Certificates
 
 PROMETHEUS = ROOT / "packaging" / "prometheus"
 DASHBOARD = ROOT / "packaging" / "grafana" / "holdfast.json"

@@ -3,7 +3,7 @@
 `python -m tests.packaging.client_files` prints packaging/client/files.txt.
 """
 
-from tests.support.layers import MODULES, own_imports
+from tests.support.tree.layers import MODULES, own_imports
 
 #: Beside the package's `__init__` and the client: the former name of a module of the client.
 ROOTS = ("holdfast", "holdfast.client", "commitlog.batch")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import holdfast
 from tests.packaging.client_files import client_modules, path_of
-from tests.support.layers import MODULES
+from tests.support.tree.layers import MODULES
 
 ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "packaging" / "client"

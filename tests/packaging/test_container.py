@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.free_port import free_port
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
-from tests.support.certificates import Certificates
+from tests.support.clients.certificates import Certificates
 
 ROOT = Path(__file__).parents[2]
 CONTAINER = ROOT / "packaging" / "container"

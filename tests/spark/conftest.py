@@ -8,7 +8,7 @@ from holdfast.spark.errors import JavaMissing
 from holdfast.spark.options.location import Address
 from holdfast.spark.session import local_session, require_java
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
-from tests.support.fake_broker import FakeBroker, running_fake_broker
+from tests.support.servers.fake_broker import FakeBroker, running_fake_broker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from holdfast.commitlog.format.batch import Batch
-from tests.support.batches import Columns, columns, stamped
+from tests.support.storage.batches import Columns, columns, stamped
 
 TOPIC_ID = 7
 QUEUE = 3

@@ -5,7 +5,7 @@ from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.errors import DataLost, InvalidOption, OffsetsMoved, TopicRecreated
 from holdfast.spark.options.read import parse_options
 from holdfast.spark.read.plan import bind_topics
-from tests.support.fake_broker import FakeBroker, FakeTopic
+from tests.support.servers.fake_broker import FakeBroker, FakeTopic
 
 
 @pytest.fixture(autouse=True)

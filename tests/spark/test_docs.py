@@ -26,7 +26,7 @@ from holdfast.spark.options.write import (
     MAX_BATCH_ROWS,
     WRITE_OPTIONS,
 )
-from tests.support.page_session import Session, shown_outputs
+from tests.support.tree.page_session import Session, shown_outputs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.running_broker import RunningBroker
-from tests.support import access_log
+from tests.support.storage import access_log
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.spark.bound import bind
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
-from tests.support.access_log import KEY_COUNT, STATUSES, key_and_tag, read_lines
+from tests.support.storage.access_log import KEY_COUNT, STATUSES, key_and_tag, read_lines
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -27,7 +27,7 @@ from holdfast.spark.read.task import _freeze_modules
 from holdfast.spark.source import HoldfastDataSource
 from holdfast.spark.stream import source as stream_source
 from holdfast.spark.stream.source import HoldfastStreamReader
-from tests.support.fake_broker import FakeBroker, FakeTopic
+from tests.support.servers.fake_broker import FakeBroker, FakeTopic
 
 
 @pytest.fixture(autouse=True)

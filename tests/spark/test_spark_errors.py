@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.spark import reason
-from tests.support.fake_broker import Answer, FakeBroker, FakeTopic
+from tests.support.servers.fake_broker import Answer, FakeBroker, FakeTopic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

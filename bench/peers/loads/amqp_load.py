@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from bench.peers.loads.common import main
 from holdfast.amqp.engine.outgoing_link import OutgoingLink
-from tests.support.amqp_client import AmqpClient, data_message
+from tests.support.clients.amqp_client import AmqpClient, data_message
 
 #: The link gets this much credit again when half of it is used.
 _CREDIT = 1000

@@ -40,8 +40,8 @@ from holdfast.holdservice.envelope_columns import set_reader
 from holdfast.http_api.access.authorization import Access
 from holdfast.http_api.access.grants import ANONYMOUS, Principal
 from tests.amqp.engine.pair import Pair
-from tests.support.group_broker import GroupBroker, running
-from tests.support.stored import until
+from tests.support.servers.group_broker import GroupBroker, running
+from tests.support.storage.stored import until
 
 LEFT_OUT: Any = None
 

@@ -23,8 +23,8 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.consumequeue.topics import Topic
 from holdfast.http_api.access.grants import ANONYMOUS, Principal
 from tests.amqp.engine.pair import Pair, accept
-from tests.support.api_server import Api, running_api
-from tests.support.stored import MIB, until
+from tests.support.servers.api_server import Api, running_api
+from tests.support.storage.stored import MIB, until
 
 
 def data(body: bytes) -> bytes:

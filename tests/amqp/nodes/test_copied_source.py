@@ -15,7 +15,7 @@ from holdfast.amqp.wire.performatives import Accepted, Modified, Rejected, Relea
 from holdfast.amqp.wire.types import Described, Symbol, Timestamp, ULong
 from holdfast.http_api.access.grants import Principal, parse_grants
 from tests.amqp.nodes.linked import body_of, linked
-from tests.support.stored import fill_segment, settled, until
+from tests.support.storage.stored import fill_segment, settled, until
 
 
 def _start(value: Any) -> dict[str, Any]:

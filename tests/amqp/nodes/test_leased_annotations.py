@@ -13,8 +13,8 @@ from holdfast.amqp.wire.types import Symbol, ULong, encode
 from holdfast.commitlog.format.batch_encoding import Rows
 from holdfast.groups.service_types import Verb
 from tests.amqp.nodes.linked import Client, Receiver, body_of, linked
-from tests.support.group_broker import GroupBroker
-from tests.support.stored import until
+from tests.support.servers.group_broker import GroupBroker
+from tests.support.storage.stored import until
 
 
 def modified(failed: bool | None = True, **annotations: Any) -> Modified:

@@ -32,9 +32,9 @@ from holdfast.groups.settings import Subscription
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.http_api.access.grants import Principal, parse_grants
 from tests.amqp.nodes.linked import body_of, linked
-from tests.support.calls_a_turn import calls_a_turn
-from tests.support.group_broker import GroupBroker, turns
-from tests.support.stored import until
+from tests.support.event_loop.calls_a_turn import calls_a_turn
+from tests.support.servers.group_broker import GroupBroker, turns
+from tests.support.storage.stored import until
 
 FAILED = Modified(delivery_failed=True)
 

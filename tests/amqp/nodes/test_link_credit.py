@@ -12,8 +12,8 @@ from holdfast.amqp.engine.events import Received
 from holdfast.amqp.wire.performatives import Accepted, Detach, Flow, Released, Transfer
 from tests.amqp.engine.pair import Pair
 from tests.amqp.nodes.linked import Client, Receiver, body_of, linked
-from tests.support.group_broker import GroupBroker, turns
-from tests.support.stored import until
+from tests.support.servers.group_broker import GroupBroker, turns
+from tests.support.storage.stored import until
 
 
 async def _filled(broker: GroupBroker, count: int, **group: Any) -> list[str]:

@@ -24,8 +24,8 @@ from holdfast.commitlog.format.session_ids import publisher_hash
 from holdfast.http_api.access.grants import Principal, parse_grants
 from holdfast.http_api.routing.codecs import BATCH
 from tests.amqp.nodes.publishing import ACCEPTED, Publishing, data, publishing, send_all
-from tests.support.standing_syncs import StandingSyncs
-from tests.support.stored import until
+from tests.support.damage.standing_syncs import StandingSyncs
+from tests.support.storage.stored import until
 
 HEADER = encode_composite(Header(durable=True))
 

@@ -20,8 +20,8 @@ from holdfast.amqp.messages.sections import Sections
 from holdfast.amqp.wire.performatives import Accepted, Modified, Released
 from holdfast.amqp.wire.types import Described, Symbol
 from tests.amqp.nodes.linked import Client, Receiver, body_of, linked
-from tests.support.group_broker import GroupBroker, turns
-from tests.support.stored import until
+from tests.support.servers.group_broker import GroupBroker, turns
+from tests.support.storage.stored import until
 
 OUTCOMES = [Accepted(), Accepted(), Released(), Modified(delivery_failed=True)]
 LINKS = st.integers(0, 1)

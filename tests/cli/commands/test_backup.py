@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.testing import RunningBroker
 from tests.cli.conftest import Run, flip, lines
-from tests.support.plain_server import PlainHandler, served
+from tests.support.servers.plain_server import PlainHandler, served
 
 
 def _publish(holdfast: Run, *bodies: str) -> None:

@@ -15,7 +15,7 @@ from holdfast.cli.process.garbage_freezer import (
     GarbageFreezer,
     no_collections,
 )
-from tests.support.group_broker import running
+from tests.support.servers.group_broker import running
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])

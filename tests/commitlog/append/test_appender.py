@@ -24,7 +24,7 @@ from holdfast.commitlog.format.batch import Batch, tag_summary, tags_code
 from holdfast.commitlog.format.batch_encoding import Rows, encode_batch
 from holdfast.commitlog.format.batch_header import HEADER_SIZE
 from tests.commitlog.publishing import Publishing, batch, error_of
-from tests.support.small_log import FIRST, NOW_US, SEGMENT_BYTES, SmallLog
+from tests.support.storage.small_log import FIRST, NOW_US, SEGMENT_BYTES, SmallLog
 
 SIZE = batch().header.total_size
 

@@ -10,7 +10,7 @@ from holdfast.commitlog.errors import DiskFull, NoSegment, SequenceGap
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import Rows
 from tests.commitlog.publishing import Publishing, batch
-from tests.support.small_log import NOW_US
+from tests.support.storage.small_log import NOW_US
 
 
 def rows(*bodies: bytes, queue: int, producer_id: int, sequence: int) -> Rows:

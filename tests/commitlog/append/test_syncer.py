@@ -9,7 +9,7 @@ from holdfast.commitlog.append.appender import AppendRequest
 from holdfast.commitlog.append.syncer import Syncer
 from holdfast.commitlog.errors import LogPoisoned
 from tests.commitlog.publishing import DEADLINE_S, Events, Publishing, batch, error_of
-from tests.support.small_log import SEGMENT_BYTES, raw_batch
+from tests.support.storage.small_log import SEGMENT_BYTES, raw_batch
 
 
 @pytest.fixture

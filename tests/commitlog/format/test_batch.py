@@ -18,7 +18,7 @@ from holdfast.commitlog.format.batch_check import MessageLimits, check_batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchFlag, BatchHeader
 from tests.commitlog.golden.make import BORN_US, golden
-from tests.support.batches import Columns, columns
+from tests.support.storage.batches import Columns, columns
 
 
 def test_the_golden_messages_are_read() -> None:

@@ -14,7 +14,7 @@ from holdfast.commitlog.format.batch_check import LimitExceeded, MessageLimits, 
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchFlag, BatchHeader, layout_of
 from tests.commitlog.golden.make import golden
-from tests.support.batches import Columns, columns
+from tests.support.storage.batches import Columns, columns
 
 LIMITS = MessageLimits()
 

@@ -18,7 +18,7 @@ from holdfast.commitlog.format.batch_encoding import (
 )
 from holdfast.commitlog.format.batch_header import BatchFlag
 from tests.commitlog.golden.make import examples, golden
-from tests.support.batches import Columns, columns
+from tests.support.storage.batches import Columns, columns
 
 BORN = 1_700_000_000_000_000
 

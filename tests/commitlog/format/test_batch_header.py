@@ -21,7 +21,7 @@ from holdfast.commitlog.format.batch_header import (
 )
 from holdfast.commitlog.format.checksum import crc32c
 from tests.commitlog.golden.make import BORN_US, golden
-from tests.support.batches import Columns, columns
+from tests.support.storage.batches import Columns, columns
 
 # The position of every field, copied by hand from FORMAT.md.
 PLACES: dict[str, tuple[str, int]] = {

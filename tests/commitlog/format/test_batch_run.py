@@ -14,7 +14,7 @@ from holdfast.commitlog.format.batch_header import MAGIC, BatchFlag, BatchHeader
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.format.header_table import HEADER_DTYPE
 from tests.spark.stored import ANY_COLUMNS, join_batches, store
-from tests.support.batches import Columns
+from tests.support.storage.batches import Columns
 
 FULL = Columns(
     bodies=[b"a", b"bc"],

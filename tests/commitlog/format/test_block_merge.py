@@ -23,7 +23,7 @@ from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.format.block_merge import MAX_AVERAGE_BYTES, merge_blocks
 from holdfast.commitlog.format.checksum import crc32c
 from holdfast.commitlog.format.header_table import find_intact_run
-from tests.support.batches import Columns, columns, stamped
+from tests.support.storage.batches import Columns, columns, stamped
 
 LIMITS = MessageLimits()
 Message = tuple[object, ...]

@@ -20,7 +20,7 @@ from holdfast.commitlog.format.header_table import (
     run_of,
 )
 from tests.commitlog.format.test_batch_header import resealed
-from tests.support.batches import stamped
+from tests.support.storage.batches import stamped
 
 AT = 8_192
 MOST = 1_000

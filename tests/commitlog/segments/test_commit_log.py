@@ -37,9 +37,9 @@ from holdfast.commitlog.segments.footer import block_tables, read_footer, seal_s
 from holdfast.commitlog.segments.log_scan import Damage, scan_segment
 from holdfast.commitlog.segments.recovery import recover
 from holdfast.commitlog.segments.segment import Segment
-from tests.support.batches import Columns, columns
-from tests.support.simulated_disk import SimulatedDisk
-from tests.support.small_log import (
+from tests.support.simulation.simulated_disk import SimulatedDisk
+from tests.support.storage.batches import Columns, columns
+from tests.support.storage.small_log import (
     FIRST,
     NOW_US,
     SEGMENT_BYTES,

@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.segments.footer import read_footer, seal_segment
 from holdfast.commitlog.segments.log_scan import Damage
-from tests.support.batches import Columns, columns
-from tests.support.simulated_disk import SimulatedDisk
-from tests.support.small_log import SmallLog, raw_batch, walk
+from tests.support.simulation.simulated_disk import SimulatedDisk
+from tests.support.storage.batches import Columns, columns
+from tests.support.storage.small_log import SmallLog, raw_batch, walk
 
 LOG = Path("/log")
 EXAMPLES = int(os.environ.get("TEST_EXAMPLES", "20"))

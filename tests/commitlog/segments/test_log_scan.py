@@ -15,8 +15,8 @@ from holdfast.commitlog.segments import log_scan
 from holdfast.commitlog.segments.footer import seal_segment
 from holdfast.commitlog.segments.log_scan import Damage, scan_log, scan_runs, scan_segment
 from tests.commitlog.format.test_batch_header import resealed
-from tests.support.batches import stamped
-from tests.support.small_log import (
+from tests.support.storage.batches import stamped
+from tests.support.storage.small_log import (
     FIRST,
     SEGMENT_BYTES,
     SmallLog,

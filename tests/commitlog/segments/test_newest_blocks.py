@@ -18,8 +18,8 @@ from holdfast.commitlog.segments.newest_blocks import (
     NewestBlocks,
 )
 from tests.commitlog.publishing import Publishing, batch
-from tests.support.batches import Columns, columns, stamped
-from tests.support.small_log import SmallLog
+from tests.support.storage.batches import Columns, columns, stamped
+from tests.support.storage.small_log import SmallLog
 
 MIB = 1024 * 1024
 

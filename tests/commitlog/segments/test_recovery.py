@@ -13,8 +13,8 @@ from holdfast.commitlog.segments.footer import read_footer, seal_segment
 from holdfast.commitlog.segments.log_scan import Damage
 from holdfast.commitlog.segments.recovery import RecoveryResult, recover
 from tests.commitlog.format.test_batch_header import resealed
-from tests.support.simulated_disk import SimulatedDisk
-from tests.support.small_log import (
+from tests.support.simulation.simulated_disk import SimulatedDisk
+from tests.support.storage.small_log import (
     FIRST,
     NOW_US,
     SEGMENT_BYTES,

@@ -12,7 +12,13 @@ from holdfast.commitlog.format.batch_header import HEADER_SIZE
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.segments import run_reader
 from holdfast.commitlog.segments.run_reader import FEW, NEAR_BYTES, read_queue_run, read_runs
-from tests.support.small_log import SmallLog, flip_bit, open_small_log, raw_batch, segment_path
+from tests.support.storage.small_log import (
+    SmallLog,
+    flip_bit,
+    open_small_log,
+    raw_batch,
+    segment_path,
+)
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from holdfast.commitlog.segments.segment import (
     largest_batch,
     read_trailer,
 )
-from tests.support.simulated_disk import SimulatedDisk
-from tests.support.small_log import NOW_US, SEGMENT_BYTES, open_small_log, raw_batch
+from tests.support.simulation.simulated_disk import SimulatedDisk
+from tests.support.storage.small_log import NOW_US, SEGMENT_BYTES, open_small_log, raw_batch
 
 MIB = 1024 * 1024
 

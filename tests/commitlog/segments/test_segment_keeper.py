@@ -8,8 +8,8 @@ import pytest
 from holdfast.commitlog.format.segment_format import parse_segment_name
 from holdfast.commitlog.segments.footer import read_footer, seal_segment
 from holdfast.commitlog.segments.segment_keeper import SegmentKeeper
-from tests.support.simulated_disk import SimulatedDisk
-from tests.support.small_log import SEGMENT_BYTES, SmallLog, open_small_log, raw_batch
+from tests.support.simulation.simulated_disk import SimulatedDisk
+from tests.support.storage.small_log import SEGMENT_BYTES, SmallLog, open_small_log, raw_batch
 
 LOG = Path("/log")
 DEADLINE_S = 20.0

@@ -19,9 +19,9 @@ from holdfast.commitlog.segments.log_scan import Damage
 from holdfast.commitlog.segments.segment import Segment, create_segment, read_trailer
 from holdfast.log_files.segment_file import SegmentFile
 from holdfast.log_files.walked_blocks import WalkedBlocks
-from tests.support.batches import stamped
-from tests.support.simulated_disk import SimulatedDisk
-from tests.support.small_log import (
+from tests.support.simulation.simulated_disk import SimulatedDisk
+from tests.support.storage.batches import stamped
+from tests.support.storage.small_log import (
     FIRST,
     NOW_US,
     SEGMENT_BYTES,

@@ -20,7 +20,7 @@ from holdfast.consumequeue.state.records import DAMAGE, lost_key
 from holdfast.consumequeue.state.store import Changes
 from holdfast.consumequeue.state.topic_table import TopicTable
 from holdfast.consumequeue.topics import Topic, TopicConfig
-from tests.support.stored import batch, open_storage, settled, small_config
+from tests.support.storage.stored import batch, open_storage, settled, small_config
 
 KEY = (1, 0)
 TABLE = TopicTable({})

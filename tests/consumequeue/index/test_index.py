@@ -22,7 +22,7 @@ from holdfast.consumequeue.index.consume_queue import CqUnit
 from holdfast.consumequeue.index.index import Index, IndexCorrupt, ReputPosition
 from holdfast.consumequeue.lmdb_env.live_env import LiveEnv
 from holdfast.consumequeue.topics import QueueKey
-from tests.support.three_segments import change_lmdb
+from tests.support.storage.three_segments import change_lmdb
 
 MAP = 1 << 26
 KEY: QueueKey = (1, 2)

@@ -20,7 +20,7 @@ from holdfast.consumequeue.index.index import Index, ReputPosition
 from holdfast.consumequeue.index.rebuild import IndexRebuild
 from holdfast.consumequeue.index.reput import ReputService
 from holdfast.consumequeue.topics import QueueKey
-from tests.support.batches import stamped
+from tests.support.storage.batches import stamped
 
 SEGMENT_BYTES = 4096
 MAP_BYTES = 16 * 1024 * 1024

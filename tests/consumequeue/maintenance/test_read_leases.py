@@ -15,7 +15,7 @@ from holdfast.consumequeue.errors import OffsetTrimmed, TooManyReadLeases, Unkno
 from holdfast.consumequeue.maintenance.read_leases import Pinned, ReadLeases
 from holdfast.consumequeue.topics import Topic, TopicConfig
 from holdfast.storage.storage import Storage
-from tests.support.stored import (
+from tests.support.storage.stored import (
     MIB,
     batch,
     filled_topic,

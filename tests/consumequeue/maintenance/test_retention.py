@@ -22,7 +22,14 @@ from holdfast.consumequeue.maintenance.retention import (
     queues_in,
 )
 from holdfast.consumequeue.topics import Topic, TopicConfig
-from tests.support.stored import batch, fill_segment, open_storage, settled, small_config, until
+from tests.support.storage.stored import (
+    batch,
+    fill_segment,
+    open_storage,
+    settled,
+    small_config,
+    until,
+)
 
 _topics = itertools.count(1)
 NOW_US = 10**9

@@ -17,7 +17,7 @@ from holdfast.consumequeue.state.records import kept_key
 from holdfast.consumequeue.state.store import Changes
 from holdfast.consumequeue.topics import Topic
 from holdfast.storage.storage import Storage
-from tests.support.stored import (
+from tests.support.storage.stored import (
     MIB,
     batch,
     fill_segment,

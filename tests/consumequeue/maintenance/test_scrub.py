@@ -13,7 +13,7 @@ from holdfast.commitlog.segments.segment import Segment
 from holdfast.consumequeue.damage.damage_book import Fault
 from holdfast.consumequeue.maintenance.scrub import Scrub
 from holdfast.storage.storage import Storage
-from tests.support.stored import MIB, filled_topic, open_storage, small_config, until
+from tests.support.storage.stored import MIB, filled_topic, open_storage, small_config, until
 
 
 @asynccontextmanager

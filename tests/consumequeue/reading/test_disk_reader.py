@@ -19,7 +19,7 @@ from holdfast.consumequeue.reading import disk_reader
 from holdfast.consumequeue.reading.disk_reader import DiskReader
 from holdfast.consumequeue.reading.fetched import Fetched, RunSlice, Shares, Wanted
 from holdfast.consumequeue.reading.reader import Place
-from tests.support.small_log import SmallLog, flip_bit
+from tests.support.storage.small_log import SmallLog, flip_bit
 
 KEY = (1, 0)
 

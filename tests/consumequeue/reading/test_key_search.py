@@ -9,7 +9,7 @@ from holdfast.commitlog.format.batch_header import HEADER_SIZE
 from holdfast.consumequeue.lost_ranges import LostRange
 from holdfast.consumequeue.topics import Topic
 from holdfast.storage.storage import Storage
-from tests.support.stored import (
+from tests.support.storage.stored import (
     MIB,
     batch,
     fill_segment,

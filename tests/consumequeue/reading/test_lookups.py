@@ -9,7 +9,7 @@ import pytest
 from holdfast.consumequeue.index.queue_lookup import first_unit_reaching
 from holdfast.consumequeue.reading import lookups, queue_reading, splits
 from holdfast.consumequeue.reading.key_search import find_key
-from tests.support.stored import batch, open_storage, small_config, until
+from tests.support.storage.stored import batch, open_storage, small_config, until
 
 
 class SlowSearch:

@@ -15,8 +15,8 @@ from holdfast.consumequeue.reading.fetched import Fetched
 from holdfast.consumequeue.topics import Topic
 from holdfast.holdservice.filters import parse_filter
 from holdfast.storage.storage import Storage
-from tests.support.batches import stamped
-from tests.support.stored import batch, bodies, open_storage, settled, small_config
+from tests.support.storage.batches import stamped
+from tests.support.storage.stored import batch, bodies, open_storage, settled, small_config
 
 ROUNDS = 150
 

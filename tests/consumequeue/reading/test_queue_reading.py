@@ -21,7 +21,7 @@ from holdfast.consumequeue.reading.queue_reading import (
     QueueReader,
     memory_of,
 )
-from tests.support.batches import stamped
+from tests.support.storage.batches import stamped
 
 
 def reading_with(executor: ThreadPoolExecutor) -> QueueReader:

@@ -21,7 +21,7 @@ from holdfast.consumequeue.reading.reader import (
     collect,
     first_match,
 )
-from tests.support.batches import stamped
+from tests.support.storage.batches import stamped
 
 KEY = (1, 0)
 BODY_BYTES = 10

@@ -18,8 +18,8 @@ from holdfast.consumequeue.state import journal
 from holdfast.consumequeue.state.journal import encode_changes, encode_snapshot, state_in_log
 from holdfast.consumequeue.state.records import NEXT_TOPIC_ID, decode_number, offsets_key, topic_key
 from holdfast.consumequeue.state.replay import StateReplay
-from tests.support.small_log import SmallLog
-from tests.support.stored import batch, fill_segment, open_storage, settled, small_config
+from tests.support.storage.small_log import SmallLog
+from tests.support.storage.stored import batch, fill_segment, open_storage, settled, small_config
 
 _KEYS = st.text("abc/", min_size=1, max_size=5).map(str.encode)
 

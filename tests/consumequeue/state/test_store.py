@@ -17,7 +17,7 @@ import pytest
 from holdfast.commitlog.format.checksum import crc32c
 from holdfast.consumequeue.errors import StateUnavailable
 from holdfast.consumequeue.state.store import StateCorrupt, StateStore
-from tests.support.three_segments import change_lmdb
+from tests.support.storage.three_segments import change_lmdb
 
 MAP = 1 << 24
 _DEADLINE_S = 20

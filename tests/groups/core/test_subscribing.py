@@ -11,7 +11,7 @@ from holdfast.consumequeue.slices import ITEMS_A_TURN, LoopBudget
 from holdfast.consumequeue.topics import Topic, TopicConfig
 from holdfast.groups.core import subscribing
 from holdfast.groups.core.subscribing import Match, Subscriptions, check_subscription, matches
-from tests.support.calls_a_turn import calls_a_turn
+from tests.support.event_loop.calls_a_turn import calls_a_turn
 
 CONFIG = TopicConfig("fsync", None, None, 1)
 

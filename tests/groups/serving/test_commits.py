@@ -14,8 +14,8 @@ from holdfast.groups.service_types import GroupCounters
 from holdfast.groups.serving.commits import QUIET_S, Commits, merge_batches
 from holdfast.groups.storage.cursor_store import CursorStore, Writes
 from tests.groups.queues import Disk, Stage, settle
-from tests.support.group_broker import turns
-from tests.support.loop_clock import LoopClock
+from tests.support.event_loop.loop_clock import LoopClock
+from tests.support.servers.group_broker import turns
 
 
 class _Writer:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.groups.settings import Subscription
-from tests.support.group_broker import running_group
+from tests.support.servers.group_broker import running_group
 
 
 async def test_a_topic_that_goes_while_another_is_stored_ends_no_mirroring(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from holdfast.groups.serving.head_source import (
 )
 from holdfast.groups.serving.parsed_filters import filter_of
 from holdfast.groups.serving.receive_flow import ReceiveFlow
-from tests.support.stored import batch
+from tests.support.storage.stored import batch
 
 KEY = (1, 0)
 TOPIC = Topic("t", 1, 1, TopicConfig("fsync", None, None, 1 << 20), 0)

@@ -10,8 +10,8 @@ import pytest
 from holdfast.consumequeue.topics import QueueKey
 from holdfast.groups.core.settling import Verb
 from holdfast.groups.serving import receive_flow
-from tests.support.group_broker import GroupBroker, bodies_of, running, running_group
-from tests.support.stored import settled, until
+from tests.support.servers.group_broker import GroupBroker, bodies_of, running, running_group
+from tests.support.storage.stored import settled, until
 
 BIG = 400_000
 

@@ -25,7 +25,7 @@ from holdfast.commitlog.format.message_id import format_message_id
 from holdfast.spark.options.columns import KAFKA_COLUMNS
 from holdfast.spark.options.offsets import QueueRange
 from tests.spark.stored import ANY_COLUMNS, QUEUE, STORED_US, TOPIC_ID, join_batches, store
-from tests.support.batches import Columns, stamped
+from tests.support.storage.batches import Columns, stamped
 
 SOURCE = QueueRange("orders", TOPIC_ID, QUEUE, 0, 0, priority_levels=2)
 

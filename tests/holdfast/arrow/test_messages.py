@@ -11,7 +11,7 @@ from holdfast.commitlog.format.message_id import format_message_id
 from holdfast.spark.options.columns import KAFKA_COLUMNS
 from holdfast.spark.options.offsets import QueueRange
 from tests.spark.stored import ANY_COLUMNS, QUEUE, TOPIC_ID, join_batches, store
-from tests.support.batches import Columns
+from tests.support.storage.batches import Columns
 
 
 @settings(deadline=None)  # others may share the machine

@@ -17,7 +17,7 @@ from holdfast.client import AsyncReceiver, AsyncSession, LinkMessage
 from holdfast.client.errors import ConnectionFailed, Unauthenticated, UnknownGroup
 from tests.amqp.broker import amqp_broker
 from tests.amqp.test_listener import AUTHENTICATION, port_of, token_of
-from tests.support.certificates import Certificates
+from tests.support.clients.certificates import Certificates
 
 
 @pytest.fixture(params=["websocket", "tcp"])

@@ -22,7 +22,7 @@ from holdfast.client.produce.producers import Producer
 from holdfast.client.read.readers import Reader
 from holdfast.client.sync_client import Client
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
-from tests.support.broker_calls import Calls
+from tests.support.clients.broker_calls import Calls
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from holdfast.commitlog.errors import DiskFull, DiskLow, LogError, MemoryLow, No
 from holdfast.storage import alarms
 from holdfast.storage.alarms import Alarms, disk_low, memory_use
 from holdfast.storage.storage import Storage, StorageEvents
-from tests.support.stored import small_config, until
+from tests.support.storage.stored import small_config, until
 
 MIB = 1024 * 1024
 

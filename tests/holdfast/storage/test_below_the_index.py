@@ -21,8 +21,15 @@ from holdfast.consumequeue.errors import QueueCorrupt
 from holdfast.consumequeue.maintenance import damage_at_start
 from holdfast.repair import repair_data_dir
 from holdfast.storage.storage import Storage
-from tests.support.small_log import overwrite
-from tests.support.stored import batch, bodies, open_storage, read_queue, settled, small_config
+from tests.support.storage.small_log import overwrite
+from tests.support.storage.stored import (
+    batch,
+    bodies,
+    open_storage,
+    read_queue,
+    settled,
+    small_config,
+)
 
 _VERSION_AT, _CRC_AT = 4, 12
 

@@ -32,7 +32,7 @@ from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.storage import storage as storage_module
 from holdfast.storage.alarms import Alarms
 from holdfast.storage.storage import Storage, StorageEvents
-from tests.support.stored import (
+from tests.support.storage.stored import (
     MIB,
     batch,
     fill_segment,
@@ -56,7 +56,7 @@ def assert_sound(data_dir: Path) -> None:
 _PUBLISHER = """
 import asyncio, sys
 from pathlib import Path
-from tests.support.stored import batch, open_storage, small_config
+from tests.support.storage.stored import batch, open_storage, small_config
 
 async def publish(store, topic, name):
     number = 0

@@ -22,7 +22,7 @@ from holdfast.check import check_data_dir
 from holdfast.consumequeue.errors import OffsetBeyondEnd, OffsetTrimmed
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.storage.storage import Storage, StorageEvents
-from tests.support.stored import batch, bodies, read_queue, settled, small_config
+from tests.support.storage.stored import batch, bodies, read_queue, settled, small_config
 
 _T = TypeVar("_T")
 _MEMORY = Path("/dev/shm")  # faster than a disk, where it exists

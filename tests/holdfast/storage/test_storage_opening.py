@@ -23,7 +23,7 @@ from holdfast.consumequeue.state.store import StateStore
 from holdfast.storage import storage_opening
 from holdfast.storage.storage import Storage, StorageEvents
 from holdfast.storage.storage_opening import OpeningCancelled
-from tests.support.stored import (
+from tests.support.storage.stored import (
     MIB,
     batch,
     fill_segment,
@@ -33,7 +33,7 @@ from tests.support.stored import (
     small_config,
     until,
 )
-from tests.support.three_segments import change_lmdb
+from tests.support.storage.three_segments import change_lmdb
 
 EVENTS = StorageEvents(on_failure=lambda error: None)
 WANTED = [(n, str(n).encode()) for n in range(10)]

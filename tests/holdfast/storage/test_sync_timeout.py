@@ -11,8 +11,8 @@ import pytest
 from holdfast.commitlog.errors import SyncTimeout
 from holdfast.consumequeue.publishing import Publisher
 from holdfast.storage.storage import Storage
-from tests.support.standing_syncs import StandingSyncs
-from tests.support.stored import batch, open_storage, read_queue, small_config, until
+from tests.support.damage.standing_syncs import StandingSyncs
+from tests.support.storage.stored import batch, open_storage, read_queue, small_config, until
 
 _PRODUCER: dict[str, Any] = {"producer_id": 7, "producer_epoch": 1, "sequence": 0}
 

@@ -11,8 +11,8 @@ from holdfast.cli.output.logs import ACCESS_LOGGER
 from holdfast.http_api.access.access_log import LOGGER, AccessLog
 from holdfast.http_api.access.audit import AuditLog
 from holdfast.http_api.wire.reply import Reply
-from tests.support.api_server import Api, running_api
-from tests.support.tokens import access_of, bearer, make_token
+from tests.support.clients.tokens import access_of, bearer, make_token
+from tests.support.servers.api_server import Api, running_api
 
 COMMON = re.compile(
     r"^127\.0\.0\.1 - \S+ \[\d\d/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d:\d\d \+0000\] "

@@ -26,8 +26,8 @@ from holdfast.http_api.access.grants import (
 )
 from holdfast.http_api.routes import ROUTES
 from holdfast.http_api.routing.router import Route, Router
-from tests.support.api_server import Answer, Api
-from tests.support.tokens import access_of, bearer, let_in, make_token
+from tests.support.clients.tokens import access_of, bearer, let_in, make_token
+from tests.support.servers.api_server import Answer, Api
 
 PAST_MS = 1
 

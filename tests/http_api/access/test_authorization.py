@@ -17,10 +17,10 @@ from holdfast.http_api.access.authorization import UNKNOWN, Access
 from holdfast.http_api.access.grants import ANONYMOUS
 from holdfast.http_api.access.tokens import Tokens
 from holdfast.http_api.routing.context import BrokerStatus
-from tests.support.api_server import Api, running_api
-from tests.support.certificates import Certificates
-from tests.support.raw_http import raw_connection
-from tests.support.tokens import access_of, bearer, let_in, make_token
+from tests.support.clients.certificates import Certificates
+from tests.support.clients.raw_http import raw_connection
+from tests.support.clients.tokens import access_of, bearer, let_in, make_token
+from tests.support.servers.api_server import Api, running_api
 
 # -- permissions and errors ------------------------------------------------------------------
 

@@ -8,9 +8,9 @@ import pytest
 from holdfast.config import ConfigError, load_config
 from holdfast.http_api.access.authorization import Access
 from holdfast.http_api.access.hosts import AllowedHosts
-from tests.support.api_server import Api, running_api
-from tests.support.raw_http import raw_connection
-from tests.support.tokens import access_of, let_in
+from tests.support.clients.raw_http import raw_connection
+from tests.support.clients.tokens import access_of, let_in
+from tests.support.servers.api_server import Api, running_api
 
 CONSOLE = "https://console.example"
 PATH = "/v1/topics/orders/messages"

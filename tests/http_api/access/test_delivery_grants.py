@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from holdfast.http_api.access.tokens import Token, Tokens
-from tests.support.group_api import GroupApi, bodies, serving_groups, until
-from tests.support.tokens import bearer, make_token
+from tests.support.clients.tokens import bearer, make_token
+from tests.support.servers.group_api import GroupApi, bodies, serving_groups, until
 
 FORBIDDEN = (403, "forbidden")
 

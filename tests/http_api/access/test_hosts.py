@@ -8,7 +8,7 @@ import pytest
 from holdfast.broker import Broker
 from holdfast.config import Config, ConfigError, load_config
 from holdfast.http_api.access.hosts import AllowedHosts, host_name
-from tests.support.raw_http import raw_connection
+from tests.support.clients.raw_http import raw_connection
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from holdfast.groups.core.receipts import ReceiptCodec
 from holdfast.http_api.access.tokens import Tokens
-from tests.support.group_api import GroupApi, serving_groups
-from tests.support.tokens import bearer, make_token
+from tests.support.clients.tokens import bearer, make_token
+from tests.support.servers.group_api import GroupApi, serving_groups
 
 VERBS = ("ack", "nack", "release", "extend", "reject")
 

@@ -12,7 +12,7 @@ from holdfast.http_api.access.token_format import (
     encode_tokens,
 )
 from holdfast.http_api.access.tokens import Token, Tokens, digest_of, redact_secrets, token_text
-from tests.support.tokens import make_token
+from tests.support.clients.tokens import make_token
 
 SECRET = bytes(range(32))
 TEXT = "holdfast_0123456789ab.AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8"

@@ -7,8 +7,8 @@ import pytest
 from holdfast.http_api.app import BrokerStatus
 from holdfast.http_api.config import ConsoleConfig
 from holdfast.http_api.console.files import FOLDER, page_files
-from tests.support.api_server import Api, running_api
-from tests.support.tokens import let_in
+from tests.support.clients.tokens import let_in
+from tests.support.servers.api_server import Api, running_api
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 

@@ -9,8 +9,8 @@ import pytest
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.consumequeue.reading import browsing
-from tests.support.api_server import Api
-from tests.support.tokens import let_in
+from tests.support.clients.tokens import let_in
+from tests.support.servers.api_server import Api
 
 PATH = "/v1/topics/orders/messages/browse"
 

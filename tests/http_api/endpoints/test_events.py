@@ -22,11 +22,11 @@ from holdfast.http_api.endpoints.events import PIECE_BYTES
 from holdfast.http_api.endpoints.held_read import QueueRead
 from holdfast.http_api.wire.reply import StreamPiece
 from holdfast.http_api.wire.response_writer import ResponseWriter
-from tests.support.api_server import Api, running_api
-from tests.support.freed import freed
-from tests.support.raw_http import raw_connection
-from tests.support.stored import until
-from tests.support.tokens import access_of, bearer, make_token
+from tests.support.clients.raw_http import raw_connection
+from tests.support.clients.tokens import access_of, bearer, make_token
+from tests.support.event_loop.freed import freed
+from tests.support.servers.api_server import Api, running_api
+from tests.support.storage.stored import until
 
 PULL = "/v1/topics/orders/queues/0/messages"
 POLL = "/v1/topics/orders/messages"

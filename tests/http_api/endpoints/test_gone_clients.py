@@ -17,8 +17,8 @@ from holdfast.http_api.endpoints.publish import OFFLOAD_TEXT_BYTES
 from holdfast.http_api.limits.reply_slots import ClientPlaces
 from holdfast.http_api.routing.codecs import JSON
 from holdfast.http_api.wire import body_reader
-from tests.support.api_server import Api
-from tests.support.stored import until
+from tests.support.servers.api_server import Api
+from tests.support.storage.stored import until
 
 PATIENCE_S = 20
 LONG_FILTER = "a = '" + "x" * 200 + "'"

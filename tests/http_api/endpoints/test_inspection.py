@@ -9,9 +9,9 @@ from holdfast.consumequeue.slices import ITEMS_A_TURN
 from holdfast.groups.config import GroupsConfig
 from holdfast.http_api.access.audit import TAIL_BYTES, AuditFile, AuditLog, audit_line
 from holdfast.http_api.app import AmqpUse
-from tests.support.api_server import Api, running_api
-from tests.support.calls_a_turn import calls_a_turn
-from tests.support.tokens import access_of, bearer, let_in, make_token
+from tests.support.clients.tokens import access_of, bearer, let_in, make_token
+from tests.support.event_loop.calls_a_turn import calls_a_turn
+from tests.support.servers.api_server import Api, running_api
 
 
 async def got(api: Api, path: str, **headers: str) -> Any:

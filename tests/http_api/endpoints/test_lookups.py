@@ -7,7 +7,7 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.consumequeue.slices import ITEMS_A_TURN
 from holdfast.http_api.config import HttpConfig
-from tests.support.api_server import Api
+from tests.support.servers.api_server import Api
 
 
 async def fill(api: Api) -> list[dict[str, object]]:

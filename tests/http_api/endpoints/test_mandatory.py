@@ -13,7 +13,7 @@ from holdfast.client import AsyncClient, errors
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.http_api.endpoints import publish
 from holdfast.http_api.endpoints.publish import OFFLOAD_TEXT_BYTES
-from tests.support.group_api import GroupApi, serving_groups
+from tests.support.servers.group_api import GroupApi, serving_groups
 
 MESSAGES = "/v1/topics/orders/messages"
 JSON, MSGPACK = "application/json", "application/msgpack"

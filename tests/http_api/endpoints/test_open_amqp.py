@@ -9,11 +9,11 @@ from holdfast.http_api.access.audit import AuditFile, AuditLog
 from holdfast.http_api.access.grants import ANONYMOUS, Principal
 from holdfast.http_api.access.hosts import AllowedHosts
 from holdfast.http_api.routing.context import BrokerStatus
-from tests.support.api_server import Api
-from tests.support.certificates import Certificates
-from tests.support.raw_http import raw_connection
-from tests.support.tokens import access_of, make_token
-from tests.support.web_sockets import Echo, handshake, serving_websockets
+from tests.support.clients.certificates import Certificates
+from tests.support.clients.raw_http import raw_connection
+from tests.support.clients.tokens import access_of, make_token
+from tests.support.clients.web_sockets import Echo, handshake, serving_websockets
+from tests.support.servers.api_server import Api
 
 
 async def ask(api: Api, path: str = "/amqp", **headers: Any) -> int:

@@ -4,7 +4,7 @@ from holdfast.consumequeue.damage.damage_book import Fault
 from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.http_api.app import BrokerStatus
 from holdfast.http_api.routes import ROUTES
-from tests.support.api_server import Api
+from tests.support.servers.api_server import Api
 
 OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
 

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.commitlog.format.batch import iter_batches
 from holdfast.commitlog.format.batch_encoding import encode_batch
-from tests.support.api_server import Answer, Api, running_api
+from tests.support.servers.api_server import Answer, Api, running_api
 
 POLL = "/v1/topics/orders/messages"
 BATCH = "application/vnd.holdfast.batch"

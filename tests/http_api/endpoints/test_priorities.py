@@ -6,7 +6,7 @@ import pytest
 from holdfast.commitlog.format.batch import Batch, queue_for_key
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.commitlog.format.batch_header import ANY_QUEUE
-from tests.support.api_server import Answer, Api
+from tests.support.servers.api_server import Answer, Api
 
 TOPIC = "/v1/topics/urgent"
 MESSAGES = f"{TOPIC}/messages"

@@ -23,9 +23,9 @@ from holdfast.http_api.endpoints import publish as publish_module
 from holdfast.http_api.endpoints.publish import OFFLOAD_TEXT_BYTES
 from holdfast.http_api.endpoints.publish_batches import OFFLOAD_BATCHES, is_slow_to_decode
 from holdfast.storage.alarms import MEMORY
-from tests.support.api_server import Api, raising_at_once, running_api
-from tests.support.raw_http import raw_connection
-from tests.support.stored import until
+from tests.support.clients.raw_http import raw_connection
+from tests.support.servers.api_server import Api, raising_at_once, running_api
+from tests.support.storage.stored import until
 
 ORDERS = "/v1/topics/orders/messages"
 T = "/v1/topics/t/messages"

@@ -8,7 +8,7 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import Rows, as_batch, encode_batch
 from holdfast.commitlog.format.batch_header import ANY_QUEUE, HEADER_SIZE
 from holdfast.commitlog.format.checksum import crc32c
-from tests.support.api_server import Answer, Api, running_api
+from tests.support.servers.api_server import Answer, Api, running_api
 
 PATH = "/v1/topics/orders/messages"
 BATCH = "application/vnd.holdfast.batch"

@@ -10,7 +10,7 @@ from holdfast.commitlog.format.batch_header import REBUILT
 from holdfast.groups.settings import GroupSettings, Subscription
 from holdfast.holdservice.config import HoldServiceConfig
 from holdfast.http_api.app import BrokerStatus
-from tests.support.api_server import Answer, Api, raising_at_once, running_api
+from tests.support.servers.api_server import Answer, Api, raising_at_once, running_api
 
 PULL = "/v1/topics/orders/queues/0/messages"
 BATCH = "application/vnd.holdfast.batch"

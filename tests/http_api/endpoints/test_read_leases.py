@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.commitlog.format.segment_format import SegmentHeader
 from holdfast.http_api.config import HttpConfig
-from tests.support.api_server import Api
+from tests.support.servers.api_server import Api
 
 LONGEST_MS = HttpConfig().max_read_lease_ms
 SPLITS = "/v1/topics/orders/splits"

@@ -25,7 +25,7 @@ from holdfast.http_api.endpoints.rendering import (
     split_portions,
 )
 from holdfast.http_api.routing.codecs import JSON, MSGPACK, NDJSON, encode_elements, encode_listing
-from tests.support.api_server import Api
+from tests.support.servers.api_server import Api
 
 BODIES = {
     "control characters": b"\x00\x01\x1f" * 300_000,

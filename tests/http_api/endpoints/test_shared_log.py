@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.group_api import GroupApi, bodies, serving_groups, until
+from tests.support.servers.group_api import GroupApi, bodies, serving_groups, until
 
 PUBLISHES = 10_000
 TIMEOUT_S = 60

@@ -12,7 +12,7 @@ from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.http_api.endpoints.publish import OFFLOAD_TEXT_BYTES
 from holdfast.http_api.limits.rate_limiter import PublishLimiter
 from holdfast.http_api.wire.problems import Problem
-from tests.support.group_api import GroupApi, serving_groups, until
+from tests.support.servers.group_api import GroupApi, serving_groups, until
 
 TOPIC, MESSAGES = "/v1/topics/small", "/v1/topics/small/messages"
 

@@ -5,8 +5,8 @@ import pytest
 
 from holdfast.consumequeue.errors import StateFull
 from holdfast.consumequeue.state.store import Changes
-from tests.support.api_server import Api, raising
-from tests.support.stored import until
+from tests.support.servers.api_server import Api, raising
+from tests.support.storage.stored import until
 
 TOPIC = "/v1/topics/new"
 ORDERS = "/v1/topics/orders"

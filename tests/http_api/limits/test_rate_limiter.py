@@ -20,9 +20,9 @@ from holdfast.http_api.access.token_format import (
     encode_tokens,
 )
 from holdfast.http_api.limits.token_buckets import PublishRate, RateLimit, Rates, retry_after_s
-from tests.support.api_server import Answer, Api, running_api
-from tests.support.raw_http import RawConnection, raw_connection
-from tests.support.tokens import access_of, bearer, make_token
+from tests.support.clients.raw_http import RawConnection, raw_connection
+from tests.support.clients.tokens import access_of, bearer, make_token
+from tests.support.servers.api_server import Answer, Api, running_api
 
 TEN = Rates(10, 0)
 

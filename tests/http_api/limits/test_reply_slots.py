@@ -14,9 +14,9 @@ from holdfast.http_api.endpoints import group_lag
 from holdfast.http_api.endpoints.held_read import LARGE_BYTES
 from holdfast.http_api.limits.reply_slots import ClientPlaces, LargeReplySlot, OneALoopTurn
 from holdfast.http_api.routing.context import SEARCHES_AT_WORK, WIDE_AT_WORK
-from tests.support.api_server import Api, running_api
-from tests.support.calls_a_turn import calls_a_turn
-from tests.support.raw_http import until
+from tests.support.clients.raw_http import until
+from tests.support.event_loop.calls_a_turn import calls_a_turn
+from tests.support.servers.api_server import Api, running_api
 
 LARGE_REPLIES = HttpConfig().max_replies_at_work
 

@@ -21,8 +21,8 @@ from holdfast.http_api.routing.codecs import (
 from holdfast.http_api.schemas.groups import OffsetsRequest
 from holdfast.http_api.schemas.messages import TopicSettings
 from holdfast.http_api.wire.problems import Problem
-from tests.support.api_server import running_api
-from tests.support.calls_a_turn import calls_a_turn
+from tests.support.event_loop.calls_a_turn import calls_a_turn
+from tests.support.servers.api_server import running_api
 
 OFFERED = (JSON, NDJSON, MSGPACK, BATCH)
 

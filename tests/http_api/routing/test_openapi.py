@@ -15,8 +15,8 @@ from holdfast.http_api.routing.openapi_fields import FIELDS, PROBLEM_MEMBERS
 from holdfast.http_api.routing.params import PAIRS_PATTERN, declared
 from holdfast.http_api.wire.problems import _RULES, KINDS
 from tests.http_api import test_bad_input
-from tests.http_api.endpoints import test_groups_bad_input
-from tests.support.api_server import Api
+from tests.http_api.endpoints.groups import test_groups_bad_input
+from tests.support.servers.api_server import Api
 
 DOCUMENT = msgspec.json.decode(openapi_document(ROUTES, HttpConfig(max_wait_ms=1234), "1.2.3"))
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from holdfast.http_api.wire.body_reader import LIMIT, SHARE, ArrivingBytes
-from tests.support.api_server import Api, running_api
-from tests.support.loop_clock import LoopClock
-from tests.support.raw_http import raw_connection, until
+from tests.support.clients.raw_http import raw_connection, until
+from tests.support.event_loop.loop_clock import LoopClock
+from tests.support.servers.api_server import Api, running_api
 
 HEAD = b"POST /v1/topics/orders/messages?queue=0 HTTP/1.1\r\nHost: x\r\n"
 PATH = "/v1/topics/orders/messages"

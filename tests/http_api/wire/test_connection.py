@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.http_api.wire.connection_registry import RECEIVE_BUFFER_BYTES
 from holdfast.http_api.wire.request_reader import MAX_WAITING, PauseReason
-from tests.support.api_server import Api
-from tests.support.raw_http import RawConnection, raw_connection, until
+from tests.support.clients.raw_http import RawConnection, raw_connection, until
+from tests.support.servers.api_server import Api
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 PULL = b"GET /v1/topics/orders/queues/1/messages?offset=0&wait_ms=60000 HTTP/1.1\r\nHost: x\r\n\r\n"

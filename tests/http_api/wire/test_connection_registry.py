@@ -15,7 +15,7 @@ from holdfast.http_api.wire.connection_registry import (
     Connections,
     TimeoutQueue,
 )
-from tests.support.loop_clock import LoopClock
+from tests.support.event_loop.loop_clock import LoopClock
 
 # -- the number of connections ---------------------------------------------------------------
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.support.api_server import Api, running_api
-from tests.support.raw_http import raw_connection
+from tests.support.clients.raw_http import raw_connection
+from tests.support.servers.api_server import Api, running_api
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 LINE = b"POST /v1/topics/orders/messages?queue=0 HTTP/1.1\r\nHost: x\r\n"

@@ -20,10 +20,10 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.http_api.wire.connection import Connection
 from holdfast.http_api.wire.reply import Bytes, Reply
-from tests.support.api_server import Api, raising_at_once, running_api
-from tests.support.certificates import Certificates
-from tests.support.own_garbage import only_own_garbage
-from tests.support.raw_http import raw_connection, until
+from tests.support.clients.certificates import Certificates
+from tests.support.clients.raw_http import raw_connection, until
+from tests.support.event_loop.own_garbage import only_own_garbage
+from tests.support.servers.api_server import Api, raising_at_once, running_api
 
 PULL = (
     b"GET /v1/topics/orders/queues/0/messages?offset=0&max_bytes=16000000 HTTP/1.1\r\nHost: x\r\n"

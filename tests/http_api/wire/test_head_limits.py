@@ -15,8 +15,8 @@ from holdfast.http_api.wire.connection import Connection
 from holdfast.http_api.wire.connection_registry import RECEIVE_BUFFER_BYTES
 from holdfast.http_api.wire.heads import unfinished_head_memory
 from holdfast.http_api.wire.request_reader import UNCOUNTED_BYTES, PauseReason
-from tests.support.api_server import Api, running_api
-from tests.support.raw_http import RawConnection, raw_connection, until
+from tests.support.clients.raw_http import RawConnection, raw_connection, until
+from tests.support.servers.api_server import Api, running_api
 
 PULL = b"GET /v1/topics/orders/queues/1/messages?offset=0&wait_ms=60000 HTTP/1.1\r\nHost: x\r\n\r\n"
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"

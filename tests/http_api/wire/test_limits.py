@@ -8,8 +8,8 @@ import pytest
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.routing.codecs import JSON, NDJSON
 from holdfast.http_api.wire.aiohttp_parser import MAX_LINE_BYTES
-from tests.support.api_server import Api, running_api
-from tests.support.raw_http import raw_connection
+from tests.support.clients.raw_http import raw_connection
+from tests.support.servers.api_server import Api, running_api
 
 FIELD_BYTES = 8190
 LINE = b"GET /healthz%s HTTP/1.1\r\nHost: x\r\n"

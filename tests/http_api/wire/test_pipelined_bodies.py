@@ -15,7 +15,7 @@ from holdfast.http_api.wire.connection_registry import Connections
 from holdfast.http_api.wire.reply import Reply
 from holdfast.http_api.wire.request import Request
 from tests.fuzz.wire import Wire
-from tests.support.raw_http import until
+from tests.support.clients.raw_http import until
 
 #: In the first seeds a connection waited for bytes that it already had: a parser that was paused in
 #: one body stayed paused in the next, or answered requests were counted as waiting.

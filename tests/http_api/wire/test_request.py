@@ -4,8 +4,8 @@ from multidict import CIMultiDict
 from holdfast.http_api.wire.aiohttp_parser import MAX_FIELD_BYTES
 from holdfast.http_api.wire.problems import Problem
 from holdfast.http_api.wire.request import client_of, list_header, single_header
-from tests.support.api_server import Api
-from tests.support.raw_http import raw_connection
+from tests.support.clients.raw_http import raw_connection
+from tests.support.servers.api_server import Api
 
 MESSAGES = b"POST /v1/topics/orders/messages"
 OFFSETS = b"PUT /v1/groups/g/topics/orders/offsets"

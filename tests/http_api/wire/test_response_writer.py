@@ -10,8 +10,8 @@ import pytest
 
 from holdfast.http_api.wire.reply import Bytes
 from holdfast.http_api.wire.response_writer import _PIECE_BYTES, _THREAD_BYTES, _pieces
-from tests.support.api_server import Api, running_api
-from tests.support.raw_http import raw_connection, until
+from tests.support.clients.raw_http import raw_connection, until
+from tests.support.servers.api_server import Api, running_api
 
 PATH = "/v1/topics/orders/queues/0/messages?offset=0&max_bytes=16000000"
 BINARY = "application/vnd.holdfast.batch"

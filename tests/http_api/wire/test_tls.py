@@ -14,10 +14,10 @@ import pytest
 
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.wire.tls import TlsFiles, TlsUnusable, certificate_expires_s
-from tests.support.api_server import Api, running_api
-from tests.support.certificates import LONG_AGO, Certificates
-from tests.support.loop_clock import LoopClock
-from tests.support.raw_http import raw_connection, until
+from tests.support.clients.certificates import LONG_AGO, Certificates
+from tests.support.clients.raw_http import raw_connection, until
+from tests.support.event_loop.loop_clock import LoopClock
+from tests.support.servers.api_server import Api, running_api
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 PULL = b"GET /v1/topics/orders/queues/0/messages?offset=0&wait_ms=60000 HTTP/1.1\r\nHost: x\r\n\r\n"

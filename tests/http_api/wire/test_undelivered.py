@@ -17,10 +17,10 @@ from holdfast.http_api.access.tokens import Tokens
 from holdfast.http_api.routing.call import Call, NoParams
 from holdfast.http_api.routing.router import Route, Router
 from holdfast.http_api.wire.reply import Reply
-from tests.support.api_server import Api, running_api
-from tests.support.certificates import Certificates
-from tests.support.raw_http import raw_connection, until
-from tests.support.tokens import access_of, bearer, make_token
+from tests.support.clients.certificates import Certificates
+from tests.support.clients.raw_http import raw_connection, until
+from tests.support.clients.tokens import access_of, bearer, make_token
+from tests.support.servers.api_server import Api, running_api
 
 ASK = b"GET /thing HTTP/1.1\r\nHost: x\r\n\r\n"
 

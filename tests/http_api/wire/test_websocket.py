@@ -12,15 +12,15 @@ from websockets.typing import Subprotocol
 
 from holdfast.http_api.config import HttpConfig
 from holdfast.http_api.wire import websocket
-from tests.support.certificates import Certificates
-from tests.support.loop_clock import LoopClock
-from tests.support.raw_http import raw_connection, until
-from tests.support.web_sockets import (
+from tests.support.clients.certificates import Certificates
+from tests.support.clients.raw_http import raw_connection, until
+from tests.support.clients.web_sockets import (
     frame,
     handshake,
     raw_websocket,
     serving_websockets,
 )
+from tests.support.event_loop.loop_clock import LoopClock
 
 AMQP = [Subprotocol("amqp")]
 MIB = 1024 * 1024

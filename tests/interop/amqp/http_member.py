@@ -11,7 +11,7 @@ import sys
 import time
 from http.client import HTTPException
 
-from tests.support.broker_calls import Calls
+from tests.support.clients.broker_calls import Calls
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from holdfast.spark.broker import block_receiver
 from holdfast.spark.broker.block_receiver import BlockGatherer
 from holdfast.spark.options.offsets import QueueRange
 from tests.spark.stored import ANY_COLUMNS
-from tests.support.batches import Columns, stamped
+from tests.support.storage.batches import Columns, stamped
 
 
 @pytest.fixture(autouse=True, scope="module")

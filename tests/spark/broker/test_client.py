@@ -5,7 +5,7 @@ from holdfast.log_files.ranges import OffsetRange
 from holdfast.spark.broker.block_receiver import BlockGatherer
 from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.errors import ReplyMismatch
-from tests.support.fake_broker import FakeBroker
+from tests.support.servers.fake_broker import FakeBroker
 
 
 def test_topics_are_listed_over_pages(

@@ -14,7 +14,7 @@ from holdfast.spark.options.offsets import PlanLease, QueueRange
 from holdfast.spark.options.read import DEFAULT_LEASE_MS, parse_options
 from holdfast.spark.read.plan import bind_topics, plan_partitions
 from holdfast.spark.read.reading import read_rows
-from tests.support.fake_broker import Answer, FakeBroker
+from tests.support.servers.fake_broker import Answer, FakeBroker
 
 
 def plan(broker: FakeBroker, topics: str = "orders", **given: str) -> list[QueueRange]:

@@ -5,7 +5,7 @@ import pytest
 from holdfast.spark.broker.transport import Transport
 from holdfast.spark.errors import BrokerRefused, BrokerUnavailable, ReplyMismatch
 from holdfast.spark.options.location import Address
-from tests.support.fake_broker import HANG_UP, Answer, FakeBroker
+from tests.support.servers.fake_broker import HANG_UP, Answer, FakeBroker
 
 
 class Clock:

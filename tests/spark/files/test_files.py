@@ -33,7 +33,7 @@ from holdfast.spark.read.file_rows import FileCatalog
 from holdfast.spark.read.plan import plan_partitions
 from holdfast.spark.read.reading import open_catalog, read_rows
 from holdfast.testing import RunningBroker
-from tests.support.stored import copy_running
+from tests.support.storage.stored import copy_running
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

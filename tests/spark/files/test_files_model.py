@@ -41,9 +41,9 @@ from holdfast.spark.read.plan import plan_partitions
 from holdfast.spark.read.reading import open_catalog, read_rows
 from tests.spark.files.test_files import planned
 from tests.spark.stored import ANY_COLUMNS
-from tests.support.batches import Columns
-from tests.support.small_log import SmallLog
-from tests.support.stored import batch, fill_segment, open_storage, settled, small_config
+from tests.support.storage.batches import Columns
+from tests.support.storage.small_log import SmallLog
+from tests.support.storage.stored import batch, fill_segment, open_storage, settled, small_config
 
 QUEUES = 2
 TOPIC = "orders"

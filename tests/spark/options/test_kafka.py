@@ -10,7 +10,7 @@ from holdfast.spark.errors import InvalidOption
 from holdfast.spark.options.offsets import LATEST, AtTime, AtTimes, ExplicitOffsets
 from holdfast.spark.options.read import ReadOptions, parse_options
 from holdfast.spark.read.plan import BoundTopic, bind_topics
-from tests.support.fake_broker import FakeBroker
+from tests.support.servers.fake_broker import FakeBroker
 
 JOB = {"kafka.bootstrap.servers": "broker:8711", "subscribe": "orders", "schema": "kafka"}
 TIMES = '{"orders": {"0": 2000, "1": 1}}'

@@ -18,8 +18,8 @@ from holdfast.spark.options.offsets import QueueRange
 from holdfast.spark.options.read import parse_options
 from holdfast.spark.read.fetch import read_range, unpack_messages
 from tests.spark.stored import join_batches, store
-from tests.support.batches import Columns, stamped
-from tests.support.fake_broker import BATCH_TYPE, Answer, FakeBroker, FakeTopic
+from tests.support.servers.fake_broker import BATCH_TYPE, Answer, FakeBroker, FakeTopic
+from tests.support.storage.batches import Columns, stamped
 
 TAGS = ["200", "404", None]
 

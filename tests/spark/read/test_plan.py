@@ -10,7 +10,7 @@ from holdfast.spark.errors import BrokerRefused, DataLost, InvalidOption, TopicR
 from holdfast.spark.options.offsets import QueueRange
 from holdfast.spark.options.read import ReadOptions, parse_options
 from holdfast.spark.read.plan import bind_topics, pack_parts, plan_partitions
-from tests.support.fake_broker import FakeBroker, FakeTopic
+from tests.support.servers.fake_broker import FakeBroker, FakeTopic
 
 
 @pytest.fixture

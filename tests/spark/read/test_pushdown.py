@@ -38,7 +38,7 @@ from holdfast.spark.read.pushdown import (
     narrow_topics,
 )
 from holdfast.spark.source import HoldfastDataSource
-from tests.support.fake_broker import FakeBroker
+from tests.support.servers.fake_broker import FakeBroker
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -116,7 +116,7 @@ _STAMPS_US = [1000, 1999, 2000, 2500, 7000]
 
 @pytest.fixture(scope="module")
 def stamped() -> Any:
-    from tests.support.fake_broker import running_fake_broker
+    from tests.support.servers.fake_broker import running_fake_broker
 
     with running_fake_broker() as broker:
         topic = broker.topic("orders", queues=3)

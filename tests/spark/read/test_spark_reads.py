@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.spark.bound import bind
-from tests.support.fake_broker import FakeBroker, FakeTopic
+from tests.support.servers.fake_broker import FakeBroker, FakeTopic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -23,7 +23,7 @@ from holdfast.spark.options.stream import (
 from holdfast.spark.read.reading import open_catalog
 from holdfast.spark.stream.driver import StreamDriver
 from holdfast.spark.stream.offsets import StreamOffsets
-from tests.support.fake_broker import FakeBroker, FakeTopic
+from tests.support.servers.fake_broker import FakeBroker, FakeTopic
 
 
 @dataclass

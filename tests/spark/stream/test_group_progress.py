@@ -7,7 +7,7 @@ from holdfast.spark.broker.client import BrokerClient
 from holdfast.spark.options.location import Address
 from holdfast.spark.stream.group_progress import ProgressReporter
 from holdfast.spark.stream.offsets import StreamOffsets, TopicOffsets
-from tests.support.fake_broker import HANG_UP, Answer, FakeBroker
+from tests.support.servers.fake_broker import HANG_UP, Answer, FakeBroker
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.broker_calls import wait_until
-from tests.support.fake_broker import FakeBroker, FakeQueue, FakeTopic
+from tests.support.clients.broker_calls import wait_until
+from tests.support.servers.fake_broker import FakeBroker, FakeQueue, FakeTopic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

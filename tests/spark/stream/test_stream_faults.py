@@ -13,7 +13,7 @@ import pytest
 from holdfast.running_broker import RunningBroker
 from holdfast.spark import reason
 from holdfast.testing import TEST_ARGUMENTS
-from tests.support.broker_calls import wait_until
+from tests.support.clients.broker_calls import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,7 +19,7 @@ from holdfast.spark.write.partitioner import TargetTopic
 from holdfast.spark.write.producer_identity import Producer, WriterRun
 from holdfast.spark.write.publisher import Publisher
 from holdfast.spark.write.windows import cut_windows
-from tests.support.batches import stamped
+from tests.support.storage.batches import stamped
 
 TARGET = TargetTopic("orders", 1, 3, 1)
 _PROBLEMS = {

@@ -19,7 +19,7 @@ from holdfast.spark.write.publisher import WriteCounts
 from holdfast.spark.write.task import write_partition
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
 from tests.spark.broker.test_access import make_token
-from tests.support.dropping_proxy import dropping_proxy
+from tests.support.damage.dropping_proxy import dropping_proxy
 
 TIME = pa.timestamp("us", tz="UTC")
 MAP = pa.map_(pa.string(), pa.string())

@@ -24,7 +24,7 @@ from holdfast.free_port import free_port
 from tests.holdfast.client.channels.conftest import Setting
 from tests.holdfast.client.channels.test_channel import FAR_S
 from tests.holdfast.client.channels.until import until
-from tests.support.tcp_relay import TcpRelay, tcp_relay
+from tests.support.damage.tcp_relay import TcpRelay, tcp_relay
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import pytest
 from holdfast.client.consume.ack_batcher import AckBatcher, AckKind, PendingAck
 from holdfast.client.consume.delivery import Settling
 from holdfast.client.values import Status, Verb
-from tests.support.fake_group import until
+from tests.support.servers.fake_group import until
 
 
 async def settle(verb: Verb, *statuses: Status) -> list[Status]:

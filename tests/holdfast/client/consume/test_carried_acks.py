@@ -8,8 +8,8 @@ from aiohttp import web
 
 from holdfast.client.async_client import AsyncClient
 from holdfast.testing import RunningBroker
-from tests.support.dropping_proxy import dropping_proxy
-from tests.support.fake_group import GROUP, FakeGroup, fake_group, until
+from tests.support.damage.dropping_proxy import dropping_proxy
+from tests.support.servers.fake_group import GROUP, FakeGroup, fake_group, until
 
 #: No timer sends acknowledgements within a test.
 NEVER_MS = 10**6

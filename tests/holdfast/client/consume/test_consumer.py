@@ -15,8 +15,8 @@ from holdfast.client.consume import prefetch
 from holdfast.client.consume.delivery import Delivery
 from holdfast.client.errors import ExclusiveHeld, Forbidden
 from holdfast.client.sync_client import Client
-from tests.support.fake_group import GROUP, FakeGroup, fake_group, until
-from tests.support.scripted_server import problem
+from tests.support.servers.fake_group import GROUP, FakeGroup, fake_group, until
+from tests.support.servers.scripted_server import problem
 
 
 def offsets(group: FakeGroup) -> list[int]:

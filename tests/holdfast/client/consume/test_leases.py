@@ -14,8 +14,8 @@ from holdfast.client.consume.delivery import (
 from holdfast.client.consume.leases import LeaseRenewer, RedeliveredKeys
 from holdfast.client.errors import ClientClosed
 from holdfast.client.values import Status
-from tests.support.fake_group import delivered_message as message
-from tests.support.loop_clock import LoopClock
+from tests.support.event_loop.loop_clock import LoopClock
+from tests.support.servers.fake_group import delivered_message as message
 
 
 def redelivered(*messages: DeliveredMessage) -> tuple[RedeliveredKeys, list[Settling]]:

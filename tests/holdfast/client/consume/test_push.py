@@ -17,9 +17,9 @@ from holdfast.client.sync_client import Client
 from holdfast.client.transport.async_transport import AsyncConnection
 from holdfast.client.transport.http1 import ReplyParser
 from holdfast.testing import RunningBroker
-from tests.support.broker_calls import Calls
-from tests.support.dropping_proxy import dropping_proxy
-from tests.support.fake_group import GROUP, fake_group, until
+from tests.support.clients.broker_calls import Calls
+from tests.support.damage.dropping_proxy import dropping_proxy
+from tests.support.servers.fake_group import GROUP, fake_group, until
 
 TIMEOUT_S = 30
 

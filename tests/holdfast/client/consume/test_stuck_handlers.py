@@ -13,7 +13,7 @@ from holdfast.client.consume import prefetch
 from holdfast.client.consume.consumer import AsyncConsumer
 from holdfast.client.consume.delivery import Delivery
 from holdfast.client.consume.prefetch import FEW
-from tests.support.fake_group import GROUP, FakeGroup, fake_group, until
+from tests.support.servers.fake_group import GROUP, FakeGroup, fake_group, until
 
 
 class Work:

@@ -28,9 +28,9 @@ from holdfast.client.transport.target import Target
 from holdfast.client.values import Durability
 from holdfast.commitlog.format.message_id import format_message_id
 from holdfast.testing import RunningBroker
-from tests.support.freed import freed
-from tests.support.publish_server import StoredTopic, publish_server
-from tests.support.scripted_server import drop, problem
+from tests.support.event_loop.freed import freed
+from tests.support.servers.publish_server import StoredTopic, publish_server
+from tests.support.servers.scripted_server import drop, problem
 
 T = TypeVar("T")
 

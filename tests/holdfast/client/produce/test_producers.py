@@ -22,9 +22,9 @@ from holdfast.client.transport.retry import FOREVER
 from holdfast.client.transport.target import Target
 from holdfast.commitlog.format.batch import queue_for_key
 from holdfast.commitlog.format.message_id import format_message_id
-from tests.support.freed import count_objects, freed
-from tests.support.publish_server import TOPIC_ID, StoredTopic, producing, publish_server
-from tests.support.scripted_server import drop, problem
+from tests.support.event_loop.freed import count_objects, freed
+from tests.support.servers.publish_server import TOPIC_ID, StoredTopic, producing, publish_server
+from tests.support.servers.scripted_server import drop, problem
 
 NEVER_MS = 1e9  # a linger that never ends within a test
 

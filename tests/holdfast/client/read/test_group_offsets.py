@@ -22,8 +22,8 @@ from holdfast.client.transport.requests import Transport
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.client.transport.target import Target
 from holdfast.testing import RunningBroker
-from tests.support.fake_group import delivered_message
-from tests.support.scripted_server import drop, problem, scripted_server
+from tests.support.servers.fake_group import delivered_message
+from tests.support.servers.scripted_server import drop, problem, scripted_server
 
 GROUP = "billing"
 

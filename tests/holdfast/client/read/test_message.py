@@ -13,8 +13,8 @@ from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.commitlog.format.batch_run import BatchRun
-from tests.support.batches import Columns, columns, stamped
-from tests.support.fake_group import delivered_message
+from tests.support.servers.fake_group import delivered_message
+from tests.support.storage.batches import Columns, columns, stamped
 
 
 def stored(base_offset: int = 10, **columns: object) -> Batch:

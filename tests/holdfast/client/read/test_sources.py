@@ -21,8 +21,8 @@ from holdfast.client.read import sources
 from holdfast.client.read.results import Skipped
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch_encoding import encode_batch
-from tests.support.batches import stamped
-from tests.support.scripted_server import ScriptedServer, drop, problem, scripted_server
+from tests.support.servers.scripted_server import ScriptedServer, drop, problem, scripted_server
+from tests.support.storage.batches import stamped
 
 
 def block(base_offset: int, count: int, queue: int = 0) -> bytes:

@@ -8,7 +8,7 @@ import pytest
 from holdfast.client.errors import ApiError
 from holdfast.client.read.wait_limit import WaitLimit
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker
-from tests.support.fake_group import GROUP, fake_group, until
+from tests.support.servers.fake_group import GROUP, fake_group, until
 
 
 def refusal(parameter: str = "wait_ms", **members: object) -> ApiError:

@@ -14,7 +14,7 @@ from holdfast.client.tables.table_format import (  # noqa: E402
 from holdfast.commitlog.errors import CorruptBatch  # noqa: E402
 from holdfast.commitlog.format.batch_run import BatchRun  # noqa: E402
 from tests.spark.stored import QUEUE, TOPIC_ID, join_batches, store  # noqa: E402
-from tests.support.batches import Columns  # noqa: E402
+from tests.support.storage.batches import Columns  # noqa: E402
 
 SOURCE = SourceQueue("orders", TOPIC_ID, QUEUE, None)
 

@@ -29,7 +29,13 @@ from holdfast.client.transport.blocking_transport import (
 from holdfast.client.transport.requests import Reply, Transport, check_name
 from holdfast.client.transport.retry import RetryPolicy
 from holdfast.client.transport.target import Target
-from tests.support.scripted_server import Answer, ScriptedServer, drop, problem, scripted_server
+from tests.support.servers.scripted_server import (
+    Answer,
+    ScriptedServer,
+    drop,
+    problem,
+    scripted_server,
+)
 
 QUICK = RetryPolicy(give_up_after_s=10.0, first_pause_s=0.001, longest_pause_s=0.01)
 NO_RETRY = RetryPolicy(give_up_after_s=0.0)

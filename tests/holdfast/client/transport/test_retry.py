@@ -27,7 +27,7 @@ from holdfast.client.transport.retry import (
     RetryPolicy,
     run_with_retries,
 )
-from tests.support.scripted_server import problem, scripted_server
+from tests.support.servers.scripted_server import problem, scripted_server
 
 
 class Waits:

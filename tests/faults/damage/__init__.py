@@ -1,0 +1,1 @@
+"""Files that are damaged, truncated, missing or replaced."""

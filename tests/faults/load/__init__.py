@@ -1,0 +1,1 @@
+"""Clients that are many, slow, hostile or refused, and the memory that they cost."""

@@ -1,0 +1,1 @@
+"""Faults: failing calls and disks, damaged directories, planted defects, lost connections."""

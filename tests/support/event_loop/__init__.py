@@ -1,0 +1,1 @@
+"""What runs on an event loop, and when: clocks, gates, tasks, objects that were freed."""

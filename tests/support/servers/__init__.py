@@ -1,0 +1,1 @@
+"""Parts of a broker in this process, and stand-ins for a broker."""

@@ -1,0 +1,1 @@
+"""Logs, batches and data directories for tests, and real input."""

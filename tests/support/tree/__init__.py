@@ -1,0 +1,1 @@
+"""What is read from the source tree: its modules, counts, public contract and pages."""
