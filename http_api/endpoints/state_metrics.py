@@ -90,6 +90,7 @@ async def state_metrics(context: ApiContext) -> list[Metric]:
     found = await _topics(context)
     found.append(await _lag_of_groups(context))
     await asyncio.sleep(0)
+    found.append(await _groups_without_leases(context))
     found += group_metrics(await context.groups.stats_in_slices())
     return found
 
@@ -231,6 +232,13 @@ async def _lag_of_groups(context: ApiContext) -> Metric:
             if not shown % TOPICS_A_TURN:
                 await asyncio.sleep(0)
     return family
+
+
+async def _groups_without_leases(context: ApiContext) -> Metric:
+    count = 0
+    async for names in in_slices(context.store.table.groups()):
+        count += sum(not context.groups.has_leases(name) for name in names)
+    return _gauge("groups_without_leases", "Groups that only store offsets.", count)
 
 
 # -- ages ----------------------------------------------------------------------------------

@@ -90,6 +90,16 @@ async def test_the_lag_of_groups_is_reported(api: Api) -> None:
     assert (await scrape(api))["holdfast_group_lag_messages", "billing", "orders"] == 2
 
 
+async def test_groups_without_leases_are_counted_apart_from_those_with_leases(api: Api) -> None:
+    topic = api.store.table.get("orders")
+    await api.send_json("PUT", "/v1/groups/billing", {"topics": {"orders": {}}})
+    await api.store.offsets.store_offsets("billing", topic, {0: 0})
+    await api.store.offsets.store_offsets("reports", topic, {0: 0})
+    found = await scrape(api)
+    assert found[("holdfast_groups",)] == 1
+    assert found[("holdfast_groups_without_leases",)] == 1
+
+
 async def test_a_recovering_broker_can_be_scraped(api: Api) -> None:
     api.status = BrokerStatus("recovering")
     found = await scrape(api)

@@ -133,7 +133,7 @@ def parse_figures(text: str, now_s: float) -> BrokerFigures:
     return BrokerFigures(
         version=samples["build_info"][0][0]["version"] if samples["build_info"] else "",
         uptime_seconds=round(max(now_s - start_s, 0.0), 3) if start_s else 0.0,
-        group_count=len({labels["group"] for labels, _ in samples["group_lag_messages"]}),
+        group_count=_group_count(samples),
         groups_at_limit=[labels["group"] for labels, _ in samples["group_at_limit"]],
         certificate_expires_seconds=round(expiry[0][1] - now_s, 3) if expiry else None,
         topics=_topics(samples),
@@ -178,6 +178,20 @@ def _topics(samples: _Samples) -> list[TopicStatus]:
         if (known := found.get(labels["topic"])) is not None:
             known.oldest_seconds = value
     return sorted(found.values(), key=lambda topic: (-topic.bytes, topic.topic))
+
+
+def _group_count(samples: _Samples) -> int:
+    """Return the number of groups, with and without leases.
+
+    A group with leases has no lag until its floors are stored as offsets, which takes some seconds
+    (`groups.mirror_interval_ms`). A broker that is older than this command does not
+    count groups without leases: then return at least the number of groups that have a lag.
+    """
+    counted = sum(
+        value for name in ("groups", "groups_without_leases") for _, value in samples[name]
+    )
+    with_lag = {labels["group"] for labels, _ in samples["group_lag_messages"]}
+    return max(int(counted), len(with_lag))
 
 
 def _groups(samples: _Samples) -> list[GroupStatus]:

@@ -51,6 +51,7 @@ ADDITIONS = {
     "+ /http/schemas/schemas/ReceiveRequest/properties/settle",
     "+ /http/schemas/schemas/SettleRequest",
     "+ /metrics/holdfast_reput_behind_messages",
+    "+ /metrics/holdfast_groups_without_leases",
     "+ /settings/consumequeue.eager_tail",
     "+ /commands/holdfast serve/--consumequeue-eager-tail",
     "+ /commands/holdfast top/--once",
