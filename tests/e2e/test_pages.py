@@ -1,5 +1,5 @@
-"""Every command and all Python of README.md and of the pages that docs/index.md lists, in one
-session in this order, except SKIPPED and the examples with Java in tests/spark/test_docs.py."""
+"""Every command and all Python of README.md, of docs/index.md and of the pages that it lists, in
+one session in this order, except SKIPPED and the examples with Java in tests/spark/test_docs.py."""
 
 import os
 import re
@@ -21,10 +21,10 @@ SKIPPED_FOLDER = "docs/tutorials/"
 
 
 def pages() -> list[str]:
-    """Return README and the pages that the index lists, in its order, without the tutorials."""
+    """Return README, the index and the pages that it lists, in its order, without the tutorials."""
     listed = re.findall(r"^\| \[.+?\]\((\S+?\.md)\)", (ROOT / INDEX).read_text(), re.MULTILINE)
     found = [os.path.normpath(f"docs/{each}") for each in listed]
-    return [README, *(page for page in found if not page.startswith(SKIPPED_FOLDER))]
+    return [README, INDEX, *(page for page in found if not page.startswith(SKIPPED_FOLDER))]
 
 
 def _log_line(number: int) -> str:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 TUTORIAL = "docs/tutorials/spark.md"
 PAGE = (ROOT / "docs" / "spark.md").read_text()
-README = (ROOT / "README.md").read_text()
+INDEX = "docs/index.md"
 READING, _, BEHIND = PAGE.partition("\n## Streaming\n")
 STREAMING, _, WRITING = BEHIND.partition("\n## Writing\n")
 #: Tables of options, found by their header row.
@@ -140,18 +140,22 @@ def test_the_tutorial_prints_what_it_shows(
 
 @pytest.mark.spark
 @pytest.mark.timeout(180)
-def test_the_example_of_the_readme_runs(
+def test_the_example_of_the_index_runs(
     spark: "SparkSession", running: RunningBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with running.client() as client:
         client.create_topic("customers", queues=1)
         client.publish("customers", b"one", key="customer-7")
-    (example,) = re.findall(r"From Spark:\n\n```python\n(.*?)```", README, re.DOTALL)
+    (example,) = re.findall(
+        r"^From Spark.*?:\n\n```python\n(.*?)```",
+        (ROOT / INDEX).read_text(),
+        re.DOTALL | re.MULTILINE,
+    )
     assert "http://127.0.0.1:8711" in example
     code = (
         example.replace("http://127.0.0.1:8711", running.url)
         .replace('"orders"', '"customers"')  # the other pages' examples fill the topic "orders"
         .replace("spark = local_session()", "")
     )
-    exec(compile(code, "README.md", "exec"), {"spark": spark})
+    exec(compile(code, INDEX, "exec"), {"spark": spark})
     assert re.search(r"\|customer-7\| +1\|", capsys.readouterr().out)
