@@ -28,7 +28,7 @@ import uvloop
 from bench.rows import Row, report
 from holdfast.running_broker import RunningBroker
 
-#: The README promises that a held pull ends at most this late.
+#: docs/adr/0009 promises that a held pull ends at most this late.
 _LATE_BAR_MS = 50
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 
