@@ -26,6 +26,7 @@ from holdfast.http_api.access.grants import (
 )
 from holdfast.http_api.routes import ROUTES
 from holdfast.http_api.routing.router import Route, Router
+from tests.support.cases import case
 from tests.support.clients.tokens import access_of, bearer, let_in, make_token
 from tests.support.servers.api_server import Answer, Api
 
@@ -102,11 +103,11 @@ GOOD: Mapping[tuple[str, str], Request] = {
 }
 
 BY_NAME = [pytest.param(route, id=f"{route.method} {route.path}") for route in ROUTES]
-SHUT_TO_STRANGERS = [
-    pytest.param(route, id=f"{route.method} {route.path}")
-    for route in ROUTES
-    if route.access.exposure is not Exposure.PUBLIC
+SHUT_TO_STRANGERS = [route for route in ROUTES if route.access.exposure is not Exposure.PUBLIC]
+NAMES_TOPIC = [
+    route for route in SHUT_TO_STRANGERS if "{topic}" in route.path or "{message_id}" in route.path
 ]
+NAMES_GROUP = [route for route in SHUT_TO_STRANGERS if "{group}" in route.path]
 
 
 @pytest.fixture
@@ -176,8 +177,7 @@ async def test_the_right_token_is_accepted(api: Api, route: Route) -> None:
     assert (await ask(api, route, header)).status == GOOD[route.method, route.path].status
 
 
-@pytest.mark.parametrize("route", SHUT_TO_STRANGERS)
-async def test_an_unauthenticated_caller_gets_only_401(api: Api, route: Route) -> None:
+async def test_an_unauthenticated_caller_gets_only_401(api: Api) -> None:
     token, text = make_token("all")
     expired, expired_text = make_token("all", expires_ms=PAST_MS)
     _, revoked_text = make_token("all")
@@ -202,66 +202,66 @@ async def test_an_unauthenticated_caller_gets_only_401(api: Api, route: Route) -
         "not ASCII": bearer("tokén"),
         "a long one": bearer("x" * 6000),
     }
-    for what, headers in wrong.items():
-        answer = await ask(api, route, headers)
-        assert answer.status == 401, what
-        unauthenticated(answer)
-        assert text not in str(answer), what
+    for route in SHUT_TO_STRANGERS:
+        with case(route.method, route.path):
+            for what, headers in wrong.items():
+                answer = await ask(api, route, headers)
+                assert answer.status == 401, what
+                unauthenticated(answer)
+                assert text not in str(answer), what
 
 
-@pytest.mark.parametrize("route", [each for each in BY_NAME if each not in SHUT_TO_STRANGERS])
-async def test_open_routes_need_no_token(api: Api, route: Route) -> None:
-    assert route.path in ("/healthz", "/readyz")
-    api.context.http.access = access_of()
-    assert (await ask(api, route)).status == 200
-    assert (await ask(api, route, bearer("wrong"))).status == 200
+async def test_open_routes_need_no_token(api: Api) -> None:
+    for route in [each for each in ROUTES if each not in SHUT_TO_STRANGERS]:
+        with case(route.method, route.path):
+            assert route.path in ("/healthz", "/readyz")
+            api.context.http.access = access_of()
+            assert (await ask(api, route)).status == 200
+            assert (await ask(api, route, bearer("wrong"))).status == 200
 
 
-@pytest.mark.parametrize("route", SHUT_TO_STRANGERS)
-async def test_tokens_with_other_verbs_are_refused(api: Api, route: Route) -> None:
-    others = [verb for verb in VERBS if verb not in route.access.verbs]
-    grants = ["operate" if verb == "operate" else f"{verb}:*" for verb in others]
-    grants = [f"{each}:*" if each in ("consume:*", "admin:*") else each for each in grants]
-    header = let_in(api, *grants)
-    answer = await ask(api, route, header)
-    if route.access.exposure is Exposure.AUTHENTICATED:
-        assert answer.status == 200
-    else:
-        assert (answer.status, answer.problem) == (403, "forbidden")
-        assert answer.json()["verb"] == " or ".join(route.access.verbs)
+async def test_tokens_with_other_verbs_are_refused(api: Api) -> None:
+    for route in SHUT_TO_STRANGERS:
+        with case(route.method, route.path):
+            others = [verb for verb in VERBS if verb not in route.access.verbs]
+            grants = ["operate" if verb == "operate" else f"{verb}:*" for verb in others]
+            grants = [f"{each}:*" if each in ("consume:*", "admin:*") else each for each in grants]
+            header = let_in(api, *grants)
+            answer = await ask(api, route, header)
+            if route.access.exposure is Exposure.AUTHENTICATED:
+                assert answer.status == 200
+            else:
+                assert (answer.status, answer.problem) == (403, "forbidden")
+                assert answer.json()["verb"] == " or ".join(route.access.verbs)
 
 
-NAMES_TOPIC = [
-    each
-    for each in SHUT_TO_STRANGERS
-    if "{topic}" in each.values[0].path or "{message_id}" in each.values[0].path  # type: ignore[union-attr]
-]
-NAMES_GROUP = [each for each in SHUT_TO_STRANGERS if "{group}" in each.values[0].path]  # type: ignore[union-attr]
+async def test_a_grant_for_another_topic_is_refused(api: Api) -> None:
+    for route in NAMES_TOPIC:
+        with case(route.method, route.path):
+            for topics in ("=order", "=orders2", "ordersx", "a", "Orders"):
+                header = let_in(
+                    api, f"publish:{topics}", f"consume:{topics}:*", f"admin:{topics}:*"
+                )
+                answer = await ask(api, route, header)
+                assert (answer.status, answer.problem) == (403, "forbidden"), topics
 
 
-@pytest.mark.parametrize("route", NAMES_TOPIC)
-async def test_a_grant_for_another_topic_is_refused(api: Api, route: Route) -> None:
-    for topics in ("=order", "=orders2", "ordersx", "a", "Orders"):
-        header = let_in(api, f"publish:{topics}", f"consume:{topics}:*", f"admin:{topics}:*")
-        answer = await ask(api, route, header)
-        assert (answer.status, answer.problem) == (403, "forbidden"), topics
+async def test_a_grant_for_another_group_is_refused(api: Api) -> None:
+    for route in NAMES_GROUP:
+        with case(route.method, route.path):
+            for groups in ("", ":=billin", ":billingx", ":z"):
+                header = let_in(api, "publish:*", f"consume:*{groups}", f"admin:*{groups}")
+                answer = await ask(api, route, header)
+                assert (answer.status, answer.problem) == (403, "forbidden"), groups
 
 
-@pytest.mark.parametrize("route", NAMES_GROUP)
-async def test_a_grant_for_another_group_is_refused(api: Api, route: Route) -> None:
-    for groups in ("", ":=billin", ":billingx", ":z"):
-        header = let_in(api, "publish:*", f"consume:*{groups}", f"admin:*{groups}")
-        answer = await ask(api, route, header)
-        assert (answer.status, answer.problem) == (403, "forbidden"), groups
-
-
-@pytest.mark.parametrize(
-    "route",
-    [each for each in NAMES_GROUP if "{topic}" in each.values[0].path],  # type: ignore[union-attr]
-)
-async def test_one_grant_must_cover_topic_and_group(api: Api, route: Route) -> None:
-    header = let_in(api, "consume:orders:other", "consume:other:billing", "admin:other:billing")
-    assert (await ask(api, route, header)).status == 403
+async def test_one_grant_must_cover_topic_and_group(api: Api) -> None:
+    for route in [each for each in NAMES_GROUP if "{topic}" in each.path]:
+        with case(route.method, route.path):
+            header = let_in(
+                api, "consume:orders:other", "consume:other:billing", "admin:other:billing"
+            )
+            assert (await ask(api, route, header)).status == 403
 
 
 #: The requests that a token may send to a granted group without grants for its topics: describe
@@ -273,28 +273,36 @@ WITHOUT_ITS_TOPICS = {
 }
 
 
-@pytest.mark.parametrize("route", NAMES_GROUP)
-async def test_a_grant_with_the_group_on_none_of_its_topics_is_refused(
-    api: Api, route: Route
-) -> None:
-    header = let_in(api, "consume:=zz:=billing", "admin:=zz:=billing", "publish:*")
-    answer = await ask(api, route, header)
-    if (route.method, route.path) in WITHOUT_ITS_TOPICS:
-        assert answer.status == 200
-    else:
-        assert (answer.status, answer.problem) == (403, "forbidden")
+async def test_a_grant_with_the_group_on_none_of_its_topics_is_refused(api: Api) -> None:
+    for route in NAMES_GROUP:
+        with case(route.method, route.path):
+            header = let_in(api, "consume:=zz:=billing", "admin:=zz:=billing", "publish:*")
+            answer = await ask(api, route, header)
+            if (route.method, route.path) in WITHOUT_ITS_TOPICS:
+                assert answer.status == 200
+            else:
+                assert (answer.status, answer.problem) == (403, "forbidden")
 
 
-@pytest.mark.parametrize("route", NAMES_GROUP)
-@pytest.mark.parametrize("has_leases", [True, False])
+#: The routes that are also for groups without leases.
+WITHOUT_LEASES = {GROUP, OFFSETS, f"{OFFSETS}/reset"}
+
+
+@pytest.mark.parametrize(
+    ("route", "has_leases"),
+    [
+        pytest.param(route, has_leases, id=f"{has_leases}-{route.method} {route.path}")
+        for has_leases in (True, False)
+        for route in NAMES_GROUP
+        if has_leases or route.path in WITHOUT_LEASES
+    ],
+)
 async def test_offsets_stored_on_another_topic_need_its_grant_where_they_are_deleted(
     api: Api, route: Route, has_leases: bool
 ) -> None:
     other, _ = await api.store.topics.create("other")
     await api.store.offsets.store_offsets("billing", other, {0: 0})
     if not has_leases:
-        if route.path not in (GROUP, OFFSETS, f"{OFFSETS}/reset"):
-            return  # the route is only for groups with leases
         await api.groups.delete_group("billing")
         for topic in (other, api.store.table.get("orders")):
             await api.store.offsets.store_offsets("billing", topic, {0: 0})
@@ -310,14 +318,15 @@ async def test_offsets_stored_on_another_topic_need_its_grant_where_they_are_del
         assert api.store.offsets.group_topics("billing")["other"].offsets == {0: 0}
 
 
-@pytest.mark.parametrize("route", BY_NAME)
-async def test_a_route_without_a_permission_refuses_every_caller(api: Api, route: Route) -> None:
-    said_nothing = Route(route.method, route.path, route.handler, route.params)
-    shut = replace(route, access=said_nothing.access)
-    for is_required in (False, True):
-        token, text = make_token("all")
-        api.context.http.access = access_of(token)
-        api.context.http.access.is_required = is_required
-        api.server._app._router = Router([shut])
-        answer = await ask(api, route, bearer(text))
-        assert (answer.status, answer.problem) == (403, "forbidden"), is_required
+async def test_a_route_without_a_permission_refuses_every_caller(api: Api) -> None:
+    for route in ROUTES:
+        with case(route.method, route.path):
+            said_nothing = Route(route.method, route.path, route.handler, route.params)
+            shut = replace(route, access=said_nothing.access)
+            for is_required in (False, True):
+                token, text = make_token("all")
+                api.context.http.access = access_of(token)
+                api.context.http.access.is_required = is_required
+                api.server._app._router = Router([shut])
+                answer = await ask(api, route, bearer(text))
+                assert (answer.status, answer.problem) == (403, "forbidden"), is_required
