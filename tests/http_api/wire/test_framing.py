@@ -7,9 +7,11 @@ or a stored message.
 import asyncio
 import re
 from collections.abc import Sequence
+from itertools import product
 
 import pytest
 
+from tests.support.cases import case
 from tests.support.clients.raw_http import raw_connection
 from tests.support.servers.api_server import Api, running_api
 
@@ -119,25 +121,23 @@ def statuses(answers: bytes) -> list[int]:
     return [int(found) for found in re.findall(rb"HTTP/1\.1 (\d{3}) ", answers)]
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        pytest.param(sent, id=f"{kind}: {what}")
-        for kind, corpus in (
-            ("length", LENGTHS),
-            ("coding", CODINGS),
-            ("line end", LINE_ENDS),
-            ("chunk", CHUNKS),
-            ("request line", REQUEST_LINES),
-        )
-        for what, sent in corpus.items()
-    ],
-)
-async def test_ambiguous_requests_are_refused_and_end_the_connection(api: Api, sent: bytes) -> None:
-    answers = await everything(api, sent + GET)
-    assert statuses(answers) == [400], answers
-    assert b"/problems/malformed-request" in answers
-    assert api.publishes == []
+AMBIGUOUS = {
+    "length": LENGTHS,
+    "coding": CODINGS,
+    "line end": LINE_ENDS,
+    "chunk": CHUNKS,
+    "request line": REQUEST_LINES,
+}
+
+
+@pytest.mark.parametrize("kind", AMBIGUOUS)
+async def test_ambiguous_requests_are_refused_and_end_the_connection(api: Api, kind: str) -> None:
+    for what, sent in AMBIGUOUS[kind].items():
+        with case(what):
+            answers = await everything(api, sent + GET)
+            assert statuses(answers) == [400], answers
+            assert b"/problems/malformed-request" in answers
+            assert api.publishes == []
 
 
 UPGRADES: Sequence[bytes] = [
@@ -176,29 +176,30 @@ TRAILERS = {
 }
 
 
-@pytest.mark.parametrize("sent", TRAILERS.values(), ids=TRAILERS)
 @pytest.mark.parametrize("before", [b"", GET, CHUNKED + b"1\r\nx\r\n0\r\n\r\n"])
-async def test_trailers_are_refused(sent: bytes, before: bytes) -> None:
+async def test_trailers_are_refused(before: bytes) -> None:
     # S6: the parser skips trailers, but a proxy may not
-    async with running_api() as api:
-        await api.store.topics.create("orders", queues=1)
-        answers = await everything(api, before + sent + GET)
-        assert statuses(answers) == [*[200] * bool(before), 400], answers
-        assert len(api.publishes) == (before.startswith(b"POST"))
+    async with running_api(orders=1) as api:
+        for what, sent in TRAILERS.items():
+            with case(what):
+                answers = await everything(api, before + sent + GET)
+                assert statuses(answers) == [*[200] * bool(before), 400], answers
+                assert len(api.publishes) == (before.startswith(b"POST"))
+            api.publishes.clear()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
-async def test_a_trailer_is_found_wherever_packets_end(size: int) -> None:
+async def test_a_trailer_is_found_wherever_packets_end() -> None:
     sent = CHUNKED + b"1\r\nx\r\n0\r\nX"  # refused at this byte, without waiting for more
-    async with running_api() as api:
-        await api.store.topics.create("orders", queues=1)
-        async with raw_connection(api.server.port) as connection, asyncio.timeout(10):
-            for at in range(0, len(sent), size):
-                await connection.send(sent[at : at + size])
-                for _ in range(5):
-                    await asyncio.sleep(0)
-            assert statuses(await connection.closed()) == [400]
-        assert api.publishes == []
+    async with running_api(orders=1) as api:
+        for size in (1, 2, 3, 7, 64):
+            with case(size):
+                async with raw_connection(api.server.port) as connection, asyncio.timeout(10):
+                    for at in range(0, len(sent), size):
+                        await connection.send(sent[at : at + size])
+                        for _ in range(5):
+                            await asyncio.sleep(0)
+                    assert statuses(await connection.closed()) == [400]
+                assert api.publishes == []
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 11, 50, 64, 100, 1000])
@@ -232,13 +233,13 @@ async def test_an_absolute_target_is_its_path(api: Api) -> None:
         assert statuses(await everything(api, sent)) == [200]
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n\n"])
-@pytest.mark.parametrize("is_behind", [False, True])
-async def test_a_bare_line_end_before_a_request_is_refused(end: bytes, is_behind: bool) -> None:
+async def test_a_bare_line_end_before_a_request_is_refused() -> None:
     get = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
     async with running_api() as api:
-        found = statuses(await everything(api, get * is_behind + end + get))
-    assert found == [200] * is_behind + [400]
+        for end, is_behind in product([b"\n", b"\r", b"\r\n\n"], [False, True]):
+            with case(end, is_behind):
+                found = statuses(await everything(api, get * is_behind + end + get))
+                assert found == [200] * is_behind + [400]
 
 
 CLOSING = {
@@ -270,54 +271,60 @@ def bodies_of(api: Api) -> list[bytes]:
     return [batch.body(0) for _, stored, _ in api.publishes for batch in stored]
 
 
-@pytest.mark.parametrize("size", [1, 7, 64, 10_000])
-@pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
 @pytest.mark.parametrize("closing", CLOSED)
-async def test_bytes_after_a_request_that_ends_the_connection_are_ignored(
-    closing: bytes, behind: bytes, size: int
-) -> None:
+async def test_bytes_after_a_request_that_ends_the_connection_are_ignored(closing: bytes) -> None:
     """RFC 9112 section 9.6. The last byte of the request arrives together with these bytes."""
-    async with running_api() as api:
-        await api.store.topics.create("orders", queues=1)
-        for before in (b"", GET, LINE + BODIES["chunks"]):
-            sent = before + closing[:-1]
-            pieces = [sent[at : at + size] for at in range(0, len(sent), size)]
-            if size > len(sent):
-                pieces = [sent + closing[-1:] + behind]
-            else:
-                pieces.append(closing[-1:] + behind)
-            async with raw_connection(api.server.port) as connection, asyncio.timeout(10):
-                for piece in pieces:
-                    await connection.send(piece)
-                    await asyncio.sleep(0)
-                answers = await connection.closed()
-            assert statuses(answers) == [*[200] * bool(before), 200], answers
-            assert answers.count(b"Connection: close") == 1
-            assert bodies_of(api) == [b"x"] * (1 + before.startswith(b"POST"))
+    async with running_api(orders=1) as api:
+        for what, before, size in product(
+            BEHIND, (b"", GET, LINE + BODIES["chunks"]), (1, 7, 64, 10_000)
+        ):
+            with case(what, before, size):
+                answers = await pieces_answered(api, before + closing, BEHIND[what], size)
+                assert statuses(answers) == [*[200] * bool(before), 200], answers
+                assert answers.count(b"Connection: close") == 1
+                assert bodies_of(api) == [b"x"] * (1 + before.startswith(b"POST"))
             api.publishes.clear()
 
 
-@pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
-async def test_a_refused_request_that_ends_the_connection_is_answered_alone(behind: bytes) -> None:
+async def pieces_answered(api: Api, sent: bytes, behind: bytes, size: int) -> bytes:
+    """Send in pieces of `size`, the last byte of `sent` together with `behind`; return all bytes
+    that are answered."""
+    first = sent[:-1]
+    pieces = [first[at : at + size] for at in range(0, len(first), size)]
+    if size > len(first):
+        pieces = [sent + behind]
+    else:
+        pieces.append(sent[-1:] + behind)
+    async with raw_connection(api.server.port) as connection, asyncio.timeout(10):
+        for piece in pieces:
+            await connection.send(piece)
+            await asyncio.sleep(0)
+        return await connection.closed()
+
+
+async def test_a_refused_request_that_ends_the_connection_is_answered_alone() -> None:
+    heads = (
+        (b"GET /nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 404),
+        (b"GET /nothing HTTP/1.0\r\n\r\n", 404),
+        (b"GET /healthz#/../v1 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    )
     async with running_api() as api:
-        for head, status in (
-            (b"GET /nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 404),
-            (b"GET /nothing HTTP/1.0\r\n\r\n", 404),
-            (b"GET /healthz#/../v1 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
-        ):
-            assert statuses(await everything(api, head + behind)) == [status]
-        assert api.publishes == []
+        for what, (head, status) in product(BEHIND, heads):
+            with case(what, head):
+                assert statuses(await everything(api, head + BEHIND[what])) == [status]
+                assert api.publishes == []
 
 
 @pytest.mark.parametrize("before", [GET, LINE + BODIES["length"], LINE + BODIES["chunks"]])
-@pytest.mark.parametrize("count", [1, 3, 4, 5, 9])
-async def test_requests_before_a_malformed_one_are_answered(before: bytes, count: int) -> None:
-    async with running_api() as api:
-        await api.store.topics.create("orders", queues=1)
-        for behind in (b"nonsense\r\n\r\n", LINE + b"Content-Length: x\r\n\r\n"):
-            answers = await everything(api, before * count + behind + GET)
-            assert statuses(answers) == [*[200] * count, 400], answers
-        assert len(api.publishes) == 2 * count * before.startswith(b"POST")
+async def test_requests_before_a_malformed_one_are_answered(before: bytes) -> None:
+    malformed = (b"nonsense\r\n\r\n", LINE + b"Content-Length: x\r\n\r\n")
+    async with running_api(orders=1) as api:
+        for count, behind in product((1, 3, 4, 5, 9), malformed):
+            with case(count, behind):
+                answers = await everything(api, before * count + behind + GET)
+                assert statuses(answers) == [*[200] * count, 400], answers
+                assert len(api.publishes) == count * before.startswith(b"POST")
+            api.publishes.clear()
 
 
 async def test_a_request_before_a_malformed_one_is_not_done_without_a_reply(api: Api) -> None:
