@@ -1,3 +1,4 @@
+from itertools import product
 from typing import Any
 
 import pytest
@@ -51,19 +52,19 @@ def restored(columns: Columns, row: int = 0) -> bytes:
     return envelope.annotations + envelope.message(columns.bodies[row])
 
 
-@pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize("before", [b"", ANNOTATIONS, PROPERTIES + APPLICATION])
-@pytest.mark.parametrize("dropped", [b"", HEADER + DELIVERY])
-def test_body_and_envelope_restore_the_bare_message(
-    dropped: bytes, before: bytes, body: bytes
-) -> None:
-    for after in (b"", FOOTER):
+def test_body_and_envelope_restore_the_bare_message() -> None:
+    befores = (b"", ANNOTATIONS, PROPERTIES + APPLICATION)
+    for dropped, before, body, after in product(
+        (b"", HEADER + DELIVERY), befores, BODIES, (b"", FOOTER)
+    ):
+        case = (dropped, before, body, after)
         bare = before + body + after
         columns = one(dropped + bare)
-        assert restored(columns) == bare == Sections(bare).bare()
+        assert restored(columns) == bare == Sections(bare).bare(), case
         envelope = decode_envelope(columns.envelopes[0])
-        assert envelope.publisher == RULES.publisher
-        assert (envelope.is_durable, envelope.priority) == ((True, 9) if dropped else (False, 4))
+        assert envelope.publisher == RULES.publisher, case
+        kept = (envelope.is_durable, envelope.priority)
+        assert kept == ((True, 9) if dropped else (False, 4)), case
 
 
 @pytest.mark.parametrize("body", [DATA, WIDE_DATA, OTHER_DESCRIPTOR, STRING, WIDE_STRING, BINARY])

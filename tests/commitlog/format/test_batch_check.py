@@ -74,10 +74,10 @@ def wrong_offsets() -> Iterator[tuple[str, int, Wrong]]:
             yield name, at, (first, *middle, last)
 
 
-@pytest.mark.parametrize(("name", "at", "wrong"), list(wrong_offsets()))
-def test_wrong_offsets_are_refused(name: str, at: int, wrong: Wrong) -> None:
-    batch = forge(golden("batch_full.bin"), {at: ints(*wrong)})
-    assert refusal(batch) == f"{name}-offsets"
+def test_wrong_offsets_are_refused() -> None:
+    for name, at, wrong in wrong_offsets():
+        batch = forge(golden("batch_full.bin"), {at: ints(*wrong)})
+        assert refusal(batch) == f"{name}-offsets", (name, at, wrong)
 
 
 @pytest.mark.parametrize(
