@@ -261,6 +261,19 @@ def test_no_class_is_split_over_files_by_inheritance() -> None:
     assert not counts.split_classes(counts.product(ROOT))
 
 
+def test_what_sparks_tasks_run_imports_no_msgspec() -> None:
+    # An executor has only the libraries that EXECUTORS_NEED names.
+    refused = [
+        f"{MODULES[each].path}:{line}"
+        for name in MODULES
+        if any(_covers(rule, name) for rule in FORMAT)
+        for each in _with_all_it_imports(name)
+        for line, imported, _ in MODULES[each].imports(at_runtime=True)
+        if imported == "msgspec" or imported.startswith("msgspec.")
+    ]
+    assert not refused
+
+
 def test_pure_files_import_no_io() -> None:
     refused = [
         f"{name} is pure, but {MODULES[each].path}:{line} imports {imported}"

@@ -8,12 +8,10 @@ born timestamp, and its producer id, epoch and sequence for retries.
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
-
-import msgspec
 
 from holdfast.commitlog.format.batch_header import (
     ALIGNMENT,
@@ -63,7 +61,8 @@ T = TypeVar("T")
 _producer_id = attrgetter("producer_id")
 
 
-class Rows(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Rows:
     """The messages of one publish to one queue. Every column is as long as `bodies`. Treat as
     immutable.
 
@@ -83,10 +82,9 @@ class Rows(msgspec.Struct, eq=False):
     sequence: int = 0
     envelopes: Sequence[bytes] | None = None
     """b"" for a message without an envelope."""
-    message_count: int = 0
-    total_size: int = 0
-    """The size in bytes of a batch that contains only these messages. Do not give these two fields:
-    they are computed."""
+    message_count: int = field(init=False)
+    total_size: int = field(init=False)
+    """The size in bytes of a batch that contains only these messages."""
 
     def __post_init__(self) -> None:
         self.message_count = len(self.bodies)

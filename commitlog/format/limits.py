@@ -1,12 +1,13 @@
 """The limits of one message, which clients and the broker check. Pure."""
 
-import msgspec
+from dataclasses import dataclass
 
 #: The longest time to live. With it, an expiry time in microseconds is below 2^63.
 MAX_TTL_MS = 10**15
 
 
-class MessageLimits(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class MessageLimits:
     """Upper limits for one message, in bytes: body with envelope, key, tag, and the names and
     values of all its properties together."""
 

@@ -2,11 +2,10 @@
 
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
-from msgspec.structs import replace
 
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch import Batch, payload_crc

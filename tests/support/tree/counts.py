@@ -8,7 +8,7 @@ import ast
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 PARTS = ("amqp", "commitlog", "consumequeue", "groups", "holdservice", "http_api", "spark")
@@ -36,12 +36,14 @@ class Source:
     def lines(self) -> int:
         return self.text.count("\n")
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the tree."""
+        return list(ast.walk(self.tree))
+
     def imported_names(self) -> Iterator[tuple[str, str, str]]:
         """Yield (name in this file, module, name in the module) for every import."""
-        nodes = ast.walk(self.tree)
-        if self.is_package:
-            nodes = iter(self.tree.body)
-        for node in nodes:
+        for node in self.tree.body if self.is_package else self.nodes:
             if isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
                     yield alias.asname or alias.name, short_name(node.module), alias.name
@@ -55,6 +57,7 @@ def short_name(module: str) -> str:
     return rest if rest.split(".")[0] in PARTS else module
 
 
+@cache
 def product(root: Path) -> list[Source]:
     """Return the product's files."""
     own = [
@@ -65,6 +68,7 @@ def product(root: Path) -> list[Source]:
     return [Source(path, root) for path in own + parts]
 
 
+@cache
 def tests(root: Path) -> list[Source]:
     """Return the test files."""
     return [Source(path, root) for path in sorted((root / "tests").rglob("*.py"))]
@@ -154,12 +158,12 @@ def _components(graph: dict[str, set[str]]) -> Iterator[list[str]]:
 def split_classes(files: list[Source]) -> list[str]:
     """Return the classes with a base class in another file that has no other subclass, and that is
     never used by itself: it is a part of the one class that objects have."""
-    used = {name for file in files for node in ast.walk(file.tree) for name in _classes_used(node)}
+    used = {name for file in files for node in file.nodes for name in _classes_used(node)}
     homes: dict[tuple[str, str], ast.ClassDef] = {}
     children: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for file in files:
         names = {here: (module, name) for here, module, name in file.imported_names()}
-        for node in ast.walk(file.tree):
+        for node in file.nodes:
             if not isinstance(node, ast.ClassDef):
                 continue
             homes[file.name, node.name] = node
@@ -199,7 +203,7 @@ def long_functions(files: list[Source]) -> list[str]:
     """Return the functions of more than LONG_FUNCTION lines, with their lengths."""
     found = []
     for file in files:
-        for node in ast.walk(file.tree):
+        for node in file.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
                 if length > LONG_FUNCTION:
