@@ -1,13 +1,15 @@
 """A link that receives messages of a group under leases: the link is a member of the group.
 
-    credit -> an ask, which waits at the group -> deliveries -> transfers -> the next ask
-    disposition -> the group settles -> after the commit: settled, if the client has not settled
+    credit -> a receive request, which waits at the group -> deliveries -> transfers -> the next one
+    disposition of the client -> the group records the outcome -> after its commit, the broker's
+    disposition, settled; the broker sends none if the client's was settled already
 
-The link has at most one ask (a receive request) at the group. It asks for at most as many messages
-as it can send now: the smallest of its credit, `queue_credit` and the room of the session. It does
-not ask while the socket has no room. If other links of the session have used up the window when the
-answer comes, the link keeps only the offsets of the messages, neither messages nor encoded bytes. A
-flow that reduces the credit cancels the ask; the link gives messages beyond the credit back.
+The link has at most one receive request at the group. It asks for at most as many messages as it
+can send now: the smallest of its credit, `queue_credit` and the room of the session. It does not
+ask while the socket has no room. When the answer comes, other links of the session may have used up
+the session's window. Then the link keeps the offsets of the messages until the window opens, and
+drops the messages themselves. A flow that reduces the credit cancels the request; the link gives
+messages beyond the credit back.
 """
 
 import asyncio
@@ -70,7 +72,7 @@ class LeasedSource:
         self._condition = wanted.condition
         if wanted.is_no_local:
             self._condition = not_published_by(peer.container_id, wanted.condition)
-        #: The characters of the filter that are counted.
+        #: The size of the filter in characters. It counts against the limit of all filters.
         self._characters = 0
         #: The parsed filter. It is kept so that the group does not parse it for each ask.
         self._filter: object = None
@@ -83,11 +85,11 @@ class LeasedSource:
         self._unsettled: dict[int, Receipt] = {}
         self._ages = DeliveryAges(self._config.delivery_timeout_ms / 1000)
         self._timeout: asyncio.TimerHandle | None = None
-        #: Messages of the last slice for which the window had no room: other links of the session
-        #: used it meanwhile.
+        #: Messages that the group delivered, but for which the session's window had no room any
+        #: more, because other links of the session used it meanwhile.
         self._unsent: list[Unsent] = []
-        #: The annotations of outcomes `modified`, of messages that were acknowledged and are not
-        #: sent yet (pre-settled links only).
+        #: Pre-settled links only: annotations that an outcome `modified` gave to a message, kept
+        #: from the acknowledgement of the message until it is sent.
         self._modified: dict[Receipt, bytes] = {}
         self._leaving: asyncio.Task[None] | None = None
         self._is_single_active = False
@@ -315,7 +317,7 @@ class LeasedSource:
                 deliveries.append(
                     Delivery(*place, *found, each.receipt, each.attempt, False, each.failures)
                 )
-            elif each.receipt is not None:  # the group will find that it cannot be read
+            elif each.receipt is not None:  # the group finds out that the message cannot be read
                 self._groups.release_undelivered(self._wanted.group, [each.receipt])
         if self._work.is_stopped:
             return False

@@ -16,8 +16,9 @@ from holdfast.holdservice.no_local import not_published_by
 async def open_subscription(
     peer: Peer, link: OutgoingLink, wanted: FromSubscription
 ) -> LeasedSource:
-    """Return the node of a link to a subscription, which is made if it does not exist. The topic is
-    made as for a link that copies it.
+    """Return the node of a link to a subscription. The subscription is made if it does not exist,
+    and so is a missing topic if `topics.auto_create_topics` is on and the address names it without
+    "/topics/".
 
     The principal must have the grant to consume the topic with the subscription's group. Raises
     Denied, UnknownTopic, LinkFailed and the errors of `put_group`.

@@ -2,9 +2,10 @@
 
 `take_writes` returns everything that changed since its last call. The caller writes it in one
 transaction, so the rows on disk are always consistent. Leases are not in the rows but in the
-progress page. Timed leases continue after a restart, bound leases end with it. Without a trusted
-page, all offsets that may have been delivered are in grace, until the longest lease must have
-ended; but not if the queue never had a timed lease.
+progress page, a small file beside the rows. After a restart, a lease with a deadline (a timed
+lease) goes on, and a lease that is bound to a connection has ended. If the page is missing or
+damaged, every message that may have been delivered is in grace: it waits until the longest lease
+must have expired. If the queue never had a timed lease, its messages need not wait.
 
 All numbers in the rows are big-endian, so the rows of a queue are adjacent and in order. A key
 begins with group id u32, topic id u32, queue u32.
@@ -240,9 +241,10 @@ def restore(
     newest messages (`is_log_cut`), the cursor gets a new epoch, because other messages will get the
     same offsets. The caller must write the cursor's changes before it appends or delivers messages.
 
-    The timed leases of `page` continue, and its bound leases are due; `page` must be of the rows'
-    epoch. Without a page, all offsets below the reserve that are not done are in grace, until the
-    longest lease must have ended. They are available if the queue never had a timed lease.
+    The timed leases of `page` go on, and the messages of its bound leases are available; `page`
+    must be of the rows' epoch. Without a page, all offsets below `reserved_next` that are not done
+    are in grace until the longest lease must have ended, or available at once if the queue never
+    had a timed lease.
     """
     row = stored.row
     attempts = {at: each for at, each in stored.attempts.items() if row.floor <= at < end}
@@ -314,9 +316,9 @@ def _restore_progress(stored: StoredCursor, page: Progress | None, boot: int, en
 
 
 def _oldest_boot(cursor: Cursor, least: int) -> int:
-    """Return the oldest boot that has a live timed lease. Leases of boots before `least` are
-    ignored: after a power loss the page may have such a lease, although its grace has ended and its
-    message was leased again."""
+    """Return the oldest start of the broker (boot) of which a lease with a deadline is left. Leases
+    of boots before `least` are ignored: after a power loss the page may still have a lease whose
+    message was delivered to another member meanwhile."""
     timed = (lease for lease in cursor.leases if lease.deadline_ms != OVER)
     boots = (lease.number >> BOOT_SHIFT for lease in timed)
     return min((boot for boot in boots if boot >= least), default=cursor.oldest_leased_boot)
@@ -350,8 +352,8 @@ def _restore_attempts(
 
 
 def _restore_lease(cursor: Cursor, lease: Lease, latest_end_ms: int) -> None:
-    """Restore a lease; it expires at the first tick if its deadline has passed, or if it is
-    OVER."""
+    """Restore a lease. It expires at the first tick if its deadline has passed, or if it was bound
+    to a connection (its deadline is then OVER)."""
     offset = lease.head.offset
     if offset in cursor.dying:
         return

@@ -478,7 +478,8 @@ def leased_messages(
             media,
             first.topic.name,
             BatchSlice(first.batch, part.rows),
-            cast("list[str | None]", [each.receipt for each in part.deliveries]),  # texts
+            # At this point the receipts are texts, as clients get them.
+            cast("list[str | None]", [each.receipt for each in part.deliveries]),
             [each.attempt for each in part.deliveries],
             [each.redelivered for each in part.deliveries],
             [_describe_holder(each.holder) for each in part.deliveries]

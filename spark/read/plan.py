@@ -109,7 +109,7 @@ def _look_up_offsets(
 ) -> Mapping[int, int]:
     """Return queue -> the offset that a group has stored, or the offset at a time. If `spec` is
     neither a group nor a time, return an empty mapping. Raises InvalidOption if the group does not
-    exist, or if a queue must have a message at the time but has none."""
+    exist, or if a queue has no message at or after the time and the options demand one."""
     match spec:
         case StoredByGroup(group):
             stored = catalog.stored_offsets(group, topic.name)

@@ -70,7 +70,8 @@ class QueueProgress:
     """The progress of an attempt in one queue.
 
     `unverified` is the last batch, if the broker reported it as too old, so that it could not be
-    compared. If a later batch equals its stored batch, `unverified` was equal, too. `has_ended` is
+    compared. If a later batch is found stored with the same content, `unverified` was stored with
+    the same content, too. `has_ended` is
     True if the stored batch has more rows than the last batch: the input of this attempt ended
     too early.
     """

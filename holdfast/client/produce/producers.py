@@ -53,8 +53,8 @@ class _Handle(msgspec.Struct, gc=False, frozen=True, eq=False):
         assert outcome is not None
         if isinstance(outcome, Exception):
             batch.is_failure_seen = True
-            # Not the outcome itself: its traceback would refer to this handle, which the garbage
-            # collector does not track (gc=False), so the batch would never be freed.
+            # A copy is raised: the traceback of the original would refer to this handle, and keep
+            # the batch in a cycle that is never freed: the collector does not track the handle.
             error = copy(outcome)
             error.__cause__ = outcome.__cause__
             raise error
