@@ -9,6 +9,7 @@ from holdfast.http_api.limits.token_buckets import (
     PublishRate,
     RateLimit,
     Rates,
+    Refusal,
     retry_after_s,
 )
 from holdfast.http_api.wire.problems import Problem
@@ -98,7 +99,7 @@ class PublishLimiter:
         Callers must call this before they read the request's body.
         """
         rates = self.rates_of(principal)
-        refusal = self._rate.ask(client, rates, monotonic()) if any(rates) else None
+        refusal = self._ask(client, rates)
         if refusal is None:
             return
         name, seconds = refusal
@@ -113,13 +114,16 @@ class PublishLimiter:
     def wait_s(self, client: str, principal: Principal) -> float:
         """Return how many seconds a client must wait before it may publish; 0 if it may now."""
         rates = self.rates_of(principal)
-        refusal = self._rate.ask(client, rates, monotonic()) if any(rates) else None
+        refusal = self._ask(client, rates)
         return 0.0 if refusal is None else refusal[1]
 
     def published(self, client: str, principal: Principal, messages: int, size: int) -> None:
         rates = self.rates_of(principal)
         if any(rates):
             self._rate.charge(client, rates, messages, size, monotonic())
+
+    def _ask(self, client: str, rates: Rates) -> Refusal | None:
+        return self._rate.ask(client, rates, monotonic()) if any(rates) else None
 
 
 def client_name(request: Request, principal: Principal) -> str:

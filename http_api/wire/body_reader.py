@@ -55,7 +55,7 @@ class BodyReader:
         Raises Problem: unsupported-encoding, request-too-large, request-timeout, overloaded,
         malformed-encoding, malformed-request.
         """
-        limit = self._limit if limit is None else self._smaller(limit)
+        limit = self._smaller(limit)
         is_gzip = _is_gzip(request)
         length = request.content_length
         if length is not None and length > limit.size:
@@ -81,7 +81,7 @@ class BodyReader:
     def read_arrived(self, request: Request, limit: BodyLimit | None = None) -> bytes | memoryview:
         """Return the body as `read` does, without waiting. The whole body must have arrived, and
         the request must not have the header Content-Encoding."""
-        limit = self._limit if limit is None else self._smaller(limit)
+        limit = self._smaller(limit)
         try:
             body = request.content.read_nowait()
         except (RequestPayloadError, HttpProcessingError) as error:
@@ -91,9 +91,9 @@ class BodyReader:
         self._take(request, len(body))
         return body
 
-    def _smaller(self, limit: BodyLimit) -> BodyLimit:
+    def _smaller(self, limit: BodyLimit | None) -> BodyLimit:
         """Return the smaller one of this limit and the limit of all requests."""
-        return self._limit if limit.size > self._limit.size else limit
+        return self._limit if limit is None or limit.size > self._limit.size else limit
 
     def done(self, request: Request) -> None:
         """Stop counting a request's body, because the request is answered.
@@ -195,8 +195,7 @@ class ArrivingBytes:
             oldest, its_give_way = next(iter(self.arriving[greediest].items()))
             self.release(oldest)
             its_give_way()
-        if holder in self._held:
-            self.release(holder)
+        self.release(holder)
         self._held[holder] = client, size
         self.bytes_of[client] = self.bytes_of.get(client, 0) + size
         self.total_bytes += size

@@ -101,7 +101,7 @@ class Reply:
         `method` and `version` are those of the request. Omit them if the client's bytes were not a
         valid request.
         """
-        size = sum(map(len, self.parts))
+        size = self.size
         fields = b""
         if self.headers:
             fields = "".join([f"{name}: {value}\r\n" for name, value in self.headers]).encode(
