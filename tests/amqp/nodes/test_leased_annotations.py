@@ -223,7 +223,7 @@ async def test_a_link_with_settled_messages_gets_them_too(tmp_path: Path) -> Non
         settled = await attached(client, 4, session=session, snd_settle_mode=1)
         got = await settled.receive(2)
         session.set_incoming_window(10)
-        got += await settled.receive(2)
+        got += await settled.receive(4 - len(got))  # the client may have renewed its window
         assert [annotations(each) for each in got] == [{"a": "x"}] * 4
         assert len(client.parts.modified) == 0
 
