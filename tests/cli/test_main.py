@@ -41,6 +41,21 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stderr.strip() == "set()"
 
 
+def test_numpy_starts_no_threads_in_a_command() -> None:
+    script = (
+        "import os, sys\n"
+        "from holdfast.cli.main import main\n"
+        "try: main(['--version'])\n"
+        "except SystemExit: pass\n"
+        "import numpy\n"
+        "print(len(os.listdir('/proc/self/task')), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == "1\n"
+
+
 @pytest.mark.parametrize("path", commands(main), ids=" ".join)
 def test_every_command_helps(path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

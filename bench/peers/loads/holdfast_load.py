@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 
@@ -14,6 +15,9 @@ from holdfast.client.values import Durability
 
 _SENDS_BETWEEN_DRAINS = 1000
 
+#: A load measures messages, not what follows its imports: a thread of OpenBLAS, which numpy starts,
+#: spins for 0.1 s of processor time.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 #: The client imports these modules at their first use. A load measures messages, not imports.
 for _name in ("produce.producers", "produce.coalescing", "read.pull", "read.readers"):
     importlib.import_module(f"holdfast.client.{_name}")
