@@ -221,7 +221,7 @@ class AsyncProducer(_BaseProducer):
             raise ProducerClosed
         if accumulator.is_full:
             raise ProducerBufferFull(self.options.buffer_bytes)
-        born_us = as_born_us(born_timestamp_ms)
+        born_us = None if born_timestamp_ms is None else as_born_us(born_timestamp_ms)
         batch = accumulator.add(body, key, tag, properties, queue, priority, ttl_ms, born_us)
         return SendHandle(batch, len(batch.bodies) - 1)
 
@@ -327,7 +327,7 @@ class Producer(_BaseProducer):
 
         Everything else is as in `AsyncProducer.send`.
         """
-        born_us = as_born_us(born_timestamp_ms)
+        born_us = None if born_timestamp_ms is None else as_born_us(born_timestamp_ms)
         with self._lock:
             accumulator = self._accumulator
             while accumulator is not None and accumulator.is_full:
