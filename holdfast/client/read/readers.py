@@ -3,6 +3,10 @@
 A source fetches one range of messages at a time. A reader returns the items of the current range
 without waiting. For the next range, the reader waits for the source.
 
+While the caller processes a range, the broker already prepares the next one: the reader sends the
+next request before it returns the range. But a range that reaches the end of its queues is returned
+first, because the next request would only wait for new messages, and sending it takes time.
+
 An offset consumer is a reader that starts at a group's stored offsets, and stores its progress
 there. A message counts as processed when the caller asks for the next one. Its offset is stored a
 little later. So after a crash some messages are delivered again, and no message is skipped
@@ -99,8 +103,9 @@ class AsyncReader(Generic[T]):
                 raise
             if self._fetched is not None and not self._is_closed:
                 self._next_fetch = self._fetch_ahead()
-                # Let the task write its request before the caller processes this range.
-                await asyncio.sleep(0)
+                if not self.source.is_at_end:
+                    # Let the task write its request before the caller processes this range.
+                    await asyncio.sleep(0)
         fetched, self._fetched = self._fetched, None
         return fetched
 
@@ -130,8 +135,8 @@ class Reader(Generic[T]):
     """The reader that `Client.pull` returns: iterate with `for`, or call next(), in one thread.
 
     It behaves like AsyncReader; any thread may call close(). The source sends its requests over
-    `transport`, in the calling thread; no other reader may use this transport. The request for the
-    next range is sent before the current range is returned. Its reply waits in the socket
+    `transport`, in the calling thread; no other reader may use this transport. If the request for
+    the next range is sent before the current range is returned, its reply waits in the socket
     meanwhile, so no background thread is needed.
     """
 
@@ -176,8 +181,8 @@ class Reader(Generic[T]):
             self._current = iter(self._items(fetched))
 
     def _next_range(self) -> Any:
-        """Return the next range, and send the request for the range after it. Otherwise like
-        AsyncReader.next_range."""
+        """Return the next range, and send the request for the range after it, unless the range
+        reaches the end. Otherwise like AsyncReader.next_range."""
         if self._failure is not None:
             raise self._failure
         if self._was_closed():
@@ -191,7 +196,12 @@ class Reader(Generic[T]):
                     return None
                 self._failure = error
                 raise
-        if self._fetched is not None and self._next_fetch is None and not self._was_closed():
+        if (
+            self._fetched is not None
+            and self._next_fetch is None
+            and not self._source.is_at_end
+            and not self._was_closed()
+        ):
             self._next_fetch = StartedRequest(self._source.fetch())
         fetched, self._fetched = self._fetched, None
         return None if self._was_closed() else fetched

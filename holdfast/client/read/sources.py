@@ -60,6 +60,11 @@ class Range:
 class Source(Protocol[F]):
     """Fetches one range of messages after the other."""
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the last range ended where all messages end, as far as the source knows. Then the
+        next fetch probably waits for new messages."""
+
     async def fetch(self) -> F | None:
         """Return the next range, which may be empty; None at the end (only without `follow`)."""
         ...
@@ -126,6 +131,7 @@ class QueueSource(_PollingSource):
     reply."""
 
     queue: int = field(kw_only=True)
+    is_at_end: bool = field(default=False, init=False)
     #: None until the first reply.
     _next_offset: int | None = field(default=None, init=False)
 
@@ -148,6 +154,7 @@ class QueueSource(_PollingSource):
             self._end_offsets = fetched.max_offsets
         found = self._truncate(fetched)
         self._next_offset = found.next_offsets[queue]
+        self.is_at_end = self._next_offset >= fetched.max_offsets[queue]
         return found
 
 
@@ -183,6 +190,10 @@ class TopicSource(_PollingSource):
         #: When to look for added queues; None until the topic's queues are known.
         self._discover_at_s: float | None = None
         self._has_asked = False
+
+    @property
+    def is_at_end(self) -> bool:
+        return not self._unread
 
     async def fetch(self) -> Range | None:
         """Return the next range, which may be empty; None at the end of every queue."""
@@ -270,6 +281,10 @@ class SingleMessageSource:
     def __init__(self, source: Source[Range]) -> None:
         self._source = source
         self._singles: deque[Range] = deque()
+
+    @property
+    def is_at_end(self) -> bool:
+        return not self._singles and self._source.is_at_end
 
     async def fetch(self) -> Range | None:
         if not self._singles:

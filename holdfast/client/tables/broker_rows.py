@@ -24,6 +24,8 @@ class BrokerRows:
     `fetch` raises the errors of `TableRange`, of `TopicRequests.pull`, and TopicRecreated.
     """
 
+    is_at_end = False
+
     def __init__(self, transport: Transport, wanted: TableRange, options: PullOptions) -> None:
         self._wanted = wanted
         self._options = replace(options, in_runs=True)

@@ -45,6 +45,8 @@ class FileRows:
     UnknownFormatVersion, and RecordCorrupt without `skip_corrupt`.
     """
 
+    is_at_end = False
+
     def __init__(
         self,
         transport: Transport,

@@ -18,6 +18,8 @@ from holdfast.client.transport.target import Target
 class OneRange:
     """A source that returns one range and then fails."""
 
+    is_at_end = False
+
     def __init__(self) -> None:
         self.fetches = 0
 
@@ -59,8 +61,14 @@ class Numbered:
     It calls `meanwhile` with the number of each fetch.
     """
 
-    def __init__(self, meanwhile: Callable[[int], object] = lambda number: None) -> None:
+    def __init__(
+        self,
+        meanwhile: Callable[[int], object] = lambda number: None,
+        *,
+        is_at_end: bool = False,
+    ) -> None:
         self._meanwhile = meanwhile
+        self.is_at_end = is_at_end
         self._fetches = 0
 
     async def fetch(self) -> Range | None:
@@ -105,3 +113,20 @@ def test_an_interrupt_after_a_range_was_fetched_loses_nothing(is_closed: bool) -
     if is_closed:
         reader.close()
     assert list(reader) == ([] if is_closed else [1, 2, 3])
+
+
+async def test_a_range_that_reaches_the_end_is_returned_before_the_next_request() -> None:
+    fetches: list[int] = []
+    reader = AsyncReader(Numbered(fetches.append, is_at_end=True), number_of)
+    assert await anext(reader) == 1
+    assert fetches == [1]
+    assert [number async for number in reader] == [2, 3]
+
+
+def test_a_blocking_reader_too_returns_the_last_range_before_the_next_request() -> None:
+    fetches: list[int] = []
+    transport = BlockingTransport(Target.parse("http://127.0.0.1:1", None, None), ONCE)
+    reader = Reader(Numbered(fetches.append, is_at_end=True), number_of, transport)
+    assert next(reader) == 1
+    assert fetches == [1]
+    assert list(reader) == [2, 3]
