@@ -27,8 +27,9 @@ CursorKey = tuple[int, int, int]
 REJECTED = 0xFFFF
 #: The position of a dead message that is not in a dead-letter topic.
 NOT_KEPT = 0xFFFF_FFFF_FFFF_FFFF
-#: After one commit of `reserved_next`, this many further offsets may be delivered.
-RESERVE = 1024
+#: After one commit of `reserved_next`, at least this many further offsets may be delivered (the
+#: reserve), and at most MOST_RESERVE.
+RESERVE, MOST_RESERVE = 1024, 16_384
 #: A lease number is (boot << BOOT_SHIFT) plus a count.
 BOOT_SHIFT = 40
 #: Stored as the oldest boot that has a lease if the queue never had a timed lease. It is later than
@@ -149,6 +150,8 @@ class Cursor:
         self.reserved_next = floor
         #: The value of `reserved_next` that is durable.
         self.reserved_durable = floor
+        #: How many offsets were reserved when the reserve was last renewed.
+        self._reserve = 0
         self.leases = Leases()
         #: When each delayed offset becomes available.
         self.delays: Deadlines[int] = Deadlines()
@@ -288,8 +291,21 @@ class Cursor:
             self.next = offset + 1
             self.notes.is_dirty = True
             if self.next > self.reserved_next:
-                self.reserved_next = self.next + RESERVE
+                self._renew_reserve()
                 self.changes.is_cursor_dirty = True
+
+    def keep_reserve(self) -> None:
+        """Renew the reserve, if there is one. Called when the row with `reserved_next` is written
+        for another reason: so deliveries seldom need a commit of their own."""
+        if self.next < self.reserved_next:
+            self._renew_reserve()
+
+    def _renew_reserve(self) -> None:
+        """Reserve four times as many offsets as were delivered since the last time, within the
+        limits: the next renewal is durable only after two commits."""
+        used = self._reserve - (self.reserved_next - self.next)
+        self._reserve = min(max(4 * used, RESERVE), MOST_RESERVE)
+        self.reserved_next = max(self.reserved_next, self.next + self._reserve)
 
     def adopt(self, head: Head, member: str, number: int, deadline_ms: int, now_ms: int) -> None:
         """Make a lease from before the restart live again."""

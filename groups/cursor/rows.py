@@ -163,6 +163,7 @@ def take_writes(cursor: Cursor, prefix: bytes) -> list[Write | DeleteRange]:
     if changes.are_settled_new and not changes.is_reset:
         writes.append(all_numbers(DEAD, prefix))
     if changes.is_cursor_dirty or changes.is_reset:
+        cursor.keep_reserve()
         writes.append(Write(CUR, prefix, encode_cursor(_cursor_row(cursor))))
     writes += _chunk_writes(cursor, prefix)
     for offset in sorted(changes.attempts):

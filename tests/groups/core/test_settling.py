@@ -192,7 +192,7 @@ def test_without_the_page_the_whole_reserve_is_in_grace() -> None:
     stage.take("a", 10)
     stage.commit()
     stage.restart()
-    assert stage.offsets("b", 1) == [10 + 1024 - 9]
+    assert stage.offsets("b", 1) == [10 + 1024]
     stage.later(30_000)
     assert stage.offsets("b", 2) == [0, 1]
 
@@ -205,6 +205,23 @@ def test_a_delivery_beyond_the_reserve_waits_for_a_commit() -> None:
     assert not stage.ask(max_messages=900).commit_first
     settle(stage, Verb.ACK, *[])
     stage.configure(GroupConfig(max_in_flight=9_999, max_in_flight_per_member=9_999))
+    assert stage.ask(max_messages=900).commit_first
+
+
+def test_a_commit_of_settlements_renews_the_reserve() -> None:
+    stage = new_stage(3_000)
+    settle(stage, Verb.ACK, *stage.take(max_messages=900))
+    stage.commit()
+    settle(stage, Verb.ACK, *stage.take(max_messages=900))
+    stage.commit()
+    assert not stage.ask(max_messages=900).commit_first
+
+
+def test_the_reserve_is_four_times_what_was_delivered_since_the_last_commit() -> None:
+    stage = new_stage(9_000, max_in_flight=9_999, max_in_flight_per_member=9_999)
+    stage.take(max_messages=900)
+    stage.commit()
+    assert not stage.ask(max_messages=3 * 900).commit_first
     assert stage.ask(max_messages=900).commit_first
 
 
