@@ -62,6 +62,26 @@ class Place(NamedTuple):
         """Return the result of a read that delivers nothing."""
         return Fetched((), self.offset, self.cq.min_offset, self.max_offset, 0)
 
+    def newest_only(self, wanted: Wanted) -> CqUnit | None:
+        """Return the entry of the newest batch if a read gets exactly this batch, else None."""
+        unit = self.cq.newest
+        if (
+            unit is None
+            or unit.base_offset != self.offset
+            or unit.end_offset != self.max_offset
+            or unit.message_count > wanted.max_messages
+            or unit.size > wanted.max_bytes
+            or wanted.filter is not None
+            or self.lost
+        ):
+            return None
+        return unit
+
+    def whole(self, batch: Batch) -> Fetched:
+        """Return the result of a read that gets exactly this batch, up to the end of the queue."""
+        end, rows = self.max_offset, range(len(batch))
+        return Fetched([BatchSlice(batch, rows)], end, self.cq.min_offset, end, len(rows))
+
 
 def collect(
     units: Iterable[CqUnit],

@@ -287,3 +287,25 @@ def test_a_damaged_block_is_not_merged(stored: Stored) -> None:
     assert offsets(merged) == list(range(60))
     with pytest.raises(CorruptRecord):
         stored.read(60, rebuilt=True)
+
+
+def test_the_newest_batch_is_read_without_the_index(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored.fill([3, 4])
+    stored.commit()
+    monkeypatch.delattr(Index, "units")
+    assert offsets(stored.read(3)) == [3, 4, 5, 6]
+    for start, wanted in ((0, {}), (4, {}), (3, {"max_messages": 3}), (3, {"max_bytes": 150})):
+        with pytest.raises(AttributeError):
+            stored.read(start, **wanted)
+
+
+def test_a_damaged_newest_batch_is_not_delivered(stored: Stored) -> None:
+    stored.fill([3, 4])
+    stored.commit()
+    stored.flip(1)
+    with pytest.raises(CorruptRecord) as caught:
+        stored.read(3)
+    assert caught.value.next_offset == 7
+    assert stored.read(3, skip_corrupt=True).next_offset == 7

@@ -145,3 +145,25 @@ async def test_new_messages_are_read_without_the_disk(
         read = storage.store.reading.read_hot(topic, 0, offset, max_messages=9, max_bytes=1000)
         assert read is not None
         assert bodies(read) == found
+
+
+@pytest.mark.parametrize(("queues", "on_loop"), [(2, True), (3, False)])
+async def test_a_thread_reads_all_queues_if_their_newest_batches_are_large(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, queues: int, on_loop: bool
+) -> None:
+    topic, _ = await storage.store.topics.create("t", queues=queues)
+    for queue in range(queues):
+        await storage.store.publishing.publish(topic, [batch(["x" * 100_000], queue=queue)])
+    read_on_loop = storage.log.read_batch_nowait
+    read: list[int] = []
+
+    def counted(physical_offset: int, size: int) -> Batch | None:
+        read.append(size)
+        return read_on_loop(physical_offset, size)
+
+    monkeypatch.setattr(storage.log, "read_batch_nowait", counted)
+    offsets = dict.fromkeys(range(queues), 0)
+    found = await storage.store.reading.read_many(topic, offsets, max_messages=100, max_bytes=2**24)
+    texts = [bodies(each) for each in found.values() if isinstance(each, Fetched)]
+    assert texts == [[b"x" * 100_000]] * queues
+    assert bool(read) == on_loop
