@@ -21,7 +21,6 @@ from holdfast.commitlog.format.checksum import crc32c_of_ranges
 from holdfast.commitlog.format.header_table import (
     Bools,
     Int64s,
-    UInt32s,
     are_well_formed,
     find_small_blocks,
     gather_headers,
@@ -49,12 +48,14 @@ class BatchRun:
         *,
         rebuilt: bool = False,
         positions: Int64s | None = None,
+        verified: Bools | None = None,
     ) -> None:
         """`blocks` is one buffer, or blocks with their bodies in a separate buffer. With `rebuilt`
         they may have the flag REBUILT. If the caller knows where the blocks of a buffer start,
         `positions` saves searching for them: each block must have the magic and the size that
-        agrees with the next position. Raise what `Batch.decode` raises for the first block that is
-        not intact."""
+        agrees with the next position. `verified` tells for each block whether the caller has
+        verified its payload; only the others are verified here. Raise what `Batch.decode` raises
+        for the first block that is not intact."""
         self.buffer: Buffer
         self.bodies: Buffer
         """The buffer to which the starts of section "bodies" refer."""
@@ -71,7 +72,9 @@ class BatchRun:
             self.positions = positions
         self._headers = gather_headers(self.buffer, self.positions)
         self._fields: dict[str, Int64s] = {}
-        self._check(rebuilt=rebuilt)
+        self._check(
+            np.zeros(len(self), np.bool_) if verified is None else verified, rebuilt=rebuilt
+        )
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -177,7 +180,7 @@ class BatchRun:
         bases = np.repeat(self.starts[texts], counts)
         return bases + within, bases + until
 
-    def _check(self, *, rebuilt: bool) -> None:
+    def _check(self, verified: Bools, *, rebuilt: bool) -> None:
         headers = self._headers
         well_formed = are_well_formed(headers, rebuilt=rebuilt)
         # Both checksums together also prove the sizes that were used to compute them.
@@ -193,7 +196,7 @@ class BatchRun:
         fits = (
             well_formed
             & (header_crcs(headers) == headers["header_crc"])
-            & (self._payload_crcs() == headers["payload_crc"])
+            & self._have_valid_payloads(verified)
         )
         if not bool(fits.all()):
             position = int(self.positions[int(np.argmin(fits))])
@@ -202,12 +205,19 @@ class BatchRun:
             Batch.decode(self.buffer, position, rebuilt=rebuilt)
             raise CorruptBatch("unreadable", f"the block at byte {position} of the reply")
 
-    def _payload_crcs(self) -> UInt32s:
+    def _have_valid_payloads(self, verified: Bools) -> Bools:
+        """Return for each block whether its payload was verified before, or has its CRC."""
+        stored = self._headers["payload_crc"]
         if self._apart is not None:
-            return self._apart.payload_crcs()
-        starts = (self.positions + HEADER_SIZE).tolist()
-        ends = (self.positions + self.total_sizes).tolist()
-        return np.array(crc32c_of_ranges(self.buffer, starts, ends), np.uint32)
+            valid: Bools = self._apart.payload_crcs() == stored
+            return valid
+        rows = np.flatnonzero(~verified)
+        starts = self.positions[rows] + HEADER_SIZE
+        ends = self.positions[rows] + self.total_sizes[rows]
+        crcs = crc32c_of_ranges(self.buffer, starts.tolist(), ends.tolist())
+        valid = verified.copy()
+        valid[rows] = np.array(crcs, np.uint32) == stored[rows]
+        return valid
 
 
 def _positions(buffer: Buffer, *, rebuilt: bool) -> Int64s:

@@ -124,6 +124,14 @@ def find_split_headers(
     return _with_valid_crc(_well_placed(table, np.array(places, np.int64)))
 
 
+def count_intact_payloads(data: Buffer, starts: Sequence[int], headers: Headers) -> int:
+    """Return the number of blocks before the first one whose payload CRC does not match. The blocks
+    of these intact headers are adjacent, start at `starts`, and are completely in `data`."""
+    if _are_small_and_intact(data, starts, headers):
+        return len(headers)
+    return _count_of_payloads(data, starts, headers)
+
+
 def _well_placed(table: Headers, places: Int64s) -> Headers:
     """Return the headers before the first one that is not well formed or has another physical
     offset than its entry in `places`. Checksums are costly, so they are verified afterwards."""
@@ -136,7 +144,7 @@ def _with_valid_crc(table: Headers) -> Headers:
     return table[: count_leading_true(header_crcs(table) == table["header_crc"])]
 
 
-def _are_small_and_intact(data: bytes, starts: Sequence[int], table: Headers) -> bool:
+def _are_small_and_intact(data: Buffer, starts: Sequence[int], table: Headers) -> bool:
     """Return True if all blocks of `table` are small and their checksums match. The blocks are
     adjacent, and each is completely in `data`."""
     if not len(table):
@@ -188,7 +196,7 @@ def find_small_blocks(data: Buffer) -> Int64s:
     return starts[: count_leading_true(is_next)]
 
 
-def _count_of_payloads(data: bytes, starts: Sequence[int], table: Headers) -> int:
+def _count_of_payloads(data: Buffer, starts: Sequence[int], table: Headers) -> int:
     """Return the number of blocks before the first one whose payload CRC does not match."""
     begins = [start + HEADER_SIZE for start in starts]
     ends = (np.array(starts, np.int64) + table["total_size"]).tolist()

@@ -7,6 +7,7 @@ log recorded last.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Self
 
@@ -16,9 +17,18 @@ from holdfast.commitlog.format.segment_format import Blocks, end_offset
 from holdfast.consumequeue.topics import Topic
 from holdfast.log_files.descriptions import Split, StoredOffsets, TopicState
 from holdfast.log_files.errors import FilesUnreadable, RangeMissing, TopicMissing, TopicReplaced
+from holdfast.log_files.file_reading import FoundBlocks, MissingRange, read_segments
 from holdfast.log_files.log_files import LogFiles, LogSegment
 from holdfast.log_files.log_state import LogState
-from holdfast.log_files.ranges import OffsetRange, QueueState, SegmentRange, join_segments
+from holdfast.log_files.ranges import (
+    OffsetRange,
+    QueuePart,
+    QueueState,
+    SegmentRange,
+    join_segments,
+)
+from holdfast.log_files.sealed_blocks import ROWS_AT_ONCE
+from holdfast.log_files.segment_file import SegmentFile
 from holdfast.log_files.walked_blocks import WalkedBlocks
 
 #: After retention has deleted a file, it takes a moment until the log records the new first offsets
@@ -37,9 +47,16 @@ class FileCatalog:
     newer Holdfast wrote it, and TopicMissing if the topic does not exist.
     """
 
-    def __init__(self, path: str, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        may_map: bool = False,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """With `may_map`, files on a local file system may be mapped into memory."""
         self._path = path
-        self._log = LogFiles(path)
+        self._log = LogFiles(path, may_map=may_map)
         self._state = LogState(path, self._log)
         self._sleep = sleep
 
@@ -101,15 +118,7 @@ class FileCatalog:
         """Return the ranges cut into parts of about `max_bytes`, at least `min_splits` in all,
         ordered by queue and offset. Files cannot be leased, so `lease_ms` has no effect. Raises
         TopicReplaced, and RangeMissing if a queue does not have its complete range."""
-        self._refresh()
-        found = self._topic(topic)
-        if found.topic_id != topic_id:
-            raise TopicReplaced(topic, topic_id, found.topic_id)
-        bounds = self._bounds(found, None)  # no limit: the ranges were durable when they were fixed
-        for queue, part in ranges.items():
-            low, high = bounds.get(queue, QueueState(0, 0))
-            if part.start < low or part.end > high:
-                raise RangeMissing(topic, queue, part.start, part.end)
+        self._check_ranges(topic, topic_id, ranges)
         cuts = [
             _RangeCutter(self._log, topic_id, queue, part)
             for queue, part in sorted(ranges.items())
@@ -122,7 +131,38 @@ class FileCatalog:
         except OSError as error:
             raise FilesUnreadable(self._path, str(error)) from error
 
+    def read(self, topic: str, part: QueuePart) -> Iterator[FoundBlocks | MissingRange]:
+        """Yield the blocks of a range, as `read_files` does, but from the files that are open.
+        Raises what `splits` raises, and UnknownFormatVersion."""
+        wanted = OffsetRange(part.start, part.end)
+        self._check_ranges(topic, part.topic_id, {part.queue: wanted})
+        yield from read_segments(part, self._segments_of(part), self._open_segment)
+
     # -- the log and its state ------------------------------------------------------
+
+    def _check_ranges(self, topic: str, topic_id: int, ranges: Mapping[int, OffsetRange]) -> None:
+        """Raise TopicReplaced or RangeMissing if the topic does not have these ranges now."""
+        self._refresh()
+        found = self._topic(topic)
+        if found.topic_id != topic_id:
+            raise TopicReplaced(topic, topic_id, found.topic_id)
+        bounds = self._bounds(found, None)  # no limit: the ranges were durable when they were fixed
+        for queue, part in ranges.items():
+            low, high = bounds.get(queue, QueueState(0, 0))
+            if part.start < low or part.end > high:
+                raise RangeMissing(topic, queue, part.start, part.end)
+
+    def _segments_of(self, part: QueuePart) -> Iterator[SegmentRange]:
+        """Yield where the blocks of a range are, with their rows of the block table."""
+        try:
+            for segment, rows in self._log.rows(part.topic_id, part.queue, part.start, part.end):
+                for at in range(0, len(rows), ROWS_AT_ONCE):
+                    yield _segment_range(segment, rows[at : at + ROWS_AT_ONCE], has_rows=True)
+        except OSError as error:
+            raise FilesUnreadable(self._path, str(error)) from error
+
+    def _open_segment(self, segment: SegmentRange) -> AbstractContextManager[SegmentFile]:
+        return nullcontext(self._log.file(segment.start_offset))
 
     def _refresh(self) -> None:
         self._log.refresh()
@@ -223,23 +263,27 @@ class _RangeCutter:
                 border = int(rows["base_offset"][row])
                 if border <= start:
                     continue
-                segments = join_segments(segments, _segment_range(segment, rows[done:row]))
+                segments = join_segments(segments, _sent_range(segment, rows[done:row]))
                 size = int(begins[row]) - start_bytes
                 yield Split(self._queue, start, border, size, segments)
                 start, start_bytes, done = border, int(begins[row]), row
                 segments = ()
-            segments = join_segments(segments, _segment_range(segment, rows[done:]))
+            segments = join_segments(segments, _sent_range(segment, rows[done:]))
         size = self.size_bytes - start_bytes
         yield Split(self._queue, start, self._part.end, size, segments)
 
 
-def _segment_range(segment: LogSegment, rows: Blocks) -> tuple[SegmentRange, ...]:
+def _sent_range(segment: LogSegment, rows: Blocks) -> tuple[SegmentRange, ...]:
     """Return the physical range of these blocks, or nothing if there are no blocks. Without a
     footer, it has the rows of the block table, unless there are too many to send with a plan."""
     if not len(rows):
         return ()
+    has_rows = isinstance(segment.blocks, WalkedBlocks) and len(rows) <= MAX_ROWS_SENT
+    return (_segment_range(segment, rows, has_rows=has_rows),)
+
+
+def _segment_range(segment: LogSegment, rows: Blocks, *, has_rows: bool) -> SegmentRange:
+    """Return the physical range of these blocks, which are at least one."""
     first = int(rows["physical_offset"][0])
     end = int(rows["physical_offset"][-1]) + int(rows["size"][-1])
-    needs_rows = isinstance(segment.blocks, WalkedBlocks) and len(rows) <= MAX_ROWS_SENT
-    blocks = rows.tobytes() if needs_rows else b""
-    return (SegmentRange(*segment.file.identity, first, end, blocks),)
+    return SegmentRange(*segment.file.identity, first, end, rows.tobytes() if has_rows else b"")

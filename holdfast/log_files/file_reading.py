@@ -8,8 +8,8 @@ Blocks are read into fresh memory, or, if the caller allows it, used where they 
 file: filling fresh memory takes several times as long as verifying the checksums.
 """
 
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +28,7 @@ from holdfast.commitlog.format.segment_format import (
     rows_from,
 )
 from holdfast.commitlog.format.split_bodies import SplitBodies, allocate
-from holdfast.log_files.ranges import FilePart, SegmentRange
+from holdfast.log_files.ranges import FilePart, QueuePart, SegmentRange
 from holdfast.log_files.sealed_blocks import SealedBlocks
 from holdfast.log_files.segment_file import LOG_DIRECTORY, SegmentFile
 from holdfast.log_files.walked_blocks import WalkedBlocks
@@ -74,21 +74,27 @@ class FoundBlocks:
     start: int
 
 
-def read_files(
-    path: str, part: FilePart, *, may_map: bool = False
-) -> Iterator[FoundBlocks | MissingRange]:
+def read_files(path: str, part: FilePart) -> Iterator[FoundBlocks | MissingRange]:
     """Yield the blocks of `part` in order of their offsets, with a MissingRange for missing
-    messages. Raises UnknownFormatVersion.
+    messages. Raises UnknownFormatVersion."""
+    return read_segments(part, part.segments, lambda each: closing(_open_segment(path, each)))
 
-    With `may_map`, large blocks on a local file system are used where they lie in the mapped file.
-    They keep the disk space of a file that was deleted."""
+
+def read_segments(
+    part: QueuePart,
+    segments: Iterable[SegmentRange],
+    open_segment: Callable[[SegmentRange], AbstractContextManager[SegmentFile]],
+) -> Iterator[FoundBlocks | MissingRange]:
+    """Do what `read_files` does, for ranges of files that `open_segment` opens. `open_segment` may
+    raise OSError and CorruptBatch.
+
+    If a file may be mapped, its large blocks are used where they lie in the mapped file. They keep
+    the disk space of a file that was deleted."""
     offset, reason = part.start, ""
-    for segment in part.segments:
+    for segment in segments:
         try:
-            with closing(_open_segment(path, segment)) as file:
-                for base, end, found in _read_segment(
-                    _BlockReader(file, may_map=may_map), segment, part, offset
-                ):
+            with open_segment(segment) as file:
+                for base, end, found in _read_segment(_BlockReader(file), segment, part, offset):
                     if base > offset:
                         yield MissingRange(offset, min(base, part.end), reason or _MISSING)
                     if isinstance(found, BatchRun):
@@ -116,7 +122,7 @@ _FoundRows = tuple[int, int, BatchRun | str]
 
 
 def _read_segment(
-    reader: "_BlockReader", segment: SegmentRange, part: FilePart, offset: int
+    reader: "_BlockReader", segment: SegmentRange, part: QueuePart, offset: int
 ) -> Iterator[_FoundRows]:
     """Yield the blocks of a part in one segment, from `offset` on; adjacent blocks come together.
 
@@ -140,7 +146,7 @@ def _read_segment(
 
 
 def _table_rows(
-    file: SegmentFile, segment: SegmentRange, part: FilePart, offset: int
+    file: SegmentFile, segment: SegmentRange, part: QueuePart, offset: int
 ) -> Iterator[Blocks]:
     """Yield the block table's rows for a part from `offset` on. The table is that of the plan if it
     has one, otherwise that of the footer."""
@@ -203,9 +209,8 @@ def _group_rows(rows: Blocks, run_bytes: int, run_messages: int) -> Iterator[Blo
 class _BlockReader:
     """Reads the blocks of one segment, in the way that is fastest for their sizes."""
 
-    def __init__(self, file: SegmentFile, *, may_map: bool) -> None:
+    def __init__(self, file: SegmentFile) -> None:
         self.file = file
-        self._may_map = may_map
 
     def run_limits(self, rows: Blocks) -> tuple[int, int]:
         """Return the bytes and the messages of one run of the blocks of these rows."""
@@ -215,7 +220,8 @@ class _BlockReader:
 
     def read(self, rows: Blocks) -> BatchRun:
         """Return the blocks of these rows, in order. Verify both checksums, and that each block
-        matches its row. Raises CorruptBatch, UnknownFormatVersion, OSError."""
+        matches its row. If the payload of a mapped block was verified before, it is not verified
+        again. Raises CorruptBatch, UnknownFormatVersion, OSError."""
         run = _map_blocks(self.file, rows) if self._are_mapped(rows) else None
         if run is None:
             # The bodies of a single block are contiguous anyway, and reading it whole gives a
@@ -232,7 +238,8 @@ class _BlockReader:
 
     def _are_mapped(self, rows: Blocks) -> bool:
         """Return whether these blocks are mapped, if the file can be."""
-        return self._may_map and int(rows["size"].sum(dtype=np.int64)) >= MAPPED_BYTES * len(rows)
+        large = int(rows["size"].sum(dtype=np.int64)) >= MAPPED_BYTES * len(rows)
+        return self.file.may_map and large
 
 
 def _map_blocks(file: SegmentFile, rows: Blocks) -> BatchRun | None:
@@ -252,7 +259,7 @@ def _map_blocks(file: SegmentFile, rows: Blocks) -> BatchRun | None:
     headers = gather_headers(blocks, positions)
     if not np.array_equal(headers["total_size"], rows["size"]):
         return None  # otherwise a wrong size would lead to bytes that are not in memory
-    return BatchRun(blocks, positions=positions)
+    return BatchRun(blocks, positions=positions, verified=file.are_verified(places))
 
 
 def _read_whole_blocks(file: SegmentFile, rows: Blocks) -> BatchRun:

@@ -5,13 +5,18 @@ and reads only the block headers that were written since the last call. This mod
 but `durable_offset` may sync files.
 """
 
+import errno
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.commitlog.errors import CorruptBatch
 from holdfast.commitlog.format.batch_header import HEADER_SIZE, BatchHeader
-from holdfast.commitlog.format.segment_format import Blocks, parse_segment_name
+from holdfast.commitlog.format.segment_format import (
+    Blocks,
+    parse_segment_name,
+    segment_name,
+)
 from holdfast.log_files.errors import FilesUnreadable
 from holdfast.log_files.sealed_blocks import SealedBlocks
 from holdfast.log_files.segment_file import LOG_DIRECTORY, SegmentFile
@@ -40,9 +45,10 @@ class LogSegment:
 class LogFiles:
     """The segments that are part of the log now, oldest first. Close it after use."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, may_map: bool = False) -> None:
         self._directory = Path(path) / LOG_DIRECTORY
         self._path = path
+        self._may_map = may_map
         self._open: dict[int, LogSegment] = {}
         self._synced_to = 0
         self._proven = 0
@@ -76,7 +82,9 @@ class LogFiles:
             self._open.pop(start).file.close()
         for start in sorted(starts - self._open.keys()):
             try:
-                self._open[start] = LogSegment(SegmentFile.open(self._directory, start))
+                self._open[start] = LogSegment(
+                    SegmentFile.open(self._directory, start, may_map=self._may_map)
+                )
             except FileNotFoundError:
                 continue  # retention has deleted it meanwhile
             except CorruptBatch as error:
@@ -97,7 +105,7 @@ class LogFiles:
         bytes were once durable, the bytes are damage. Then the segment is walked again, and the
         walk skips the damage.
         """
-        for segment in segments:
+        for segment in reversed(segments):  # its headers prove that older segments are durable
             if isinstance(segment.blocks, WalkedBlocks):
                 segment.blocks.advance(self._proven)
                 self._proven = max(self._proven, segment.blocks.durable_offset)
@@ -152,6 +160,12 @@ class LogFiles:
         return self._synced_to
 
     # -- contents --------------------------------------------------------------------------
+
+    def file(self, start_offset: int) -> SegmentFile:
+        """Return the open file with this start offset. Raises FileNotFoundError."""
+        if (found := self._open.get(start_offset)) is None:
+            raise FileNotFoundError(errno.ENOENT, "deleted", segment_name(start_offset))
+        return found.file
 
     def rows(
         self, topic_id: int, queue: int, start: int, end: int

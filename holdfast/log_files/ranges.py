@@ -34,8 +34,8 @@ class SegmentRange(NamedTuple):
     blocks: bytes = b""
 
 
-class FilePart(Protocol):
-    """The range [start, end) of one queue, and where it is in the segment files."""
+class QueuePart(Protocol):
+    """The range [start, end) of one queue."""
 
     @property
     def topic_id(self) -> int: ...
@@ -48,6 +48,10 @@ class FilePart(Protocol):
 
     @property
     def end(self) -> int: ...
+
+
+class FilePart(QueuePart, Protocol):
+    """The range [start, end) of one queue, and where it is in the segment files."""
 
     @property
     def segments(self) -> tuple[SegmentRange, ...]: ...

@@ -2,9 +2,10 @@
 
 The file is read with system calls. `map` maps it into memory, too, but only on local file systems:
 on others a deleted file disappears although it is open, and access to a mapping would then kill the
-process (docs/adr/0039). Any thread may use a SegmentFile.
+process (docs/adr/0039). Any thread may use a SegmentFile, but only one may call `add_verified`.
 """
 
+import errno
 import mmap
 import os
 from collections.abc import Sequence
@@ -12,8 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
+import numpy as np
+
 from holdfast.commitlog.disk.disk import LinuxFile
 from holdfast.commitlog.errors import CorruptBatch
+from holdfast.commitlog.format.header_table import Bools, Int64s
 from holdfast.commitlog.format.segment_format import (
     SEGMENT_HEADER_SIZE,
     SegmentHeader,
@@ -29,6 +33,8 @@ _IOV_MAX = 1024  # Linux's UIO_MAXIOV
 _LOCAL_FILE_SYSTEMS = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"})
 #: Linux's MADV_POPULATE_READ (since 5.14), which Python's mmap does not name.
 _POPULATE_READ = 22
+#: The search for written bytes reads this many bytes at once.
+_ZEROS = bytes(1024 * 1024)
 
 
 class FileChange(NamedTuple):
@@ -45,19 +51,25 @@ class SegmentFile:
     """An open segment file. All offsets are physical. On most file systems the file stays readable
     after it is deleted."""
 
-    def __init__(self, path: Path, descriptor: int, header: SegmentHeader) -> None:
+    def __init__(
+        self, path: Path, descriptor: int, header: SegmentHeader, *, may_map: bool = False
+    ) -> None:
         self.path = path
+        self.may_map = may_map
+        """Whether readers may map the file into memory."""
         self.start_offset = header.start_offset
         self.end_offset = header.start_offset + header.size
         self.created_timestamp_us = header.created_timestamp_us
         self._fd = descriptor
         self._mapping: mmap.mmap | None = None
+        self._verified: list[tuple[int, int]] = []
 
     @classmethod
-    def open(cls, directory: Path, start_offset: int) -> Self:
+    def open(cls, directory: Path, start_offset: int, *, may_map: bool = False) -> Self:
         """Open the segment with this start offset in `directory`. If the header page is damaged,
-        the file's name and size give its range. Raises OSError, UnknownFormatVersion, and
-        CorruptBatch if the file is too short for a segment."""
+        the file's name and size give its range. With `may_map`, readers may map the file into
+        memory. Raises OSError, UnknownFormatVersion, and CorruptBatch if the file is too short for
+        a segment."""
         path = directory / segment_name(start_offset)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -69,7 +81,7 @@ class SegmentFile:
         except BaseException:
             os.close(descriptor)
             raise
-        return cls(path, descriptor, header)
+        return cls(path, descriptor, header, may_map=may_map)
 
     @property
     def first_offset(self) -> int:
@@ -132,6 +144,50 @@ class SegmentFile:
         except OSError:
             return None  # an old kernel, a limit of this process, or a disk that cannot read
         return memoryview(self._mapping)
+
+    def view(self, physical_offset: int, size: int) -> memoryview | bytes:
+        """Return what `read` returns, without a copy if the file may and can be mapped. Raises
+        OSError."""
+        mapped = self.map([(physical_offset, physical_offset + size)]) if self.may_map else None
+        if mapped is None:
+            return self.read(physical_offset, size)
+        at = physical_offset - self.start_offset
+        return mapped[at : at + size]
+
+    def is_zero(self, physical_offset: int) -> bool:
+        """Return whether all bytes from `physical_offset` to the end of the file are zero. Room
+        that was never written is not read. Raises OSError."""
+        at, size = physical_offset - self.start_offset, self.end_offset - self.start_offset
+        # The kernel reports unwritten room as data if it is in the page cache, for example because
+        # it was read ahead. So every search would be longer than the search before it.
+        os.posix_fadvise(self._fd, at, 0, os.POSIX_FADV_DONTNEED)
+        while at < size:
+            try:
+                at = os.lseek(self._fd, at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    return True
+                raise
+            hole = min(os.lseek(self._fd, at, os.SEEK_HOLE), size)
+            while at < hole:
+                data = os.pread(self._fd, min(len(_ZEROS), hole - at), at)
+                if data != _ZEROS[: len(data)]:
+                    return False
+                if not data:
+                    return True
+                at += len(data)
+        return True
+
+    def add_verified(self, first: int, end: int) -> None:
+        """Record that the payloads of all blocks from `first` to before `end` were verified."""
+        self._verified.append((first, end))
+
+    def are_verified(self, places: Int64s) -> Bools:
+        """Return for each block at these physical offsets whether its payload was verified."""
+        verified = np.zeros(len(places), np.bool_)
+        for first, end in self._verified:
+            verified |= (first <= places) & (places < end)
+        return verified
 
     def sync(self) -> None:
         """Return once the file's content is on the disk. Raises OSError."""

@@ -6,20 +6,22 @@ that were once durable count as damaged (FORMAT.md 7.5). Each block header recor
 offset the log was durable; the highest of these offsets is the proven durable offset. Below the
 proven offset, the walk skips bytes that are not a block. Above the proven offset, the walk stops at
 such bytes, and it also verifies the payload of each block, because the header may have been written
-before the payload.
+before the payload. A header proves this for every block before it, so the walk first reads all
+headers, and then verifies only the blocks that none of them proves.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 
 import numpy as np
 
 from holdfast.commitlog.format.batch_header import HEADER_SIZE
-from holdfast.commitlog.format.checksum import crc32c
 from holdfast.commitlog.format.header_table import (
     HEADER_DTYPE,
     Headers,
     block_ends,
+    count_intact_payloads,
     find_intact_headers,
     find_split_headers,
 )
@@ -60,7 +62,7 @@ class WalkedBlocks:
         self._rows: dict[tuple[int, int], list[Blocks]] = {}
         self._are_large = True
         self._window = _LEAST_BYTES
-        self._damage_searched_at = -1
+        self._searched = (-1, -1)  # place and durable offset of the last search for damage
 
     def __len__(self) -> int:
         return sum(len(piece) for pieces in self._rows.values() for piece in pieces)
@@ -73,13 +75,36 @@ class WalkedBlocks:
         self.durable_offset = max(self.durable_offset, durable_offset)
         border = self._file.end_offset if until is None else until
         while not self.is_ended and self.end < border:
-            headers = self._headers_at(self.end, border)
-            if len(headers):
-                if not self._add_blocks(headers[headers["physical_offset"] < border]):
-                    return
-            elif not self._skip_damage():
+            self._add_blocks(border)
+            if self.end < border and not self._skip_damage():
                 return
         self.is_ended = self.is_ended or self.end >= self._file.end_offset
+
+    def _add_blocks(self, border: int) -> None:
+        """Add the blocks from `end` on, up to the first one that is incomplete. Blocks wait until a
+        header after them proves that they were durable. The rest is verified at last."""
+        waiting: deque[Headers] = deque()
+        for headers in self._walk_headers(border):
+            self.durable_offset = max(self.durable_offset, int(headers["durable_offset"].max()))
+            waiting.append(headers)
+            while waiting and int(block_ends(waiting[0])[-1]) <= self.durable_offset:
+                self._add(waiting.popleft())
+        for headers in waiting:
+            count = self._count_whole(headers)
+            self._add(headers[:count])
+            if count < len(headers):
+                return
+
+    def _walk_headers(self, border: int) -> Iterator[Headers]:
+        """Yield the headers of consecutive blocks from `end` to before `border`, step by step."""
+        at = self.end
+        while at < border:
+            headers = self._headers_at(at, border)
+            headers = headers[headers["physical_offset"] < border]
+            if not len(headers):
+                return
+            at = int(block_ends(headers)[-1])
+            yield headers
 
     def _headers_at(self, at: int, border: int) -> Headers:
         """Return headers of consecutive blocks from `at` on; none if no block begins there."""
@@ -97,24 +122,29 @@ class WalkedBlocks:
             self._are_large = size >= _LARGE_BYTES * len(headers)
         return headers
 
-    def _add_blocks(self, headers: Headers) -> bool:
-        """Add blocks up to the first incomplete one. Return True if the walk may continue."""
-        self.durable_offset = max(self.durable_offset, int(headers["durable_offset"].max()))
-        ends = block_ends(headers)
-        whole = len(headers)
-        for index in np.flatnonzero(ends > self.durable_offset).tolist():
-            if not self._is_whole(headers[index]):
-                whole = index
+    def _count_whole(self, headers: Headers) -> int:
+        """Return the number of blocks before the first one that is incomplete."""
+        ends = block_ends(headers).astype(np.int64)
+        places = headers["physical_offset"].astype(np.int64)
+        first = begin = int(np.searchsorted(ends, self.durable_offset, "right"))
+        while first < len(headers):
+            at = int(places[first])
+            end = max(first + 1, int(np.searchsorted(ends, at + _MOST_BYTES, "right")))
+            data = self._file.view(at, int(ends[end - 1]) - at)
+            complete = int(np.searchsorted(ends[first:end], at + len(data), "right"))
+            block = slice(first, first + complete)
+            first += count_intact_payloads(data, (places[block] - at).tolist(), headers[block])
+            if first < end:
                 break
-        if whole:
-            self._add_rows(headers[:whole])
-            self.end = int(ends[whole - 1])
-        return whole == len(headers) or self._skip_damage()
+        if first > begin:
+            self._file.add_verified(int(places[begin]), int(ends[first - 1]))
+        return first
 
-    def _is_whole(self, header: np.void) -> bool:
-        size = int(header["total_size"]) - HEADER_SIZE
-        payload = self._file.read(int(header["physical_offset"]) + HEADER_SIZE, size)
-        return len(payload) == size and crc32c(payload) == int(header["payload_crc"])
+    def _add(self, headers: Headers) -> None:
+        """Add blocks, and continue the walk after them."""
+        if len(headers):
+            self._add_rows(headers)
+            self.end = int(block_ends(headers)[-1])
 
     def _add_rows(self, headers: Headers) -> None:
         rows = _to_rows(headers)
@@ -135,12 +165,17 @@ class WalkedBlocks:
         if is_end_mark(found, at):
             self.is_ended = True
             return False
-        if at == self._damage_searched_at and not any(found):
-            return False  # these bytes were searched before, and are still unwritten
+        search = (at, self.durable_offset)
+        if not any(found):
+            if self._searched == search:
+                return False  # these bytes were searched before, and are still unwritten
+            if self._file.is_zero(at):
+                self._searched = search
+                return False
         damage = self._find_damage(at)
         if damage is None:
             return True  # meanwhile the broker has completed a block here
-        self._damage_searched_at = at
+        self._searched = search
         if damage.reason == "unwritten":
             return False
         if damage.start >= self.durable_offset and not self._is_proven_durable(damage):

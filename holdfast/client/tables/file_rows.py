@@ -17,24 +17,19 @@ from holdfast.client.transport.requests import Transport
 from holdfast.log_files import errors
 from holdfast.log_files.descriptions import TopicState
 from holdfast.log_files.file_catalog import FileCatalog
-from holdfast.log_files.file_reading import MissingRange, read_files
-from holdfast.log_files.ranges import OffsetRange, SegmentRange
+from holdfast.log_files.file_reading import MissingRange
 
 _log = logging.getLogger("holdfast.client")
-
-#: The blocks of a range are listed in parts of this size, so that a list never becomes long.
-_PART_BYTES = 1024**3
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a queue, as `read_files` takes it."""
+    """The range of a queue, as `FileCatalog.read` takes it."""
 
     topic_id: int
     queue: int
     start: int
     end: int
-    segments: tuple[SegmentRange, ...]
 
 
 class FileRows:
@@ -78,20 +73,19 @@ class FileRows:
     def _read(self) -> Iterator[FetchedRows]:
         if not hasattr(os, "O_PATH"):
             raise FilesUnreadable(self._path, "data directories can only be read on Linux")
-        with _client_errors(), FileCatalog(self._path) as catalog:
+        with _client_errors(), FileCatalog(self._path, may_map=True) as catalog:
             topic = catalog.describe(self._wanted.topic)
             for wanted in self._slices(catalog, topic):
                 source = SourceQueue(
                     topic.name, topic.topic_id, wanted.queue, topic.priority_levels
                 )
-                ranges = {wanted.queue: OffsetRange(wanted.start, wanted.end)}
-                for split in catalog.splits(
-                    topic.name, topic.topic_id, ranges, max_bytes=_PART_BYTES, min_splits=1
-                ):
-                    part = _Part(
-                        topic.topic_id, wanted.queue, split.start, split.end, split.segments
-                    )
-                    yield from self._read_part(part, source)
+                part = _Part(topic.topic_id, wanted.queue, wanted.start, wanted.end)
+                for found in catalog.read(topic.name, part):
+                    if isinstance(found, MissingRange):
+                        self._handle_missing(found, source)
+                    else:
+                        rows = BlockRows(found.blocks, found.start, part.end, self._tags)
+                        yield FetchedRows(source, [rows])
         self._is_complete = True
 
     def _slices(self, catalog: FileCatalog, topic: TopicState) -> list[QueueSlice]:
@@ -114,14 +108,6 @@ class FileRows:
             for queue in wanted.queues_of(bounds)
         ]
         return [each for each in found if each.start < each.end]
-
-    def _read_part(self, part: _Part, source: SourceQueue) -> Iterator[FetchedRows]:
-        for found in read_files(self._path, part, may_map=True):
-            if isinstance(found, MissingRange):
-                self._handle_missing(found, source)
-            else:
-                rows = BlockRows(found.blocks, found.start, part.end, self._tags)
-                yield FetchedRows(source, [rows])
 
     def _handle_missing(self, missing: MissingRange, source: SourceQueue) -> None:
         sentence = (

@@ -1,3 +1,5 @@
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,66 @@ def test_bytes_that_the_disk_cannot_give_any_more_are_not_mapped(file: SegmentFi
 def test_the_file_system_of_a_file_is_known() -> None:
     with Path("/proc/self/status").open() as file:
         assert file_system_of(file.fileno()) == "proc"
+
+
+@pytest.mark.parametrize("may_map", [True, False])
+def test_a_view_has_the_bytes_that_a_read_has(file: SegmentFile, may_map: bool) -> None:
+    file.may_map = may_map
+    for first, size in ((START, SIZE), (START + 5000, 10), (START + SIZE - 10, 20)):
+        assert bytes(file.view(first, size)) == file.read(first, size)
+
+
+@pytest.fixture
+def sparse(tmp_path: Path) -> Iterator[SegmentFile]:
+    """A file of zeros. Only its header page and one more page are written."""
+    path = tmp_path / f"{START:020d}"
+    with path.open("wb") as file:
+        file.write(SegmentHeader(START, SIZE, 1).encode().ljust(SEGMENT_HEADER_SIZE, b"\0"))
+        os.posix_fallocate(file.fileno(), 0, SIZE)
+        file.seek(SIZE // 2)
+        file.write(bytes(4096))
+    opened = SegmentFile.open(tmp_path, START)
+    yield opened
+    opened.close()
+
+
+def test_a_file_is_zero_after_its_last_written_byte(sparse: SegmentFile) -> None:
+    assert sparse.is_zero(START + SEGMENT_HEADER_SIZE)
+    assert sparse.is_zero(START + SIZE)
+    for place in (SEGMENT_HEADER_SIZE, SIZE // 2 + 4095, SIZE - 1):
+        with sparse.path.open("r+b") as file:
+            file.seek(place)
+            file.write(b"\1")
+            file.flush()
+            assert not sparse.is_zero(START + SEGMENT_HEADER_SIZE)
+            assert not sparse.is_zero(START + place)
+            assert sparse.is_zero(START + place + 1)
+            file.seek(place)
+            file.write(b"\0")
+
+
+def test_room_that_was_never_written_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even if it is in the page cache, because another reader read too far."""
+    size = 16 * 1024 * 1024
+    path = tmp_path / f"{START:020d}"
+    with path.open("wb") as made:
+        made.write(SegmentHeader(START, size, 1).encode().ljust(SEGMENT_HEADER_SIZE, b"\0"))
+        os.posix_fallocate(made.fileno(), 0, size)
+    with path.open("rb") as opened:
+        if os.lseek(opened.fileno(), size // 2, os.SEEK_HOLE) == size:
+            pytest.skip("this file system does not report unwritten room")
+    file = SegmentFile.open(tmp_path, START)
+    file.read(START, size)
+    sizes = []
+    pread = os.pread
+
+    def noted(descriptor: int, size: int, position: int) -> bytes:
+        sizes.append(size)
+        return pread(descriptor, size, position)
+
+    monkeypatch.setattr("os.pread", noted)
+    assert file.is_zero(START + SEGMENT_HEADER_SIZE)
+    assert sum(sizes) < size // 2
+    file.close()

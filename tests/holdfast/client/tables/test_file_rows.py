@@ -20,6 +20,8 @@ from holdfast.client.errors import (  # noqa: E402
     UnknownTopic,
 )
 from holdfast.client.sync_client import Client  # noqa: E402
+from holdfast.commitlog.format import batch_run, header_table  # noqa: E402
+from holdfast.commitlog.format.checksum import crc32c_of_ranges  # noqa: E402
 from holdfast.log_files import segment_file  # noqa: E402
 from holdfast.log_files.segment_file import SegmentFile  # noqa: E402
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker  # noqa: E402
@@ -236,3 +238,20 @@ def test_a_file_is_read_if_the_kernel_refuses_to_map_it(
 
     monkeypatch.setattr("mmap.mmap", refuse)
     assert client.read_arrow("large", path=large_blocks).equals(expected)
+
+
+def test_the_payload_of_each_large_block_is_verified_once(
+    client: Client, large_blocks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_file, "file_system_of", lambda _: "ext4")
+    verified: list[int] = []
+
+    def noted(data: memoryview, starts: list[int], ends: list[int]) -> list[int]:
+        verified.extend(end - start for start, end in zip(starts, ends, strict=True))
+        return crc32c_of_ranges(data, starts, ends)
+
+    monkeypatch.setattr(header_table, "crc32c_of_ranges", noted)
+    monkeypatch.setattr(batch_run, "crc32c_of_ranges", noted)
+    table = client.read_arrow("large", path=large_blocks)
+    assert len(table) == 96
+    assert len([size for size in verified if size >= 64 * 1024]) == 12
