@@ -26,6 +26,8 @@ class GroupClock:
         self._passed_s = passed_s
         self._wall_us = wall_us
         self._now_ms = float(from_ms)
+        self.last_ms = from_ms
+        """The time that `now_ms` returned last."""
         self._read_s = passed_s()
 
     def now_ms(self) -> int:
@@ -34,7 +36,8 @@ class GroupClock:
         self._now_ms += max(0.0, passed_s - self._read_s) * 1000
         self._read_s = passed_s
         self._now_ms = max(self._now_ms, self._ageing_us() / 1000)
-        return int(self._now_ms)
+        self.last_ms = int(self._now_ms)
+        return self.last_ms
 
     def wall_ms(self) -> int:
         """Return the time of the wall clock, by which messages expire."""
@@ -42,26 +45,29 @@ class GroupClock:
 
 
 class DeadlineTimer:
-    """Calls `fire` at the time that the last call of `set` gave. For the event loop only."""
+    """Calls `on_deadline` at the time that the last call of `set` gave. For the event loop only.
 
-    def __init__(self, fire: Callable[[], None], now_ms: Callable[[], int]) -> None:
-        self._on_deadline = fire
-        self._now_ms = now_ms
+    A timer of the event loop that is due too early is not replaced: when it fires, it is set again.
+    So a deadline that becomes later with each message costs nothing.
+    """
+
+    def __init__(self, on_deadline: Callable[[], None], clock: GroupClock) -> None:
+        self._on_deadline = on_deadline
+        self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._handle: asyncio.TimerHandle | None = None
         self._deadline_ms: int | None = None
+        #: When `_handle` fires.
+        self._fires_ms = 0
 
     def set(self, deadline_ms: int | None) -> None:
         """Set the time of the call; it replaces the time set before. None cancels the call."""
-        if deadline_ms == self._deadline_ms:
+        self._deadline_ms = deadline_ms
+        if deadline_ms is None:
             return
-        self.stop()
-        if deadline_ms is not None:
-            self._deadline_ms = deadline_ms
-            # Add one millisecond: the loop may call slightly too early, and then nothing is due
-            # yet.
-            delay_s = max(0, deadline_ms - self._now_ms() + 1) / 1000
-            self._handle = self._loop.call_later(delay_s, self._fire)
+        is_due = deadline_ms <= self._clock.last_ms  # also if the clock has jumped
+        if self._handle is None or deadline_ms < self._fires_ms or is_due:
+            self._start(deadline_ms)
 
     def stop(self) -> None:
         """Cancel the timer."""
@@ -69,6 +75,19 @@ class DeadlineTimer:
             self._handle.cancel()
         self._handle = self._deadline_ms = None
 
+    def _start(self, deadline_ms: int) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        # Add one millisecond: the loop may call slightly too early, and then nothing is due yet.
+        delay_s = max(0, deadline_ms - self._clock.now_ms() + 1) / 1000
+        self._fires_ms = deadline_ms
+        self._handle = self._loop.call_later(delay_s, self._fire)
+
     def _fire(self) -> None:
-        self._handle = self._deadline_ms = None
-        self._on_deadline()
+        self._handle = None
+        deadline_ms = self._deadline_ms
+        if deadline_ms is not None and deadline_ms > self._fires_ms:
+            self._start(deadline_ms)
+        elif deadline_ms is not None:
+            self._deadline_ms = None
+            self._on_deadline()

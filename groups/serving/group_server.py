@@ -144,7 +144,7 @@ class GroupServer:
         self.dead_letters = DeadLetters(
             record, self.core, store, flow, shared.counters, shared.receipt_key, self.after_change
         )
-        self._timer = DeadlineTimer(self.process_deadlines, clock.now_ms)
+        self._timer = DeadlineTimer(self.process_deadlines, clock)
         self._waiting = Waiting(self.core, clock)
         #: The reads for waiting requests, by queue and offset.
         self._reads: dict[tuple[QueueKey, int], asyncio.Task[None]] = {}
