@@ -275,7 +275,10 @@ class GroupService:
         returning an empty answer when the broker stops before `wait_s` is over. If cancelled, it
         releases the messages that it has leased.
         """
-        wanted = await self.registry.filters.parse_wanted(request.filter_text, request.no_local)
+        wanted = None
+        if request.filter_text is not None or request.no_local is not None:
+            filters = self.registry.filters
+            wanted = await filters.parse_wanted(request.filter_text, request.no_local)
         server = self._get(group)
         request = resolve(request, server, self._store.table, wanted)
         if request.browse:

@@ -178,6 +178,8 @@ class Fetched(NamedTuple):
     @property
     def slices(self) -> list[BatchSlice]:
         """The messages batch by batch."""
+        if len(self.pieces) == 1 and isinstance(self.pieces[0], BatchSlice):
+            return [self.pieces[0]]
         return [each for piece in self.pieces for each in piece.slices()]
 
     @property

@@ -95,6 +95,15 @@ class QueueReader:
         cq = self.queues.get(key)
         return 0 if cq is None else cq.max_offset
 
+    def bounds(self, key: QueueKey) -> tuple[int, int] | None:
+        """Return the first and the next offset of a queue, or None if there is no such topic or
+        queue."""
+        topic = self.table.by_id(key[0])
+        if topic is None or not 0 <= key[1] < topic.queue_count:
+            return None
+        cq = self.queues.get(key)
+        return (0, 0) if cq is None else (cq.min_offset, cq.max_offset)
+
     def queue_state(self, topic: Topic, queue: int) -> QueueState:
         """Return where a queue begins and ends. Raises UnknownQueue."""
         if not 0 <= queue < topic.queue_count:

@@ -93,6 +93,11 @@ class FairSet:
             self._active.remove(flow)
             self._engine(flow).deactivate(flow)
 
+    @property
+    def has_active(self) -> bool:
+        """Whether any flow may have messages."""
+        return bool(self._active)
+
     def is_active(self, flow: int) -> bool:
         """Return whether a flow may have messages."""
         return flow in self._active

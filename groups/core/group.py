@@ -233,7 +233,9 @@ class Group:
         lane = self.lane(key)
         if lane is not None and end > lane.cursor.end:
             lane.cursor.end = end
-            self.lane_changed(lane)
+            self.topics[key[0]].add_to_rotation(lane)
+            self._count_available(lane)  # the end changes nothing else of the lane
+            self._activate(key[0])
 
     def note_log_start(self, key: QueueKey, log_start: int, now_ms: int) -> None:
         """Record that the first offset of a queue is `log_start` now."""
@@ -401,17 +403,19 @@ class Group:
     def lane_changed(self, lane: QueueLane) -> None:
         """Update the group's data about a lane (see `update_lane`), and mark its topic as dirty:
         messages of the lane may be available now."""
-        topic = self.topics[lane.key[0]]
-        topic.add_to_rotation(lane)
+        topic_id = lane.key[0]
+        self.topics[topic_id].add_to_rotation(lane)
         self.update_lane(lane)
-        self._mark_dirty(topic)
+        self._activate(topic_id)
+
+    def _activate(self, topic_id: int) -> None:
+        """Mark a topic as dirty that has a lane in its rotation."""
+        self.fair.activate(topic_id)
+        self.dirty_topics.add(topic_id)
 
     def update_lane(self, lane: QueueLane) -> None:
         """Update the group's data about a lane: counts, timer and pending writes."""
-        available = lane.cursor.available
-        if available != lane.counted:
-            self.topics[lane.key[0]].available += available - lane.counted
-            lane.counted = available
+        self._count_available(lane)
         returned = len(lane.cursor.attempts)
         if returned != lane.counted_returned:
             may_deliver = self.in_flight.count_returned(returned - lane.counted_returned)
@@ -420,6 +424,12 @@ class Group:
                 self.mark_all_dirty()
         self._timers.set(lane.key, lane.next_deadline())
         self.outbox.add(lane)
+
+    def _count_available(self, lane: QueueLane) -> None:
+        available = lane.cursor.available
+        if available != lane.counted:
+            self.topics[lane.key[0]].available += available - lane.counted
+            lane.counted = available
 
     def expire_due(self, lane: QueueLane, now_ms: int, most: int = ENDED_A_TURN) -> int:
         """End the leases and the delays of a lane that are due, at most `most` leases and `most`
@@ -441,7 +451,8 @@ class Group:
         """Update counts and charges for leases of a topic that ended. `used_ms` is how long the
         member worked on each message, if known. If `now_ms` is None, no charge is corrected."""
         is_room_made = False
-        for member, count in Counter([lease.member for lease in ended]).items():
+        counts = {ended[0].member: 1} if len(ended) == 1 else Counter([e.member for e in ended])
+        for member, count in counts.items():
             is_room_made |= self.in_flight.remove(member, count)
         if now_ms is not None and self.costs.kind == "time":
             for lease in ended:

@@ -196,12 +196,13 @@ class QueueLane:
     def next_deadline(self) -> int | None:
         """Return when to call `tick`; None if nothing has a deadline."""
         cursor = self.cursor
-        times = (
-            cursor.leases.next_deadline(),
-            cursor.delays.next_deadline(),
-            cursor.grace_end_ms if cursor.grace_bound else None,
-        )
-        return min((each for each in times if each is not None), default=None)
+        first = cursor.leases.next_deadline()
+        delay_end_ms = cursor.delays.next_deadline()
+        if delay_end_ms is not None and (first is None or delay_end_ms < first):
+            first = delay_end_ms
+        if cursor.grace_bound and (first is None or cursor.grace_end_ms < first):
+            first = cursor.grace_end_ms
+        return first
 
     def tick(self, now_ms: int, most: int) -> list[Lease]:
         """End the grace if its time is over, and at most `most` leases and `most` delays that are

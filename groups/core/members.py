@@ -14,7 +14,7 @@ its limit, the group leases only returned messages.
 
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum, auto
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import msgspec
 
@@ -179,6 +179,10 @@ class Admission(Enum):
 class MemberRule(Protocol):
     """The rule that decides which members are served."""
 
+    @property
+    def serves_all(self) -> bool:
+        """Whether every member is served, always."""
+
     def admit(self, member: str, may_become_active: MayBecomeActive) -> Admission:
         """Return whether a member that requests messages is served. Raises ExclusiveHeld."""
 
@@ -212,6 +216,7 @@ class MemberRule(Protocol):
 class AllMembers:
     """The rule of competing and keyed groups: every member is served."""
 
+    serves_all = True
     active: str | None = None
     fencing_epoch = 0
 
@@ -236,6 +241,8 @@ class OneActive(msgspec.Struct):
     """The rule of single active and exclusive groups: one member is served at a time. In a single
     active group the others wait, in the order in which they joined. In an exclusive group the
     others are refused until the active member leaves."""
+
+    serves_all: ClassVar[bool] = False
 
     is_exclusive: bool
     active: str | None = None

@@ -103,6 +103,11 @@ class Outbox:
                 cursor.reserved_durable = max(cursor.reserved_durable, reserved_next)
         self._free_grants += batch.ended_grants
 
+    @property
+    def has_page_changes(self) -> bool:
+        """Whether there are changes for the progress page, or records of it to free."""
+        return bool(self._lanes_with_notes or self._free_grants)
+
     def take_lanes_with_notes(self) -> list[QueueLane]:
         """Return the lanes with changes for the progress page since the last call."""
         lanes = [lane for lane in self._lanes_with_notes if lane.cursor.notes]

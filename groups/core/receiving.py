@@ -44,7 +44,8 @@ def receive(group: Group, request: ReceiveRequest, now_ms: int) -> Reply:
         if reply is not None:
             return reply
     reply = Reply()
-    _fill(group, reply, request, now_ms)
+    if group.fair.has_active:
+        _fill(group, reply, request, now_ms)
     reply.available = group.available(request)
     return reply
 
@@ -73,8 +74,9 @@ def serve(group: Group, now_ms: int) -> list[tuple[Waiter, Reply | GroupError]]:
         dirty, group.dirty_topics = group.dirty_topics, set()
         without_result: set[object] = set()
         for waiter in group.waiters:
-            equivalence_key = _equivalence_key(group, waiter.request)
-            if equivalence_key in without_result or not _may_match(group, waiter, dirty):
+            if without_result and _equivalence_key(group, waiter.request) in without_result:
+                continue
+            if not _may_match(group, waiter, dirty):
                 continue
             answer: Reply | GroupError
             try:
@@ -91,7 +93,7 @@ def serve(group: Group, now_ms: int) -> list[tuple[Waiter, Reply | GroupError]]:
                 group.dirty_topics |= dirty
                 return answered
             else:
-                without_result.add(equivalence_key)
+                without_result.add(_equivalence_key(group, waiter.request))
     group.dirty_topics.clear()
     return answered
 
@@ -223,6 +225,7 @@ def _select_run(group: Group, fill: _FillState, offered: Offer, room: int) -> Ru
     lane, first = offered
     topic_id = lane.key[0]
     most, limits = 1, fill.reply.room
+    room = min(room, group.topics[topic_id].available)
     if room > 1 and not (limits is not None and limits.returned_only):
         most = min(room, group.fair.turns(topic_id, group.costs.at_delivery(topic_id, first)))
     if most == 1:

@@ -107,7 +107,8 @@ class QueueView:
         found = self.source.read(self.key, start, cursor.end, most, self.filter)
         if found is None:
             raise NeedsRead(self.key, start)
-        self._mark_lost(found, start)
+        if found.lost:
+            self._mark_lost(found, start)
         heads, offset = found.heads, start
         if heads and heads[-1].offset == start + len(heads) - 1:  # there are no gaps
             offset += len(heads)

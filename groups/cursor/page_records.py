@@ -97,12 +97,11 @@ def encode_record(key: CursorKey, cursor: Cursor, sequence: int, leases: Sequenc
         parts.append(_GRACE_FIELDS.pack(*grace))
     ranges = _ranges(leases)
     parts += ranges
-    heads = [each.head for each in leases]
-    if cursor.keeps_heads or any(head.key or head.expires_at_ms for head in heads):
+    if cursor.keeps_heads or any(one.head.key or one.head.expires_at_ms for one in leases):
         flags |= _HEADS
         parts += [
             _HEAD.pack(head.key, min(head.size_bytes, UNKNOWN_SIZE), head.expires_at_ms)
-            for head in heads
+            for head in [each.head for each in leases]
         ]
     parts += [member, attempt_id]
     length = _HEADER.size + sum(map(len, parts))

@@ -164,7 +164,8 @@ class SettledOffsets:
     def _move_floor(self, floor: int) -> None:
         if floor > self.floor:
             self.count_above -= floor - self.floor
-            self._drop_below(floor)
+            if floor >> 10 != self.floor >> 10:
+                self._drop_below(floor)
             self.floor = floor
 
     def _drop_below(self, floor: int) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from holdfast.consumequeue.errors import StoreError
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.slices import in_slices
-from holdfast.consumequeue.topics import QueueKey, QueueState, Topic
+from holdfast.consumequeue.topics import QueueKey, Topic
 from holdfast.groups.core import settling
 from holdfast.groups.core.group import ENDED_A_TURN, Group, MayEnd
 from holdfast.groups.core.group_topic import QueueLane
@@ -69,6 +69,7 @@ SETTLED_A_TURN = 500
 RECENT_BYTES = 32 * 1024 * 1024
 #: After a failed read for waiting requests, wait this long before the next try.
 RETRY_S = 1.0
+_STATUSES = [(status, status.value) for status in Status]
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,7 @@ class GroupServer:
             for member in self._listeners:
                 with suppress(ExclusiveHeld):
                     self.core.join(member)
+            self._inform_listeners()
             async for lanes in in_slices(self.lanes()):
                 for lane in lanes:
                     if self.core.lane(lane.key) is lane:
@@ -287,23 +289,29 @@ class GroupServer:
         """Return messages for a member. If none is available, wait up to `wait_s` for the first.
         Raises GroupError (GroupsStopping if the group stops), HoldLimitExceeded, StoreError. If
         the call is cancelled, it releases its leases."""
+        begun = self.begin_receive(request)
+        if begun is None:
+            begun = await self._wait_to_begin(request)
+        while not isinstance(begun, Received):
+            try:
+                await begun.future
+            except BaseException:
+                begun.give_up()
+                raise
+            begun = begun.result()
+        return begun
+
+    async def _wait_to_begin(
+        self, request: ReceiveRequest
+    ) -> "Received | HeldReceive | UnfinishedReceive":
+        """Begin to receive when the group may deliver, and has read what it needs."""
         if not self._delivery_allowed.is_set():
             await self._delivery_allowed.wait()
             if self._gone is not None:
                 raise self._gone
         if not self.watch.is_current:
             await self.watch.catch_up()
-        reply = await self._first_reply(request)
-        if reply.is_answer or request.wait_s <= 0:
-            return await self._complete_reply(reply, request)
-        held = self._hold_request(request, has_looked=reply.needs is None)
-        try:
-            await held.future
-        except asyncio.CancelledError:
-            held.give_up()
-            raise
-        reply, held_s = held.take_reply()
-        return await self._complete_reply(reply, request, held_s)
+        return self._begin_answer(await self._first_reply(request), request)
 
     def begin_receive(
         self, request: ReceiveRequest
@@ -318,14 +326,24 @@ class GroupServer:
             if not self.watch.is_current:
                 return None
         reply = receive(self.core, request, self._clock.now_ms())
-        self.after_change()
-        if reply.is_answer:
-            return self.begin_reply(reply, request)
-        if reply.needs is not None:
+        if reply.needs is not None and not reply.is_answer:
+            self.after_change()
             return None
-        if request.wait_s <= 0:
+        return self._begin_answer(reply, request)
+
+    def _begin_answer(
+        self, reply: Reply, request: ReceiveRequest
+    ) -> "Received | HeldReceive | UnfinishedReceive":
+        """Begin to send the reply that the core has just made. If it is empty and the request may
+        wait, let the request wait."""
+        if reply.is_answer or request.wait_s <= 0:
+            self.after_change()
             return self.begin_reply(reply, request)
-        return self._hold_request(request, has_looked=True)
+        try:
+            return self._hold_request(request, has_looked=reply.needs is None)
+        except BaseException:
+            self.after_change()
+            raise
 
     def begin_reply(
         self, reply: Reply, request: ReceiveRequest, held_s: float = 0.0
@@ -447,9 +465,9 @@ class GroupServer:
         """Settle these receipts, and count their statuses."""
         settled = settling.settle(self.core, verb, receipts, self._clock.now_ms(), **terms)
         self.after_change()
-        for status in Status:  # a Counter would hash each member of the enum in Python
+        for status, name in _STATUSES:  # a Counter would hash each member of the enum in Python
             if count := settled.count(status):
-                self.counters.settled_total[verb.value, status.value] += count
+                self.counters.settled_total[verb.value, name] += count
         return settled
 
     async def _settle_below(
@@ -501,23 +519,19 @@ class GroupServer:
 
     # -- events ------------------------------------------------------------------------------
 
-    def queue_state(self, key: QueueKey) -> QueueState | None:
-        """Return the offsets of a queue; None if its topic was deleted."""
-        topic = self._store.table.by_id(key[0])
-        return None if topic is None else self._store.reading.queue_state(topic, key[1])
-
     def _process_changes(self, keys: Sequence[QueueKey]) -> None:
         """Record the present first offsets and ends of these queues."""
         for key in keys:
-            state = self.queue_state(key)
-            if state is not None:
+            bounds = self._store.reading.bounds(key)
+            if bounds is not None:
                 lane = self.core.lane(key)
                 if lane is None:
                     self._begin_queue(self, key)
                     continue
-                if state.min_offset > lane.cursor.log_start:
-                    self.core.note_log_start(key, state.min_offset, self._clock.now_ms())
-                self.core.note_end(key, state.max_offset)
+                log_start, end = bounds
+                if log_start > lane.cursor.log_start:
+                    self.core.note_log_start(key, log_start, self._clock.now_ms())
+                self.core.note_end(key, end)
         self.after_change()
 
     def note_end(self, key: QueueKey, end: int) -> None:
@@ -589,15 +603,6 @@ class GroupServer:
         self._count(deliveries)
         return Received(deliveries, reply.available, reply.is_active, reply.is_notice, held_s)
 
-    async def _complete_reply(
-        self, reply: Reply, request: ReceiveRequest, held_s: float = 0.0
-    ) -> Received:
-        try:
-            return await self.finish_reply(reply, request, held_s)
-        except BaseException:
-            self.return_leases(reply.messages)
-            raise
-
     async def finish_reply(self, reply: Reply, request: ReceiveRequest, held_s: float) -> Received:
         """Return the messages of a reply, once all changes on which it depends are durable. If the
         call fails or is cancelled, the caller must call `return_leases`."""
@@ -644,7 +649,7 @@ class GroupServer:
         """Act on changes of the core: answer requests, send dead letters, set the timer, write the
         page and start a commit. Must be called after every change, before the next await."""
         if not self._is_ending:
-            if self._listeners:
+            if not self.core.activity.serves_all and self._listeners:
                 self._inform_listeners()
             self._serve()
             letters = self.core.outbox.take_dead_letters()
@@ -710,10 +715,14 @@ class GroupServer:
     def _write_page(self) -> None:
         """Write new leases to the progress page. This must be done before a member gets their
         messages."""
-        for lane in self.core.outbox.take_lanes_with_notes():
-            self._page.note((self.core.group_id, *lane.key), lane.cursor)
-        self._page.write()
-        self._page.free(self.core.outbox.take_free_grants())
+        outbox, page = self.core.outbox, self._page
+        if not outbox.has_page_changes:
+            page.write()  # it may have to be written again
+            return
+        for lane in outbox.take_lanes_with_notes():
+            page.note((self.core.group_id, *lane.key), lane.cursor)
+        page.write()
+        page.free(outbox.take_free_grants())
 
     def topics(self) -> list[Topic]:
         """Return the group's topics."""
@@ -737,21 +746,15 @@ class HeldReceive:
     def result(self) -> "Received | UnfinishedReceive":
         """Return the messages, once `future` is done, or what the receive waits for next. Raises
         the errors of `GroupServer.receive`."""
-        reply, held_s = self.take_reply()
-        return self._server.begin_reply(reply, self._request, held_s)
-
-    def take_reply(self) -> tuple[Reply, float]:
-        """End the wait, once `future` is done. Return the reply, which the caller must complete,
-        and for how long the request waited. Raises GroupError, StoreError."""
         self._end()
         reply = self.future.take_answer()
         if reply is None:
             reply = self._server.empty_reply(self._request)
-        return reply, monotonic() - self._began_s
+        return self._server.begin_reply(reply, self._request, monotonic() - self._began_s)
 
     def give_up(self) -> None:
-        """Cancel the receive, and release its messages. May be called twice, but not after the
-        reply was taken."""
+        """Cancel the receive, and release its messages. May be called twice, but not after
+        `result`."""
         if not self._is_ended:
             self._end()
             self._server.return_leases(self.future.abandon())

@@ -18,6 +18,7 @@ import numpy as np
 
 from holdfast.commitlog.errors import UNREADABLE
 from holdfast.commitlog.format.batch import Batch, key_hash
+from holdfast.commitlog.format.batch_header import EXPIRES, KEYS, PROPERTIES, TAGS
 from holdfast.consumequeue.errors import OffsetBeyondEnd, OffsetTrimmed, StoreError, UnknownTopic
 from holdfast.consumequeue.lost_ranges import LostRanges, overlaps
 from holdfast.consumequeue.reading.fetched import BatchSlice, Fetched, MessageFilter, message_sizes
@@ -48,6 +49,8 @@ MAX_NEEDS = 1024
 RETRY_PAUSES_S = (0.05, 0.5, 2.0)
 #: Key hashes have 32 bits. This bit is added, so that the number of a key is never 0.
 _HAS_KEY = 1 << 32
+#: A batch of one message without these columns has a head that follows from its header.
+_HEAD_COLUMNS = KEYS | TAGS | PROPERTIES | EXPIRES
 
 
 def key_number(key: str) -> int:
@@ -451,6 +454,9 @@ class StoreHeads:
 
     def _head(self, batch: Batch, row: int) -> Head:
         """Return the head of one row. This does not use numpy, which is slow for a single row."""
+        header = batch.header
+        if header.message_count == 1 and not header.flags & _HEAD_COLUMNS:
+            return Head(header.base_offset, header.body_bytes)
         size, key, cost = len(batch.body(row)), 0, 0
         offsets = batch.key_offsets
         if offsets is not None:
@@ -466,7 +472,7 @@ class StoreHeads:
         expires_at_ms = -(-batch.expires_timestamp_us(row) // 1000)
         if self._has_costs():
             (cost,) = given_costs(batch, (row,))
-        return Head(batch.header.base_offset + row, size, key, expires_at_ms, cost)
+        return Head(header.base_offset + row, size, key, expires_at_ms, cost)
 
 
 def given_costs(batch: Batch, rows: Sequence[int]) -> list[int]:

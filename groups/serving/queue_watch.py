@@ -172,6 +172,8 @@ class QueueWatch:
         if self._waiting == 1:
             for topic_id in self._processed:
                 self._set_watching(topic_id)
+        if self.is_current:
+            return False
         has_found = self.process() > 0
         if not self.is_current:
             self._changes.process_soon(self)
