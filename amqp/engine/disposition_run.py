@@ -43,7 +43,8 @@ def read_run(
     except AmqpError:
         return None
     is_final = type(found.state) is Accepted or type(found.state) is Released
-    if not (found.role and found.settled and found.last is None and is_final):
+    is_one = found.last is None or found.last == found.first
+    if not (found.role and found.settled and is_one and is_final):
         return None
     first = found.first
     head, tail = buffer[at : at + id_at], buffer[at + id_at + 4 : after]

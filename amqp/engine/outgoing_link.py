@@ -6,7 +6,7 @@ from itertools import takewhile
 from typing import Any
 
 from holdfast.amqp.engine.delivery_room import DeliveryRoom
-from holdfast.amqp.engine.link import Link, Wiring
+from holdfast.amqp.engine.link import Link, LinkState, Wiring
 from holdfast.amqp.engine.unsettled import Unsettled
 from holdfast.amqp.wire import serials
 from holdfast.amqp.wire.conditions import MESSAGE_SIZE_EXCEEDED, LinkFailed
@@ -88,9 +88,9 @@ class OutgoingLink(Link):
     @property
     def sendable(self) -> int:
         """How many deliveries of one frame each the credit and the window allow now."""
-        if not self.is_attached or self._waiting:
+        if self.state is not LinkState.ATTACHED or self._waiting:
             return 0
-        return min(self.credit, self._wiring.windows.outgoing_room)
+        return min(self._credit, self._wiring.windows.outgoing_room)
 
     @property
     def max_message_bytes(self) -> int:

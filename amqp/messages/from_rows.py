@@ -18,6 +18,7 @@ The parts that are equal for all messages of a batch are encoded once.
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -25,7 +26,6 @@ from holdfast.amqp.messages.envelope import Envelope, data_head, decode_envelope
 from holdfast.amqp.wire.performatives import Header, encode_composite
 from holdfast.amqp.wire.types import (
     Symbol,
-    Timestamp,
     UInt,
     compound,
     decode,
@@ -34,6 +34,7 @@ from holdfast.amqp.wire.types import (
     skip,
 )
 from holdfast.commitlog.format.batch import Batch, Int32s
+from holdfast.commitlog.format.batch_header import ENVELOPES
 
 #: The columns of a batch are split into rows for this many rows at a time.
 ROWS_AT_ONCE = 256
@@ -41,6 +42,8 @@ ROWS_AT_ONCE = 256
 _CONTENT_TYPE = "content-type"
 _U32 = struct.Struct(">I").pack
 _U64 = struct.Struct(">Q").pack
+#: The code of a timestamp, and its milliseconds.
+_TIMESTAMP = struct.Struct(">Bq").pack
 #: Each byte, and its two hexadecimal digits.
 _BYTES = [bytes((each,)) for each in range(256)]
 _HEX = [b"%02X" % each for each in range(256)]
@@ -73,8 +76,8 @@ class RowEncoder:
     __slots__ = (
         "_after", "_annotated", "_attempt", "_base", "_batch", "_before", "_between", "_bodies",
         "_body_at", "_created", "_envelope", "_envelopes", "_expires", "_first_attempt",
-        "_headers", "_high", "_id_prefix", "_is_durable", "_keys", "_octets", "_plain", "_tags",
-        "end_row", "first_row",
+        "_has_properties", "_headers", "_high", "_id_prefix", "_is_durable", "_keys", "_octets",
+        "_plain", "_tags", "end_row", "first_row",
     )  # fmt: skip
 
     def __init__(
@@ -88,9 +91,9 @@ class RowEncoder:
         self._base = header.base_offset
         self._is_durable = is_durable
         self._headers = _HEADERS[is_durable, False], _HEADERS[is_durable, True]
-        self._annotated, self._attempt = _annotations(
-            header.queue_id, header.store_timestamp_us, topic
-        )
+        before, between, after = _annotations(header.queue_id, topic)
+        self._annotated = before
+        self._attempt = between + _TIMESTAMP(0x83, header.store_timestamp_us // 1000) + after
         self._first_attempt = self._attempt + _U32(1)
         self._id_prefix = b"\xa1\x20%08X%08X" % (header.topic_id, header.queue_id)
         body_at: list[int] = batch.body_offsets[first_row : end + 1].tolist()
@@ -98,23 +101,33 @@ class RowEncoder:
         self._bodies = batch.bodies[first : body_at[-1]]
         #: Where each body begins in `_bodies`.
         self._body_at = [each - first for each in body_at] if first else body_at
-        self._tags = _texts(batch.tag_offsets, batch.tags, first_row, end)
-        self._keys = _texts(batch.key_offsets, batch.keys, first_row, end)
-        born = batch.born_timestamps_us
-        self._created: Sequence[int] | bytes
-        if born is None:
-            self._created = encode(Timestamp(header.born_timestamp_us // 1000))
-        else:
-            self._created = born[first_row:end].tolist()
-        self._expires = batch.expires_timestamps_us is not None
-        self._envelopes = _texts(batch.envelope_offsets, batch.envelopes, first_row, end)
+        self._created: Sequence[int] | bytes = _TIMESTAMP(0x83, header.born_timestamp_us // 1000)
+        self._tags: list[bytes] | None = None
+        self._keys: list[bytes] | None = None
+        self._envelopes: list[bytes] | None = None
+        self._expires = self._has_properties = False
+        if header.flags & ~ENVELOPES:
+            self._read_columns(batch)
+        if header.flags & ENVELOPES:
+            self._envelopes = _texts(batch.envelope_offsets, batch.envelopes, first_row, end)
         #: The last envelope. Often the next message has the same.
         self._octets, self._envelope = b"", _NO_ENVELOPE
-        self._plain = self._plain_parts()
+        self._plain = self._plain_parts() if end - first_row > 1 else None
         #: The parts of `_plain`, with all bytes of an offset except the lowest one. `_high` is the
         #: offset without that byte.
         self._high = -1
         self._before = self._between = self._after = b""
+
+    def _read_columns(self, batch: Batch) -> None:
+        """Read the columns that most messages which are published alone do not have."""
+        first, end = self.first_row, self.end_row
+        self._tags = _texts(batch.tag_offsets, batch.tags, first, end)
+        self._keys = _texts(batch.key_offsets, batch.keys, first, end)
+        self._expires = batch.expires_timestamps_us is not None
+        self._has_properties = batch.property_list is not None
+        born = batch.born_timestamps_us
+        if born is not None:
+            self._created = born[first:end].tolist()
 
     def encode(
         self, row: int, attempt: int, failures: int, now_ms: int, modified: bytes = b""
@@ -164,8 +177,8 @@ class RowEncoder:
     def _plain_parts(self) -> tuple[bytes, bytes, bytes] | None:
         """Return the bytes before, between and after the two offsets in the first delivery of a
         message, up to its data section. Return None if they differ from message to message."""
-        columns = self._tags, self._keys, self._envelopes, self._batch.property_list
-        if self._expires or any(each is not None for each in columns):
+        columns = self._tags, self._keys, self._envelopes
+        if self._expires or self._has_properties or columns != (None, None, None):
             return None
         if type(self._created) is not bytes:
             return None
@@ -194,7 +207,7 @@ class RowEncoder:
             subject = sized(0xA1, 0xB1, tag)
         if self._keys is not None and (key := self._keys[index]):
             group = sized(0xA1, 0xB1, key)
-        if self._batch.property_list is not None:
+        if self._has_properties:
             properties = self._batch.properties(row)
             named = properties.get(_CONTENT_TYPE)
             if named is not None and named.isascii():
@@ -203,7 +216,7 @@ class RowEncoder:
                 application = b"\x00\x53\x74" + encode(properties)
         created = self._created
         if type(created) is not bytes:
-            created = encode(Timestamp(created[index] // 1000))
+            created = _TIMESTAMP(0x83, created[index] // 1000)
         fields = b"%b%016X\x40\x40%b\x40\x40%b\x40\x40%b%b" % (
             self._id_prefix,
             offset,
@@ -242,21 +255,21 @@ def _merged(ours: bytes, theirs: bytes) -> bytes:
     return _SECTION + compound(0xC1, 0xD1, ours[begin - 1] + count, ours[begin:] + entries)
 
 
-def _annotations(queue: int, stored_us: int, topic: str | None) -> tuple[bytes, bytes]:
-    """Return the encoded annotations up to the offset, and those from after it to the attempt."""
+@lru_cache(maxsize=1024)
+def _annotations(queue: int, topic: str | None) -> tuple[bytes, bytes, bytes]:
+    """Return the encoded annotations up to the offset, from after it to the time at which the
+    message was stored, and from after that to the attempt."""
     named = b"" if topic is None else encode(Symbol("x-opt-topic")) + encode(topic)
     offset = named + encode(Symbol("x-opt-offset")) + b"\x80"
     between = b"".join((
         encode(Symbol("x-opt-queue")),
         encode(UInt(queue)),
         encode(Symbol("x-opt-enqueued-time")),
-        encode(Timestamp(stored_us // 1000)),
-        encode(Symbol("x-opt-attempt")),
-        b"\x70",
     ))  # fmt: skip
-    size = len(offset) + 8 + len(between) + 4
+    after = encode(Symbol("x-opt-attempt")) + b"\x70"
+    size = len(offset) + 8 + len(between) + 9 + len(after) + 4
     head = compound(0xC1, 0xD1, 10 if named else 8, bytes(size))[:-size]
-    return _SECTION + head + offset, between
+    return _SECTION + head + offset, between, after
 
 
 def _texts(

@@ -207,10 +207,10 @@ class BrowsingSource:
 
     async def _hold(self, room: int, ends: Mapping[QueueKey, int]) -> None:
         """Wait until a message arrives after these ends of queues."""
-        with self._work.waiting(room):
-            if not ends:
-                await asyncio.sleep(HOLD_S)
-                return
-            held = await self._parts.hold.hold(ends, wait_s=HOLD_S, client=self._peer.client)
+        work, hold = self._work, self._parts.hold
+        if not ends:
+            await work.wait(room, asyncio.sleep(HOLD_S))
+            return
+        held = await work.wait(room, hold.hold(ends, wait_s=HOLD_S, client=self._peer.client))
         if held.outcome is HoldOutcome.DRAINING:
             raise GroupsStopping

@@ -276,13 +276,11 @@ class CopiedSource:
     async def _hold(self, room: int) -> None:
         """Wait until a message arrives in one of the queues."""
         topic = self._topic
-        with self._work.waiting(room):
-            held = await self._parts.hold.hold(
-                {(topic.topic_id, queue): offset for queue, offset in self._offsets.items()},
-                wait_s=HOLD_S,
-                client=self._peer.client,
-                filter=self._filter,
-            )
+        waits = {(topic.topic_id, queue): offset for queue, offset in self._offsets.items()}
+        waiting = self._parts.hold.hold(
+            waits, wait_s=HOLD_S, client=self._peer.client, filter=self._filter
+        )
+        held = await self._work.wait(room, waiting)
         if held.outcome is HoldOutcome.DELETED:
             raise UnknownTopic(topic.name)
         if held.outcome is HoldOutcome.DRAINING:

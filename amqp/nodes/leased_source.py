@@ -208,8 +208,8 @@ class LeasedSource:
                 return
             room = min(work.room(), link.delivery_room.left)
             if room and not link.is_draining:
-                with work.waiting(room):
-                    received = await receive(group, self._request(room, inf))
+                waiting = receive(group, self._request(room, inf))
+                received = await work.wait(room, waiting)
                 await self._send(received.deliveries)
             elif room:
                 received = await receive(group, self._request(room, 0.0))

@@ -8,8 +8,8 @@ less credit, or a drain.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from holdfast.amqp.conditions_of import amqp_error
 from holdfast.amqp.engine.outgoing_link import OutgoingLink
@@ -20,6 +20,8 @@ from holdfast.groups.errors import GroupsStopping
 from holdfast.holdservice.errors import HoldLimitExceeded
 
 _logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Work that was refused for a transient reason is tried again after this time.
 RETRY_S = 1.0
@@ -69,12 +71,12 @@ class LinkTask:
         if self._link.sendable:
             await asyncio.sleep(0)
 
-    @contextmanager
-    def waiting(self, most: int) -> Iterator[None]:
-        """In this context, `serve` waits for at most this many messages and may be interrupted."""
+    async def wait(self, most: int, messages: Awaitable[T]) -> T:
+        """Await `messages`, which waits for at most `most` messages. Until it returns, `serve` may
+        be interrupted."""
         self._waits_for = most
         try:
-            yield
+            return await messages
         finally:
             self._waits_for = 0
 
