@@ -21,6 +21,7 @@ import numpy.typing as npt
 from msgspec import UNSET, UnsetType
 
 from holdfast.commitlog.format.batch import Batch, Int32s
+from holdfast.commitlog.format.batch_header import ENVELOPES
 from holdfast.consumequeue.reading.fetched import BatchSlice, row_sizes, text_bytes
 from holdfast.http_api.routing.codecs import JSON, MSGPACK, NDJSON, encode_elements, encode_lines
 from holdfast.http_api.schemas.leases import LeasedMessage, PackedLeasedMessage
@@ -97,15 +98,24 @@ def _columns(topic: str, slice_: BatchSlice) -> tuple[Iterable[Any], ...]:
     prefix = f"{header.topic_id:08X}{header.queue_id:08X}"
     base = header.base_offset
     offsets = [base + row for row in rows]
+    born: Iterable[int] = repeat(header.born_timestamp_us // 1000)
+    keys: Iterable[str | None] = repeat(None)
+    tags: Iterable[str | None] = repeat(None)
+    properties: Iterable[dict[str, str]] = ({} for _ in rows)
+    if header.flags & ~ENVELOPES:
+        keys = _texts(batch.key_offsets, batch.keys, rows)
+        tags = _texts(batch.tag_offsets, batch.tags, rows)
+        properties = _properties(batch, rows)
+        born = _born_timestamps_ms(batch, rows)
     return (
         repeat(topic),
         repeat(header.queue_id),
         offsets,
         [f"{prefix}{offset:016X}" for offset in offsets],
-        _texts(batch.key_offsets, batch.keys, rows),
-        _texts(batch.tag_offsets, batch.tags, rows),
-        _properties(batch, rows),
-        _born_timestamps_ms(batch, rows),
+        keys,
+        tags,
+        properties,
+        born,
         repeat(header.store_timestamp_us // 1000),
         _values(batch.body_offsets, batch.bodies, rows),
     )
