@@ -12,10 +12,9 @@ LONG_S = 0.005
 AVERAGE_S = 0.0005
 #: The weight of the newest write in the average.
 _NEWEST = 1 / 8
-#: The first pause after a long write. Each further long write doubles the pause; a time without
-#: long writes of MAX_PAUSE_S resets it.
-MIN_PAUSE_S = 1.0
-MAX_PAUSE_S = 64.0
+#: After a long write, the pause is this many times as long as the write. So long writes stop the
+#: event loop for at most 2 % of the time.
+PAUSE_TIMES = 50
 
 
 class WriteTimes:
@@ -24,20 +23,13 @@ class WriteTimes:
 
     def __init__(self) -> None:
         self._average_s = 0.0
-        self._pause_s = MIN_PAUSE_S
         self._paused_until_s = float("-inf")
 
     def record(self, took_s: float, now_s: float) -> None:
         """Record a write that took `took_s` and ended at `now_s`."""
         self._average_s += (took_s - self._average_s) * _NEWEST
-        if took_s < LONG_S:
-            return
-        is_new = now_s >= self._paused_until_s
-        if now_s >= self._paused_until_s + MAX_PAUSE_S:
-            self._pause_s = MIN_PAUSE_S
-        self._paused_until_s = now_s + self._pause_s
-        if is_new:
-            self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
+        if took_s >= LONG_S:
+            self._paused_until_s = max(self._paused_until_s, now_s + PAUSE_TIMES * took_s)
 
     def are_short(self, now_s: float) -> bool:
         """Return whether the next write is expected to be short."""
