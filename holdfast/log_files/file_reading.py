@@ -39,6 +39,11 @@ RUN_BYTES = 8 * 1024 * 1024
 RUN_MESSAGES = 50_000
 #: Reading this many unneeded bytes costs about as much as another system call.
 NEAR_BYTES = 8 * 1024
+#: Blocks of at most this mean size are cut from the bytes of a window: that costs less than a place
+#: in the list of a system call.
+CUT_BYTES = 1024
+#: The size of such a window.
+_WINDOW_BYTES = 4 * 1024 * 1024
 #: If the bodies of a block have at least this mean size, it is faster to read them into a separate
 #: buffer.
 APART_BYTES = 16 * 1024
@@ -227,8 +232,11 @@ class _BlockReader:
             # The bodies of a single block are contiguous anyway, and reading it whole gives a
             # clearer error.
             are_large = int(rows["body_bytes"].sum(dtype=np.int64)) >= APART_BYTES * len(rows)
-            read = _read_bodies_apart if are_large and len(rows) > 1 else _read_whole_blocks
-            run = read(self.file, rows)
+            are_small = int(rows["size"].sum(dtype=np.int64)) <= CUT_BYTES * len(rows)
+            if are_large and len(rows) > 1:
+                run = _read_bodies_apart(self.file, rows)
+            else:
+                run = (_cut_blocks if are_small else _read_whole_blocks)(self.file, rows)
         if len(run) != len(rows) or any(
             not np.array_equal(run.field(name), rows[name].astype(np.int64))
             for name in _TABLE_FIELDS
@@ -262,12 +270,37 @@ def _map_blocks(file: SegmentFile, rows: Blocks) -> BatchRun | None:
     return BatchRun(blocks, positions=positions, verified=file.are_verified(places))
 
 
-def _read_whole_blocks(file: SegmentFile, rows: Blocks) -> BatchRun:
-    """Read blocks into one buffer. One system call reads several blocks that are near each other;
-    the bytes between the blocks go to a scratch buffer."""
+def _cut_blocks(file: SegmentFile, rows: Blocks) -> BatchRun:
+    """Read small blocks. Each system call reads a window of the file, from which the blocks are
+    cut."""
+    places, sizes = _places_and_sizes(rows)
+    ends = places + sizes
+    blocks: list[bytes] = []
+    for first, end in _extents(places[1:] - ends[:-1]):
+        while first < end:
+            at = int(places[first])
+            last = int(np.searchsorted(ends[first:end], at + _WINDOW_BYTES, "right"))
+            next_first = first + max(last, 1)
+            window = file.read(at, int(ends[next_first - 1]) - at)
+            cuts = map(slice, *((each[first:next_first] - at).tolist() for each in (places, ends)))
+            blocks += map(window.__getitem__, cuts)
+            first = next_first
+    return BatchRun(b"".join(blocks))
+
+
+def _places_and_sizes(rows: Blocks) -> tuple[Int64s, Int64s]:
+    """Return the physical offset and the size of each block. Raises CorruptBatch for a size that no
+    block has."""
     places, sizes = rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)
     if int(sizes.min()) < HEADER_SIZE:
         raise CorruptBatch("bad-size", f"a block of {int(sizes.min())} bytes")
+    return places, sizes
+
+
+def _read_whole_blocks(file: SegmentFile, rows: Blocks) -> BatchRun:
+    """Read blocks into one buffer. One system call reads several blocks that are near each other;
+    the bytes between the blocks go to a scratch buffer."""
+    places, sizes = _places_and_sizes(rows)
     buffer = allocate(int(sizes.sum()))
     ends = np.cumsum(sizes)
     gaps = places[1:] - (places + sizes)[:-1]

@@ -143,6 +143,7 @@ COLUMNS = "queue,offset,body,key,tag,properties"
     st.integers(1, 5000),
     st.integers(1, 6),
     st.sampled_from([0, file_reading.APART_BYTES]),
+    st.sampled_from([(0, 1), (file_reading.CUT_BYTES, 500), (file_reading.CUT_BYTES, 1 << 22)]),
     st.sampled_from([0, 2, file_catalog.MAX_ROWS_SENT]),
     st.data(),
 )
@@ -152,11 +153,14 @@ def test_any_range_of_any_log_gives_its_rows(
     max_bytes: int,
     parts: int,
     apart_bytes: int,
+    cut_bytes: tuple[int, int],
     rows_sent: int,
     data: st.DataObject,
 ) -> None:
     with model() as log, pytest.MonkeyPatch.context() as patch:
         patch.setattr(file_reading, "APART_BYTES", apart_bytes)
+        patch.setattr(file_reading, "CUT_BYTES", cut_bytes[0])
+        patch.setattr(file_reading, "_WINDOW_BYTES", cut_bytes[1])
         patch.setattr(file_catalog, "MAX_ROWS_SENT", rows_sent)
         for queue, each in published:
             log.publish(queue, each)
@@ -447,10 +451,12 @@ def test_dense_and_large_blocks_are_walked_alike(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("apart_bytes", [0, file_reading.APART_BYTES])
+@pytest.mark.parametrize("cut_bytes", [0, file_reading.CUT_BYTES])
 def test_a_flipped_bit_anywhere_in_a_block_is_noticed(
-    apart_bytes: int, monkeypatch: pytest.MonkeyPatch
+    apart_bytes: int, cut_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_reading, "APART_BYTES", apart_bytes)
+    monkeypatch.setattr(file_reading, "CUT_BYTES", cut_bytes)
     with model() as log:
         log.publish(0, Columns([b"one", b"", b"three"], ["k", None, "k"], ["t", "t", None]))
         with FileCatalog(str(log.directory)) as catalog:

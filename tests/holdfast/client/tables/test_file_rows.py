@@ -22,7 +22,7 @@ from holdfast.client.errors import (  # noqa: E402
 from holdfast.client.sync_client import Client  # noqa: E402
 from holdfast.commitlog.format import batch_run, header_table  # noqa: E402
 from holdfast.commitlog.format.checksum import crc32c_of_ranges  # noqa: E402
-from holdfast.log_files import segment_file  # noqa: E402
+from holdfast.log_files import file_reading, segment_file  # noqa: E402
 from holdfast.log_files.segment_file import SegmentFile  # noqa: E402
 from holdfast.testing import TEST_ARGUMENTS, RunningBroker  # noqa: E402
 from tests.holdfast.client.tables.mixed import publish_mixed  # noqa: E402
@@ -124,6 +124,7 @@ def test_an_interrupted_reading_does_not_end_as_if_it_were_complete(
 
     reader = client.iter_arrow("mixed", path=broker.data_dir)
     with monkeypatch.context() as here:
+        here.setattr(file_reading, "CUT_BYTES", 0)
         here.setattr(SegmentFile, "read_into", interrupt)
         with pytest.raises(KeyboardInterrupt):
             next(reader)
