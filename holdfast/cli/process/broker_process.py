@@ -22,6 +22,7 @@ from holdfast.broker import Broker, StorageUnusable
 from holdfast.cli.exits import ExitCode, Failure
 from holdfast.cli.output.logs import start_logging
 from holdfast.cli.process.acting_user import act_as_owner
+from holdfast.cli.process.allocator import keep_freed_memory
 from holdfast.cli.process.garbage_freezer import GarbageFreezer
 from holdfast.cli.process.service_manager import ServiceManager
 from holdfast.commitlog.disk.owned_files import UnsafeFile
@@ -59,6 +60,8 @@ def run(config: Config) -> ExitCode:
     for variable in unused_variables(os.environ):
         _logger.warning("the environment variable %s is not used: it is not a setting", variable)
     act_as_owner(config.data_dir)
+    # This limit is lower on machines with little memory.
+    keep_freed_memory(config.http_api.max_request_bytes)
     config = limit_connections(config)
     # SIGHUP must not end the process before the event loop handles it.
     for number in (signal.SIGHUP, *IGNORED_SIGNALS):
