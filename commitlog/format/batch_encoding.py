@@ -29,7 +29,7 @@ from holdfast.commitlog.format.batch_header import (
     Buffer,
     align,
 )
-from holdfast.commitlog.format.checksum import crc32c, crc32c_each
+from holdfast.commitlog.format.checksum import crc32c, crc32c_each, crc32c_extended
 from holdfast.commitlog.format.hashes import tag_summary
 from holdfast.commitlog.lazy_import import import_at_first_use
 
@@ -120,9 +120,21 @@ class Sections:
         self._parts.append(section)
         self._parts.append(_PADDING[-len(section) % ALIGNMENT])
 
-    def join(self) -> bytes:
-        """Return the payload: all sections with their padding."""
-        return b"".join(self._parts)
+    @property
+    def size(self) -> int:
+        """The payload's size in bytes."""
+        return sum(map(len, self._parts))
+
+    def crc(self) -> int:
+        """Return the payload's CRC, without joining the sections."""
+        crc = 0
+        for part in self._parts:
+            crc = crc32c_extended(crc, part)
+        return crc
+
+    def join(self, head: bytes = b"") -> bytes:
+        """Return `head` and the payload: all sections with their padding."""
+        return b"".join([head, *self._parts])
 
 
 def encode_batch(

@@ -20,6 +20,7 @@ from holdfast.commitlog.format.chained_check import SMALL_BYTES, have_valid_chec
 from holdfast.commitlog.format.checksum import crc32c_of_ranges
 from holdfast.commitlog.format.header_table import (
     Bools,
+    Headers,
     Int64s,
     are_well_formed,
     find_small_blocks,
@@ -49,13 +50,15 @@ class BatchRun:
         rebuilt: bool = False,
         positions: Int64s | None = None,
         verified: Bools | None = None,
+        headers: Headers | None = None,
     ) -> None:
         """`blocks` is one buffer, or blocks with their bodies in a separate buffer. With `rebuilt`
         they may have the flag REBUILT. If the caller knows where the blocks of a buffer start,
         `positions` saves searching for them: each block must have the magic and the size that
-        agrees with the next position. `verified` tells for each block whether the caller has
-        verified its payload; only the others are verified here. Raise what `Batch.decode` raises
-        for the first block that is not intact."""
+        agrees with the next position. `headers` are the unverified headers at these positions, if
+        the caller has them. `verified` tells for each block whether the caller has verified its
+        payload; only the others are verified here. Raise what `Batch.decode` raises for the first
+        block that is not intact."""
         self.buffer: Buffer
         self.bodies: Buffer
         """The buffer to which the starts of section "bodies" refer."""
@@ -70,7 +73,9 @@ class BatchRun:
             if positions is None:
                 positions = _positions(blocks, rebuilt=rebuilt)
             self.positions = positions
-        self._headers = gather_headers(self.buffer, self.positions)
+        if headers is None:
+            headers = gather_headers(self.buffer, self.positions)
+        self._headers = headers
         self._fields: dict[str, Int64s] = {}
         self._check(
             np.zeros(len(self), np.bool_) if verified is None else verified, rebuilt=rebuilt
@@ -182,7 +187,7 @@ class BatchRun:
 
     def _check(self, verified: Bools, *, rebuilt: bool) -> None:
         headers = self._headers
-        well_formed = are_well_formed(headers, rebuilt=rebuilt)
+        well_formed = are_well_formed(headers, self.sizes, rebuilt=rebuilt)
         # Both checksums together also prove the sizes that were used to compute them.
         if (
             self._apart is None

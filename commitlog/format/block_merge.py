@@ -25,9 +25,9 @@ from holdfast.commitlog.format.batch_header import (
     REQUEST_SEQUENCE,
     TAGS,
     BatchHeader,
+    Buffer,
 )
 from holdfast.commitlog.format.batch_run import BatchRun
-from holdfast.commitlog.format.checksum import crc32c_of_buffer
 from holdfast.commitlog.format.header_table import Int64s
 
 #: Blocks are merged if they have at most this many bytes on average. For larger blocks, the merge
@@ -49,11 +49,10 @@ def merge_blocks(run: BatchRun) -> bytes | None:
     merged = _Merge(run)
     if not merged.add_columns():
         return None
-    payload = merged.sections.join()
-    header = merged.header
-    header.total_size = HEADER_SIZE + len(payload)
-    header.payload_crc = crc32c_of_buffer(memoryview(payload))
-    return header.encode() + payload
+    sections, header = merged.sections, merged.header
+    header.total_size = HEADER_SIZE + sections.size
+    header.payload_crc = sections.crc()
+    return sections.join(header.encode())
 
 
 def _are_consecutive(run: BatchRun) -> bool:
@@ -127,7 +126,7 @@ class _Merge:
         return True
 
     def _add(self, column: Numbers) -> None:
-        self.sections.add(column.tobytes())
+        self.sections.add(_bytes_of(column))
 
     def _add_numbers(self, section: str, dtype: str) -> None:
         self._add(self._run.numbers(section, dtype, self._nothing))
@@ -198,14 +197,18 @@ class _Merge:
         return True
 
 
-def _join(run: BatchRun, section: str) -> bytes:
+def _bytes_of(array: Numbers) -> memoryview:
+    return array.view(np.uint8).data
+
+
+def _join(run: BatchRun, section: str) -> Buffer:
     """Return the bytes of one section of all blocks, one after another."""
     starts, sizes = run.starts[section], run.sizes[section]
     size = int(sizes[0])
     if size and bool((sizes == size).all()):
         places = len(run.buffer) - size + 1
         everywhere = np.ndarray((places,), f"V{size}", run.buffer, strides=(1,))
-        return everywhere[starts].tobytes()
+        return _bytes_of(everywhere[starts])
     data = bytes(run.buffer)  # no copy: the buffer of a stored run is a bytes object
     pieces = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
     return b"".join([data[start:end] for start, end in pieces])

@@ -6,7 +6,7 @@ that is not certainly intact, and `Batch.decode` on that block reports the reaso
 """
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,7 +136,7 @@ def _well_placed(table: Headers, places: Int64s) -> Headers:
     """Return the headers before the first one that is not well formed or has another physical
     offset than its entry in `places`. Checksums are costly, so they are verified afterwards."""
     is_here = table["physical_offset"] == places.astype(np.uint64)
-    return table[: count_leading_true(is_here & are_well_formed(table))]
+    return table[: count_leading_true(is_here & are_well_formed(table, section_sizes(table)))]
 
 
 def _with_valid_crc(table: Headers) -> Headers:
@@ -261,9 +261,11 @@ def gather_headers(data: Buffer, starts: Sequence[int] | Int64s) -> Headers:
     return table
 
 
-def are_well_formed(headers: Headers, *, rebuilt: bool = False) -> Bools:
-    """Return which headers have valid field values in this format version. With `rebuilt` they may
-    have the flag REBUILT. Checksums are not verified."""
+def are_well_formed(
+    headers: Headers, sizes: Mapping[str, Int64s], *, rebuilt: bool = False
+) -> Bools:
+    """Return which headers have valid field values in this format version. `sizes` are their
+    `section_sizes`. With `rebuilt` they may have the flag REBUILT. Checksums are not verified."""
     well_formed: Bools = (
         (headers["magic"] == MAGIC)
         & (headers["version"] == FORMAT_VERSION)
@@ -271,15 +273,15 @@ def are_well_formed(headers: Headers, *, rebuilt: bool = False) -> Bools:
         & ((headers["envelope_bytes"] == 0) | has_flag(headers, ENVELOPES))
         & (headers["message_count"] >= 1)
         & (headers["base_offset"] >= 0)
-        & (headers["total_size"] == _column_ends(headers))
+        & (headers["total_size"] == _column_ends(sizes))
     )
     return well_formed
 
 
-def _column_ends(headers: Headers) -> Int64s:
+def _column_ends(sizes: Mapping[str, Int64s]) -> Int64s:
     """Return the end of each batch's columns, as `layout_of` computes it for one batch."""
-    end = np.full(len(headers), HEADER_SIZE, np.int64)
-    for size in section_sizes(headers).values():
+    end = np.full(len(sizes["bodies"]), HEADER_SIZE, np.int64)
+    for size in sizes.values():
         if size.any():
             end += align(size)
     return end

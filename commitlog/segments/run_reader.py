@@ -14,6 +14,7 @@ from holdfast.commitlog.errors import CorruptBatch, CorruptRecord, UnknownFormat
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.format.header_table import (
+    Headers,
     count_leading_true,
     find_small_blocks,
     gather_headers,
@@ -24,8 +25,9 @@ Int64s = npt.NDArray[np.int64]
 
 #: Fewer blocks than this are decoded one by one, because that is cheaper than a BatchRun.
 FEW = 24
-#: The most bytes of a BatchRun, unless a single block is larger.
-MAX_RUN_BYTES = 1024 * 1024
+#: The most bytes of a BatchRun, unless a single block is larger. To verify and merge a run takes up
+#: to four times as much memory for a moment. Smaller runs cost more calls per message.
+MAX_RUN_BYTES = 4 * 1024 * 1024
 #: Reading this many unwanted bytes costs about as much as another system call.
 NEAR_BYTES = 8 * 1024
 #: The most bytes of one read, unless a single block is larger: unwanted bytes use memory too.
@@ -56,7 +58,7 @@ def read_runs(
         return
 
 
-def read_queue_run(
+def read_queue_runs(
     log: CommitLog,
     physical_offset: int,
     extent_bytes: int,
@@ -64,38 +66,60 @@ def read_queue_run(
     *,
     end_offset: int,
     max_bytes: int,
-) -> BatchRun | None:
-    """Read consecutive small blocks of a queue (topic id, queue id), without their index entries.
+) -> Iterator[BatchRun]:
+    """Yield consecutive small blocks of a queue (topic id, queue id), without their index entries.
 
-    The run begins with the block at `physical_offset`, which must belong to the queue. It has the
-    blocks of the queue in the next `extent_bytes` bytes of the log, up to the first gap between
-    queue offsets, up to `end_offset`, and at most `max_bytes` bytes. Each block is verified by its
-    checksums and its physical offset. Return None if there are fewer than FEW such blocks, or if
-    one is damaged, deleted or unreadable. Any thread may call this; it waits for the disk."""
-    try:
-        data = log.read_bytes(physical_offset, extent_bytes)
-        starts = find_small_blocks(data)
-        headers = gather_headers(data, starts)
-        is_own = (headers["topic_id"] == queue[0]) & (headers["queue_id"] == queue[1])
-        if not is_own.all():
-            starts, headers = starts[is_own], headers[is_own]
-        if len(starts) < FEW or starts[0] != 0:
-            return None
-        sizes, base_offsets = headers["total_size"].astype(np.int64), headers["base_offset"]
-        ends = base_offsets + headers["message_count"].astype(np.int64)
-        fits = (ends <= end_offset) & (np.cumsum(sizes) <= max_bytes)
-        fits[1:] &= base_offsets[1:] == ends[:-1]
-        count = count_leading_true(fits)
-        if count < FEW:
-            return None
-        starts, sizes = starts[:count], sizes[:count]
-        positions = np.cumsum(sizes) - sizes
-        run = BatchRun(_pick(data, starts, starts + sizes), positions=positions)
-        if np.array_equal(run.field("physical_offset"), starts + physical_offset):
-            return run
-    except (CorruptRecord, CorruptBatch, UnknownFormatVersion):
-        pass
-    return None
+    The first run begins with the block at `physical_offset`, which must belong to the queue. The
+    runs have the blocks of the queue in the next `extent_bytes` bytes of the log, up to the first
+    gap between queue offsets, up to `end_offset`, and at most `max_bytes` bytes. Each run is read
+    with one call and has at least FEW blocks. Each block is verified by its checksums and its
+    physical offset. Stop before a run that would have fewer blocks, or a block that is damaged,
+    deleted or unreadable. Any thread may call this; it waits for the disk."""
+    at, end, next_offset = physical_offset, physical_offset + extent_bytes, None
+    while at < end:
+        try:
+            size = min(MAX_RUN_BYTES, end - at)
+            data = log.read_bytes(at, size)
+            starts, headers, data_end = _own_blocks(data, queue)
+            if len(starts) < FEW or (next_offset is None and starts[0] != 0):
+                return
+            sizes, base_offsets = headers["total_size"].astype(np.int64), headers["base_offset"]
+            ends = base_offsets + headers["message_count"].astype(np.int64)
+            fits = (ends <= end_offset) & (np.cumsum(sizes) <= max_bytes)
+            fits[1:] &= base_offsets[1:] == ends[:-1]
+            fits[0] &= next_offset in (None, base_offsets[0])
+            count = count_leading_true(fits)
+            if count < FEW:
+                return
+            run = _run_of(data, starts[:count], headers[:count], sizes[:count])
+            if not np.array_equal(run.field("physical_offset"), starts[:count] + at):
+                return
+        except (CorruptRecord, CorruptBatch, UnknownFormatVersion):
+            return
+        yield run
+        if count < len(starts) or len(data) < size or at + size == end:
+            return
+        at, next_offset = at + data_end, int(ends[-1])
+        max_bytes -= len(run.buffer)
+
+
+def _own_blocks(data: bytes, queue: tuple[int, int]) -> tuple[Int64s, Headers, int]:
+    """Return the positions and the headers of the small blocks of a queue in `data`, and the end of
+    the last complete block of any queue."""
+    starts = find_small_blocks(data)
+    headers = gather_headers(data, starts)
+    data_end = int(starts[-1]) + int(headers["total_size"][-1]) if len(starts) else 0
+    is_own = (headers["topic_id"] == queue[0]) & (headers["queue_id"] == queue[1])
+    if not is_own.all():
+        starts, headers = starts[is_own], headers[is_own]
+    return starts, headers, data_end
+
+
+def _run_of(data: bytes, starts: Int64s, headers: Headers, sizes: Int64s) -> BatchRun:
+    """Return these blocks of `data` as a run. Raise what BatchRun raises."""
+    return BatchRun(
+        _pick(data, starts, starts + sizes), positions=np.cumsum(sizes) - sizes, headers=headers
+    )
 
 
 def _pieces(

@@ -2,7 +2,7 @@
 
 Small batches are read and checked many at a time, as runs of consecutive batches. If the batches of
 a run are close together in the log, only the first entries are read from the index
-(`read_queue_run`), otherwise all entries (`read_runs`). `collect` reads the other batches one by
+(`read_queue_runs`), otherwise all entries (`read_runs`). `collect` reads the other batches one by
 one: damaged batches, batches next to a gap, and batches of which only a part is wanted.
 """
 
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from time import sleep
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -19,12 +20,7 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.format.block_merge import merge_blocks
 from holdfast.commitlog.segments.commit_log import CommitLog
-from holdfast.commitlog.segments.run_reader import (
-    FEW,
-    MAX_EXTENT_BYTES,
-    read_queue_run,
-    read_runs,
-)
+from holdfast.commitlog.segments.run_reader import FEW, read_queue_runs, read_runs
 from holdfast.consumequeue.index.consume_queue import CqUnit
 from holdfast.consumequeue.index.entry_columns import EntryColumns
 from holdfast.consumequeue.index.index import Index
@@ -49,9 +45,14 @@ from holdfast.consumequeue.topics import QueueKey
 READS_IN_A_ROW = 16
 #: Blocks are found faster in the log than in the index if they have at most this many bytes on
 #: average, and if the other bytes between them are few (MAX_SPREAD).
-MAX_DENSE_BYTES = 1024
+MAX_DENSE_BYTES = 4096
 #: The most bytes of the log from the first block to the last one, per byte of the queue's blocks.
 MAX_SPREAD = 1.5
+#: After runs of this many bytes, other threads may run. Reading them takes about a millisecond.
+PAUSE_BYTES = 1024 * 1024
+
+
+_F = TypeVar("_F", bound="BatchRun | Batch")
 
 
 class DiskReader(msgspec.Struct, frozen=True):
@@ -129,22 +130,21 @@ class DiskReader(msgspec.Struct, frozen=True):
                 max_messages=left.max_messages - piece.message_count,
                 max_bytes=left.max_bytes - len(piece.blocks),
             )
-            if isinstance(piece, RunSlice):
-                _yield_interpreter()
 
         entries: EntryColumns | None = first.within(
             at, place.max_offset, left.max_messages, left.max_bytes
         )
         while entries is not None and len(entries) >= FEW:
-            run = self._read_dense_run(place, entries, left)
-            if run is not None:
-                add(RunSlice(run, at, merge_blocks(run) if wanted.rebuilt else None))
-            else:
+            start = at
+            for run in _with_pauses(self._dense_runs(place, entries, left)):
+                add(_as_piece(run, at, rebuilt=wanted.rebuilt))
+            if at == start:
                 entries = self._entries(place, at, left)
                 if entries is None:
                     break
                 done = 0
-                for found in read_runs(self.log, entries.physical_offsets, entries.sizes):
+                runs = read_runs(self.log, entries.physical_offsets, entries.sizes)
+                for found in _with_pauses(runs):
                     count = len(found) if isinstance(found, BatchRun) else 1
                     part = entries.cut(done, done + count)
                     piece = _select_piece(found, part, place.key, at, rebuilt=wanted.rebuilt)
@@ -173,29 +173,32 @@ class DiskReader(msgspec.Struct, frozen=True):
             max_entries=most,
         )
 
-    def _read_dense_run(
+    def _dense_runs(
         self, place: Place, entries: EntryColumns, wanted: Wanted
-    ) -> BatchRun | None:
-        """Read blocks from the first of these entries on, without the entries of the other blocks.
-        Return None if that is not faster, or if the log does not match these entries."""
+    ) -> Iterator[BatchRun]:
+        """Yield blocks from the first of these entries on, without the entries of the other
+        blocks. Yield nothing if that is not faster, or if the log does not match these entries."""
         span = int(entries.physical_offsets[-1] + entries.sizes[-1] - entries.physical_offsets[0])
         own = int(entries.sizes.sum())
         if own > MAX_DENSE_BYTES * len(entries) or span > MAX_SPREAD * own:
-            return None
-        count = len(entries) + entries.lacking(wanted.max_messages, wanted.max_bytes)
-        run = read_queue_run(
+            return
+        first_offset = int(entries.base_offsets[0])
+        end_offset = min(place.max_offset, first_offset + wanted.max_messages)
+        count = len(entries) + entries.lacking(end_offset - first_offset, wanted.max_bytes)
+        runs = read_queue_runs(
             self.log,
             int(entries.physical_offsets[0]),
-            min(MAX_EXTENT_BYTES, span * (count + FEW) // len(entries)),
+            span * (count + FEW) // len(entries),
             place.key,
-            end_offset=min(place.max_offset, int(entries.base_offsets[0]) + wanted.max_messages),
+            end_offset=end_offset,
             max_bytes=wanted.max_bytes,
         )
-        if run is not None and np.array_equal(
-            run.end_offsets[: len(entries)], entries.end_offsets[: len(run)]
+        first = next(runs, None)
+        if first is not None and np.array_equal(
+            first.end_offsets[: len(entries)], entries.end_offsets[: len(first)]
         ):
-            return run
-        return None
+            yield first
+            yield from runs
 
     def _read_block(self, unit: CqUnit) -> Batch:
         return self.log.read_batch(unit.physical_offset, unit.size)
@@ -249,7 +252,28 @@ def _select_piece(
     )
     if not is_meant:
         return None
-    return RunSlice(found, offset, merge_blocks(found) if rebuilt else None)
+    return _as_piece(found, offset, rebuilt=rebuilt)
+
+
+def _as_piece(run: BatchRun, offset: int, *, rebuilt: bool) -> Piece:
+    """Return the messages of a run from `offset` on. With `rebuilt` they are merged into one block,
+    if possible; the memory of the run is then free for the next run."""
+    merged = merge_blocks(run) if rebuilt else None
+    if merged is None:
+        return RunSlice(run, offset)
+    batch = Batch.decode(merged, verify_payload=False, rebuilt=True)
+    return BatchSlice(batch, range(max(0, offset - batch.header.base_offset), len(batch)))
+
+
+def _with_pauses(found: Iterable[_F]) -> Iterator[_F]:
+    """Yield what was found. After PAUSE_BYTES of runs, let other threads run."""
+    size = 0
+    for each in found:
+        yield each
+        size += len(each.buffer) if isinstance(each, BatchRun) else 0
+        if size >= PAUSE_BYTES:
+            _yield_interpreter()
+            size = 0
 
 
 def _yield_interpreter() -> None:

@@ -117,18 +117,14 @@ class RunSlice:
     """Consecutive batches of one queue, without gaps. The messages are those from an offset in the
     first batch up to the end of the last batch."""
 
-    __slots__ = ("_blocks", "_run", "_start_offset")
+    __slots__ = ("_run", "_start_offset")
 
-    def __init__(self, run: BatchRun, start_offset: int, merged: bytes | None = None) -> None:
-        """`merged` is the result of `merge_blocks`, if the blocks are delivered merged."""
+    def __init__(self, run: BatchRun, start_offset: int) -> None:
         self._run = run
-        self._blocks = merged
         self._start_offset = max(start_offset, int(run.base_offsets[0]))
 
     @property
     def blocks(self) -> Buffer:
-        if self._blocks is not None:
-            return self._blocks
         return bytes(self._run.buffer)  # no copy: the buffer is a bytes object
 
     @property

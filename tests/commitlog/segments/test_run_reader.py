@@ -1,7 +1,7 @@
 """Runs return the same blocks as single reads, with the fewest calls, and end at damage."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_header import HEADER_SIZE
 from holdfast.commitlog.format.batch_run import BatchRun
 from holdfast.commitlog.segments import run_reader
-from holdfast.commitlog.segments.run_reader import FEW, NEAR_BYTES, read_queue_run, read_runs
+from holdfast.commitlog.segments.run_reader import FEW, NEAR_BYTES, read_queue_runs, read_runs
 from tests.support.storage.small_log import (
     SmallLog,
     flip_bit,
@@ -35,7 +35,7 @@ def read(small: SmallLog, batches: list[Batch]) -> list[BatchRun | Batch]:
     return list(read_runs(small.log, places, sizes))
 
 
-def joined(found: list[BatchRun | Batch]) -> bytes:
+def joined(found: Sequence[BatchRun | Batch]) -> bytes:
     return b"".join(each.buffer if isinstance(each, BatchRun) else each.block for each in found)
 
 
@@ -164,10 +164,10 @@ def test_reading_ends_at_a_deleted_segment(tmp_path: Path) -> None:
 
 def read_queue(
     small: SmallLog, first: Batch, extent_bytes: int = 2**20, **limits: int
-) -> BatchRun | None:
+) -> list[BatchRun]:
     bounds = {"end_offset": 10_000, "max_bytes": 2**24, **limits}
     place = first.header.physical_offset
-    return read_queue_run(small.log, place, extent_bytes, (1, 0), **bounds)
+    return list(read_queue_runs(small.log, place, extent_bytes, (1, 0), **bounds))
 
 
 def test_a_queue_is_read_without_its_entries(small: SmallLog, calls: list[int]) -> None:
@@ -176,12 +176,42 @@ def test_a_queue_is_read_without_its_entries(small: SmallLog, calls: list[int]) 
         batches.append(small.append(raw_batch(number)))
         if number % 3 == 0:
             small.append(raw_batch(5), queue_id=1)
-    run = read_queue(small, batches[2])
-    assert run is not None
-    assert joined([run]) == wanted(batches[2:])
+    assert joined(read_queue(small, batches[2])) == wanted(batches[2:])
     assert len(calls) == 1
-    assert read_queue(small, batches[-FEW]) is not None
-    assert read_queue(small, batches[1 - FEW]) is None
+    assert len(read_queue(small, batches[-FEW])) == 1
+    assert read_queue(small, batches[1 - FEW]) == []
+
+
+def test_each_run_of_a_queue_is_read_by_one_call(
+    small: SmallLog, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_reader, "MAX_RUN_BYTES", 10_000)
+    batches = []
+    for number in range(300):
+        batches.append(small.append(raw_batch(number % 50)))
+        if number % 7 == 0:
+            small.append(raw_batch(9), queue_id=1)
+    extent = small.log.written_offset - batches[0].header.physical_offset
+    runs = read_queue(small, batches[0], extent)
+    found = joined(runs)
+    assert len(calls) >= len(runs) > 4
+    assert max(len(run.buffer) for run in runs) <= 10_000
+    assert found == wanted(batches)[: len(found)]
+    assert len(wanted(batches)) - len(found) < 10_000  # the last blocks may be too few for a run
+    limited = joined(read_queue(small, batches[0], extent, max_bytes=25_001))
+    assert 25_001 - 2 * FEW * 240 < len(limited) <= 25_001
+    assert sum(map(len, read_queue(small, batches[0], extent, end_offset=250))) <= 250
+
+
+def test_a_gap_between_two_reads_ends_the_runs(
+    small: SmallLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = [small.append(raw_batch(8)) for _ in range(2 * FEW)]
+    small.next_offsets[1, 0] += 1
+    for _ in range(2 * FEW):
+        small.append(raw_batch(8))
+    monkeypatch.setattr(run_reader, "MAX_RUN_BYTES", len(wanted(batches)))
+    assert joined(read_queue(small, batches[0])) == wanted(batches)
 
 
 def test_limits_of_a_queue_run(small: SmallLog) -> None:
@@ -189,8 +219,7 @@ def test_limits_of_a_queue_run(small: SmallLog) -> None:
     size = batches[0].header.total_size
 
     def count(**limits: int) -> int:
-        run = read_queue(small, batches[0], **limits)
-        return 0 if run is None else len(run)
+        return sum(map(len, read_queue(small, batches[0], **limits)))
 
     assert count() == 3 * FEW
     assert count(end_offset=2 * FEW) == 2 * FEW
@@ -205,14 +234,14 @@ def test_a_queue_run_never_has_a_damaged_block(small: SmallLog, position: int) -
     place = batches[2 * FEW].header.physical_offset
     (segment,) = [each for each in small.log.segments if each.start_offset <= place]
     flip_bit(segment.path, place - segment.start_offset + position)
-    run = read_queue(small, batches[0])
     # Damage that the search for blocks cannot see makes the whole run invalid.
-    assert run is None or joined([run]) == wanted(batches[: 2 * FEW])
+    assert joined(read_queue(small, batches[0])) in (b"", wanted(batches[: 2 * FEW]))
 
 
 def test_a_queue_run_begins_with_the_given_block(small: SmallLog) -> None:
     other = small.append(raw_batch(8), queue_id=1)
     batches = [small.append(raw_batch(8)) for _ in range(2 * FEW)]
-    assert read_queue(small, other) is None
+    assert read_queue(small, other) == []
     deleted = batches[0].header.physical_offset + 2**40
-    assert read_queue_run(small.log, deleted, 10, (1, 0), end_offset=1, max_bytes=1) is None
+    runs = read_queue_runs(small.log, deleted, 10, (1, 0), end_offset=1, max_bytes=1)
+    assert list(runs) == []
