@@ -20,7 +20,7 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.amqp.messages.envelope import Envelope, data_head, decode_envelope
 from holdfast.amqp.wire.performatives import Header, encode_composite
@@ -39,6 +39,9 @@ from holdfast.commitlog.format.batch_header import ENVELOPES
 #: The columns of a batch are split into rows for this many rows at a time.
 ROWS_AT_ONCE = 256
 
+#: It takes as long to find out what messages have in common as to encode this many.
+_LEAST_RUN = 4
+
 _CONTENT_TYPE = "content-type"
 _U32 = struct.Struct(">I").pack
 _U64 = struct.Struct(">Q").pack
@@ -47,6 +50,7 @@ _TIMESTAMP = struct.Struct(">Bq").pack
 #: Each byte, and its two hexadecimal digits.
 _BYTES = [bytes((each,)) for each in range(256)]
 _HEX = [b"%02X" % each for each in range(256)]
+_NO_HEX = [b""] * 256
 _NULL = b"\x40"
 _SECTION = b"\x00\x53\x72"
 _SMALL_ULONG, _MAP32 = 0x53, 0xD1
@@ -66,6 +70,22 @@ _HEADERS = {
 }
 
 
+class _Alike(NamedTuple):
+    """The parts that messages have in common."""
+
+    before: bytes
+    """Up to the offset in the annotations."""
+    between: bytes
+    """From that offset to the offset in the message-id. If there is no message-id that the broker
+    makes, up to the body."""
+    id_end: bytes | None = None
+    """From the end of the message-id to the data section; None without such a message-id."""
+    data: bytes | None = None
+    """The sections up to the body; None for the beginning of a data section."""
+    after: bytes = b""
+    """What follows the body."""
+
+
 class RowEncoder:
     """Encodes the rows of one batch from `first_row` on: at most ROWS_AT_ONCE rows, and at most
     `most`.
@@ -74,10 +94,10 @@ class RowEncoder:
     """
 
     __slots__ = (
-        "_after", "_annotated", "_attempt", "_base", "_batch", "_before", "_between", "_bodies",
-        "_body_at", "_created", "_envelope", "_envelopes", "_expires", "_first_attempt",
-        "_has_properties", "_headers", "_high", "_id_prefix", "_is_durable", "_keys", "_octets",
-        "_plain", "_tags", "end_row", "first_row",
+        "_alike", "_annotated", "_attempt", "_base", "_batch", "_bodies", "_body_at", "_created",
+        "_envelope", "_envelopes", "_expires", "_first_attempt", "_has_properties", "_headers",
+        "_id_prefix", "_is_durable", "_is_examined", "_keys", "_octets", "_tags", "end_row",
+        "first_row",
     )  # fmt: skip
 
     def __init__(
@@ -112,11 +132,9 @@ class RowEncoder:
             self._envelopes = _texts(batch.envelope_offsets, batch.envelopes, first_row, end)
         #: The last envelope. Often the next message has the same.
         self._octets, self._envelope = b"", _NO_ENVELOPE
-        self._plain = self._plain_parts() if end - first_row > 1 else None
-        #: The parts of `_plain`, with all bytes of an offset except the lowest one. `_high` is the
-        #: offset without that byte.
-        self._high = -1
-        self._before = self._between = self._after = b""
+        self._alike: _Alike | None = None
+        self._is_examined = False
+        """Whether `_alike` was determined."""
 
     def _read_columns(self, batch: Batch) -> None:
         """Read the columns that most messages which are published alone do not have."""
@@ -138,17 +156,6 @@ class RowEncoder:
         index = row - self.first_row
         start, end = self._body_at[index], self._body_at[index + 1]
         body, offset = self._bodies[start:end], self._base + row
-        if self._plain is not None and attempt == 1 and not failures and not modified:
-            high, low = offset >> 8, offset & 0xFF
-            if high != self._high:
-                self._high = high
-                before, between, self._after = self._plain
-                self._before = before + _U64(offset)[:7]
-                self._between = between + b"%014X" % high
-            return b"".join((
-                self._before, _BYTES[low], self._between, _HEX[low], self._after,
-                data_head(end - start), body,
-            ))  # fmt: skip
         octets = self._envelopes[index] if self._envelopes is not None else b""
         if not octets:
             envelope = None
@@ -174,18 +181,59 @@ class RowEncoder:
             return b"".join((header, annotations, rest, body, after))
         return b"".join((header, self._annotated, _U64(offset), tries, rest, body, after))
 
-    def _plain_parts(self) -> tuple[bytes, bytes, bytes] | None:
-        """Return the bytes before, between and after the two offsets in the first delivery of a
-        message, up to its data section. Return None if they differ from message to message."""
-        columns = self._tags, self._keys, self._envelopes
-        if self._expires or self._has_properties or columns != (None, None, None):
+    def encode_run(self, first_row: int, end_row: int, now_ms: int) -> list[bytes]:
+        """Return the messages of the rows from `first_row` up to `end_row`, as they are delivered
+        for the first time. This is faster than `encode`, if the messages differ only in their
+        offsets and bodies."""
+        if end_row - first_row >= _LEAST_RUN and not self._is_examined:
+            self._alike, self._is_examined = self._what_is_alike(), True
+        if self._alike is None:
+            return [self.encode(row, 1, 0, now_ms) for row in range(first_row, end_row)]
+        before, between, id_end, data, after = self._alike
+        at = self._body_at[first_row - self.first_row : end_row - self.first_row + 1]
+        rests = {
+            size: (id_end or b"") + (data_head(size) if data is None else data)
+            for size in {stop - start for start, stop in pairwise(at)}
+        }
+        digits, bodies, join = _NO_HEX if id_end is None else _HEX, self._bodies, b"".join
+        offset, end = self._base + first_row, self._base + end_row
+        messages: list[bytes] = []
+        while offset < end:  # up to the next offset with another byte above the lowest one
+            index, low, high = len(messages), offset & 0xFF, offset >> 8
+            top = min(0x100, low + end - offset)
+            begin = before + _U64(offset)[:7]
+            middle = between if id_end is None else between + b"%014X" % high
+            messages += [
+                join((begin, byte, middle, digit, rests[stop - start], bodies[start:stop], after))
+                for byte, digit, start, stop in zip(
+                    _BYTES[low:top], digits[low:top], at[index:], at[index + 1 :], strict=False
+                )
+            ]
+            offset += top - low
+        return messages
+
+    def _what_is_alike(self) -> "_Alike | None":
+        """Return what first deliveries of all messages have in common, if these differ only in
+        their offsets and bodies. Otherwise return None."""
+        if self._expires:
+            return None
+        before = self._headers[True] + self._annotated
+        if self._envelopes is not None:
+            octets = self._envelopes[0]
+            if not octets or self._envelopes.count(octets) < len(self._envelopes):
+                return None
+            envelope = decode_envelope(octets)
+            if envelope.annotations or envelope.priority != 4:
+                return None
+            before = _HEADERS[envelope.is_durable, True] + self._annotated
+            return _Alike(before, self._first_attempt, None, envelope.before, envelope.after)
+        if self._has_properties or (self._tags, self._keys) != (None, None):
             return None
         if type(self._created) is not bytes:
             return None
         properties = self._properties(self.first_row, 0, 0)
         at = properties.index(self._id_prefix) + len(self._id_prefix)
-        between = self._first_attempt + properties[:at]
-        return self._headers[True] + self._annotated, between, properties[at + 16 :]
+        return _Alike(before, self._first_attempt + properties[:at], properties[at + 16 :])
 
     def _header(
         self, row: int, attempt: int, failures: int, now_ms: int, envelope: Envelope | None
@@ -279,6 +327,8 @@ def _texts(
     if offsets is None:
         return None
     at = offsets[first_row : end + 1].tolist()
-    raw = bytes(data[at[0] : at[-1]])
-    low = at[0]
+    low, size, count = at[0], at[1] - at[0], end - first_row
+    raw = bytes(data[low : at[-1]])
+    if count > 1 and size and at == [*range(low, at[-1] + 1, size)] and raw == raw[:size] * count:
+        return [raw[:size]] * count  # often all messages have the same envelope
     return [raw[start - low : stop - low] for start, stop in pairwise(at)]

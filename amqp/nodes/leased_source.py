@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from math import inf
 from typing import Any, cast
 
@@ -359,20 +360,23 @@ class LeasedSource:
         is_modified = bool(modified or self._modified)
         encoders: dict[int, RowEncoder] = {}
         messages: list[bytes] = []
-        encoder = last_batch = None
-        for each in deliveries:
+        while (start := len(messages)) < len(deliveries):
+            each = deliveries[start]
             batch, row, attempt, receipt = each.batch, each.row, each.attempt, each.receipt
-            if batch is not last_batch:
-                encoder, last_batch = encoders.get(id(batch)), batch
+            encoder = encoders.get(id(batch))
             if encoder is None or not encoder.first_row <= row < encoder.end_row:
                 encoder = encoders[id(batch)] = RowEncoder(
                     *(batch, row),
                     is_durable=each.topic.config.durability == "fsync",
                     topic=topic_to_show(each.topic, group),
-                    most=len(deliveries) - len(messages),
+                    most=len(deliveries) - start,
                 )
+            if attempt == 1:
+                end_row = row + _count_run(deliveries, start, encoder.end_row - row)
+                messages += encoder.encode_run(row, end_row, now_ms)
+                continue
             changes = b""
-            if is_modified and attempt > 1 and isinstance(receipt, Receipt):
+            if is_modified and isinstance(receipt, Receipt):
                 changes = self._modified.get(receipt) or modified.find(receipt)
             messages.append(encoder.encode(row, attempt, each.failures, now_ms, changes))
         return messages
@@ -465,3 +469,13 @@ def _unsent(delivery: Delivery) -> Unsent:
     receipt = delivery.receipt if isinstance(delivery.receipt, Receipt) else None
     place = delivery.topic, delivery.queue, delivery.offset
     return Unsent(*place, delivery.attempt, delivery.failures, receipt)
+
+
+def _count_run(deliveries: Sequence[Delivery], start: int, most: int) -> int:
+    """Return how many deliveries from `start` on are of successive rows of one batch, and their
+    first ones; at most `most`. The delivery at `start` must be a first one."""
+    batch, row = deliveries[start].batch, deliveries[start].row
+    for count, each in enumerate(islice(deliveries, start, start + most)):
+        if each.batch is not batch or each.row != row + count or each.attempt != 1:
+            return count
+    return min(most, len(deliveries) - start)

@@ -105,6 +105,39 @@ def test_each_message_of_a_large_batch_has_its_own_offset() -> None:
         assert sections.properties().message_id == f"000000AB00000003{0x1000 + row:016X}"
 
 
+PLAIN = encode_envelope(Envelope(7))
+COLUMNS: list[dict[str, Any]] = [
+    {},
+    {"tags": ["blue"] * 600},
+    {"born_timestamps_us": list(range(600))},
+    {"expires_timestamps_us": [(NOW_MS + 5) * 1000] * 600},
+    {"envelopes": [PLAIN] * 600},
+    {
+        "envelopes": [
+            encode_envelope(Envelope(7, is_durable=True, before=b"before", after=b"after"))
+        ]
+        * 600
+    },
+    {"envelopes": [encode_envelope(Envelope(7, priority=9))] * 600},
+    {"envelopes": [encode_envelope(Envelope(7, annotations=b"\x00\x53\x72\xc1\x01\x00"))] * 600},
+    {"envelopes": [PLAIN, b""] * 300},
+    {"envelopes": [PLAIN, encode_envelope(Envelope(8))] * 300},
+]
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("sizes", [[100], [1, 2, 300]])
+@pytest.mark.parametrize("topic", [None, "t"])
+def test_a_run_equals_its_messages_one_by_one(
+    columns: dict[str, Any], sizes: list[int], topic: str | None
+) -> None:
+    batch = _batch([b"%d" % row * sizes[row % len(sizes)] for row in range(600)], **columns)
+    encoder = RowEncoder(batch, 200, is_durable=True, topic=topic)
+    for first, end in ((200, 201), (200, 202), (201, 456), (255, 257), (300, 310), (456, 456)):
+        one_by_one = [encoder.encode(row, 1, 0, NOW_MS) for row in range(first, end)]
+        assert encoder.encode_run(first, end, NOW_MS) == one_by_one
+
+
 ANNOTATIONS = b"\x00\x53\x72"
 BEFORE = b"\x00\x53\x73\x45\x00\x53\x74\xc1\x01\x00\x00\x53\x77\xa1\x02"
 FOOTER = b"\x00\x53\x78\xc1\x01\x00"
