@@ -1,7 +1,8 @@
 """A link on which this end receives: credit, and deliveries made of transfer frames. Pure."""
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from holdfast.amqp.engine.link import Link, Wiring
 from holdfast.amqp.wire import serials
@@ -18,8 +19,7 @@ from holdfast.amqp.wire.performatives import Attach, Flow, Transfer
 MAX_TAG_BYTES = 32
 
 
-@dataclass(slots=True, eq=False)
-class Delivery:
+class Delivery(msgspec.Struct, eq=False):
     """One message that arrived. `message` is the encoded sections."""
 
     link: "IncomingLink"

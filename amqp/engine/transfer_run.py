@@ -1,11 +1,13 @@
 """Reads consecutive transfer frames of one link in one loop. Pure.
 
 A publisher's bytes are mostly transfers of one link, each a whole delivery, with the same fields.
-To process such a frame alone takes about 5 us; in a run, it takes about 1 us. Any other frame ends
-the run, and `Session.transfer_arrived` processes that frame. Both ways give equal results.
+To process such a frame alone takes about 5 us; in a run, it takes about 0.4 us if it differs from
+the frame before it only in delivery-id, tag and message. Any other frame ends the run, and
+`Session.transfer_arrived` processes that frame. Both ways give equal results.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import product
 from struct import Struct
 from typing import Any, NamedTuple
@@ -80,6 +82,18 @@ def run_start(buffer: bytes, at: int, end: int, channel: int) -> RunStart | None
     return RunStart(buffer[at + 4 : at + 12], layout, buffer[handle_at : handle_at + size])
 
 
+class _Whole(NamedTuple):
+    """A frame that is a whole delivery, and where its parts are in the buffer."""
+
+    id: int
+    id_at: int
+    tag_at: int
+    format_at: int
+    message_at: int
+    end: int
+    is_settled: bool
+
+
 def read_run(
     buffer: bytes,
     at: int,
@@ -94,50 +108,82 @@ def read_run(
     deliveries; unsettled ones are added to `unsettled`. The caller counts the frames, and has found
     the link of `start`.
     """
-    common, (unpack, sized_from, fields_at), handle = start
-    u32, endings, add = _U32, _ENDINGS, unsettled.add
-    id_after = fields_at + len(handle)
     limit = link.max_message_bytes or max_frame_bytes
     deliveries: list[Delivery] = []
-    for _ in range(most):
-        if end - at < 28:
+    while len(deliveries) < most:
+        first = _read_frame(buffer, at, end, start, limit, max_frame_bytes)
+        if first is None:
             break
-        size, head, list_bytes, count = unpack(buffer, at)
-        stop, after = at + sized_from + list_bytes, at + size
-        id_at = at + id_after
-        if (
-            head != common
-            or size > max_frame_bytes
-            or after > end
-            or not id_at < stop <= after
-            or after - stop > limit
-            or buffer[at + fields_at : id_at] != handle
-        ):
-            break
-        code = buffer[id_at]
-        if code == 0x70:
-            (delivery_id,) = u32(buffer, id_at + 1)
-            tag_at = id_at + 5
-        elif code == 0x52:
-            delivery_id = buffer[id_at + 1]
-            tag_at = id_at + 2
-        elif code == 0x43:
-            delivery_id = 0
-            tag_at = id_at + 1
-        else:
-            break
-        if tag_at + 1 >= stop or buffer[tag_at] != 0xA0:
-            break
-        tag_bytes = buffer[tag_at + 1]
-        format_at = tag_at + 2 + tag_bytes
-        is_settled = endings.get(buffer[format_at:stop])
-        if is_settled is None or tag_bytes > MAX_TAG_BYTES or count != 3 + stop - format_at:
-            break
-        delivery = Delivery(
-            link, delivery_id, buffer[tag_at + 2 : format_at], 0, buffer[stop:after], is_settled
-        )
-        deliveries.append(delivery)
-        if not is_settled:
-            add(delivery_id, delivery)
-        at = after
+        tag, message = buffer[first.tag_at : first.format_at], buffer[first.message_at : first.end]
+        deliveries.append(Delivery(link, first.id, tag, 0, message, first.is_settled))
+        begin, at = at, first.end
+        if at == end or buffer[first.id_at] != 0x70:
+            continue
+        # The next frames that differ only in id, tag and message.
+        common = buffer[begin + 4 : first.id_at + 1]
+        tag_head = buffer[first.tag_at - 2 : first.tag_at]
+        ending, is_settled = buffer[first.format_at : first.message_at], first.is_settled
+        unpack, fixed = _layout_of(len(common), len(tag), len(ending)), first.message_at - begin
+        while len(deliveries) < most and end - at >= fixed:
+            size, found, delivery_id, found_head, tag, found_ending = unpack(buffer, at)
+            if found != common or found_ending != ending or found_head != tag_head:
+                break
+            after = at + size
+            if after > end or not fixed <= size <= max_frame_bytes or size - fixed > limit:
+                break
+            message = buffer[at + fixed : after]
+            deliveries.append(Delivery(link, delivery_id, tag, 0, message, is_settled))
+            at = after
+    unsettled.add_all({each.id: each for each in deliveries if not each.is_settled})
     return at, deliveries
+
+
+def _read_frame(
+    buffer: bytes, at: int, end: int, start: RunStart, limit: int, max_frame_bytes: int
+) -> _Whole | None:
+    """Return the frame at `at`; None if it is not a whole delivery of the link of `start`, or if
+    `Session.transfer_arrived` must process it."""
+    common, (unpack, sized_from, fields_at), handle = start
+    if end - at < 28:
+        return None
+    size, head, list_bytes, count = unpack(buffer, at)
+    id_at = at + fields_at + len(handle)
+    stop, after = at + sized_from + list_bytes, at + size
+    if (
+        head != common
+        or size > max_frame_bytes
+        or after > end
+        or not id_at < stop <= after
+        or after - stop > limit
+        or buffer[at + fields_at : id_at] != handle
+    ):
+        return None
+    code = buffer[id_at]
+    if code == 0x70:
+        (delivery_id,) = _U32(buffer, id_at + 1)
+        tag_at = id_at + 5
+    elif code == 0x52:
+        delivery_id = buffer[id_at + 1]
+        tag_at = id_at + 2
+    elif code == 0x43:
+        delivery_id = 0
+        tag_at = id_at + 1
+    else:
+        return None
+    if tag_at + 1 >= stop or buffer[tag_at] != 0xA0:
+        return None
+    tag_bytes = buffer[tag_at + 1]
+    format_at = tag_at + 2 + tag_bytes
+    is_settled = _ENDINGS.get(buffer[format_at:stop])
+    if is_settled is None or tag_bytes > MAX_TAG_BYTES or count != 3 + stop - format_at:
+        return None
+    return _Whole(delivery_id, id_at, tag_at + 2, format_at, stop, after, is_settled)
+
+
+@lru_cache(maxsize=64)
+def _layout_of(
+    common: int, tag: int, ending: int
+) -> Callable[[bytes, int], tuple[int, bytes, int, bytes, bytes, bytes]]:
+    """Return what unpacks a frame, up to its message, into its size; what precedes the
+    delivery-id; the delivery-id; constructor and size of the tag; the tag; and the other fields."""
+    return Struct(f">I{common}sI2s{tag}s{ending}s").unpack_from

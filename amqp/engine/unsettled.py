@@ -4,7 +4,7 @@ Dispositions contain ranges of ids. A lookup of a range takes at most one pass o
 deliveries, even if the range is much wider.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from holdfast.amqp.wire import serials
@@ -24,6 +24,10 @@ class Unsettled(Generic[_Item]):
     def add(self, delivery_id: int, item: _Item) -> None:
         """Add a delivery; its id follows all others."""
         self._items[delivery_id] = item
+
+    def add_all(self, items: Mapping[int, _Item]) -> None:
+        """Add deliveries by id; the ids follow all others, in order."""
+        self._items.update(items)
 
     def add_run(self, delivery_ids: Iterable[int], item: _Item) -> None:
         """Add successive deliveries with an equal item; their ids follow all others."""

@@ -66,15 +66,25 @@ def to_columns(messages: Sequence[bytes], now_ms: int, rules: Rules) -> Columns:
     bodies, envelopes = columns.bodies, columns.envelopes
     limit = rules.limits.max_message_bytes
     common = _Common.of(b"", rules)
+    #: Size of a message -> its sections up to the body. A message of this size that starts with
+    #: these bytes has what `common` describes, and the body is the rest of it.
+    starts: dict[int, bytes] = {}
     for message in messages:
-        if not message.startswith(common.octets) or (
-            not common.octets and message.startswith(_HEADER)
-        ):
-            common = _Common.of(message, rules)
-        body = _data_body(message, len(common.octets)) if len(message) <= limit else None
-        if body is None:
-            _add(columns, message, now_ms, rules)
-            continue
+        start = starts.get(len(message))
+        body: bytes | None
+        if start is not None and message.startswith(start):
+            body = message[len(start) :]
+        else:
+            if not message.startswith(common.octets) or (
+                not common.octets and message.startswith(_HEADER)
+            ):
+                common = _Common.of(message, rules)
+                starts.clear()
+            body = _data_body(message, len(common.octets)) if len(message) <= limit else None
+            if body is None:
+                _add(columns, message, now_ms, rules)
+                continue
+            starts[len(message)] = message[: len(message) - len(body)]
         header = common.header
         if header is not None:
             columns.priorities[len(bodies)] = header.priority
@@ -83,12 +93,16 @@ def to_columns(messages: Sequence[bytes], now_ms: int, rules: Rules) -> Columns:
         bodies.append(body)
         envelopes.append(common.envelope)
     if rules.tag is not None:
-        indexes, size = range(len(bodies)), len(rules.tag.encode())
-        columns.tags = dict.fromkeys(indexes, rules.tag)
-        if size > rules.limits.max_tag_bytes:
-            error = LimitExceeded("max_tag_bytes", rules.limits.max_tag_bytes, size, 0)
-            columns.refused = dict.fromkeys(indexes, error)
+        _replace_tags(columns, rules.tag, rules.limits.max_tag_bytes)
     return columns
+
+
+def _replace_tags(columns: Columns, tag: str, limit: int) -> None:
+    """Give every message this tag. Refuse all if the tag is longer than the limit."""
+    indexes, size = range(len(columns.bodies)), len(tag.encode())
+    columns.tags = dict.fromkeys(indexes, tag)
+    if size > limit:
+        columns.refused = dict.fromkeys(indexes, LimitExceeded("max_tag_bytes", limit, size, 0))
 
 
 class _Common(NamedTuple):

@@ -461,6 +461,10 @@ def address_of(attach: Attach | None) -> str | None:
 def _portions(deliveries: Sequence[Delivery]) -> Iterator[Sequence[Delivery]]:
     """Yield the deliveries in portions of at most PUBLISH_BYTES; a portion may be one larger
     message."""
+    if sum([len(each.message) for each in deliveries]) <= PUBLISH_BYTES:
+        if deliveries:
+            yield deliveries
+        return
     start = total = 0
     for index, each in enumerate(deliveries):
         size = len(each.message)
