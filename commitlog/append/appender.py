@@ -136,6 +136,10 @@ class SyncQueue(Protocol):
     def durable_offset(self) -> int:
         """Physical offset below which everything is synced."""
 
+    @property
+    def has_single_requests(self) -> bool:
+        """Whether no request waits for the next sync, and the last sync completed only one."""
+
     def put_written(self, requests: list[AppendRequest]) -> None:
         """Notify the sync thread of new writes. After the sync that covers these writes, it
         completes `requests`."""
@@ -246,8 +250,8 @@ class Appender:
         wake the appender thread.
 
         At most `max_bytes_now` bytes are appended here; 0 means that the thread appends everything.
-        The thread also appends everything if a request must be durable: the sync takes much longer
-        than a thread switch, and meanwhile the thread collects larger groups.
+        The thread also appends everything if a request must be durable and other requests probably
+        arrive soon: while the thread wakes up, they join the same sync.
         """
         with self._lock:
             if not self._can_append_now():
@@ -271,8 +275,9 @@ class Appender:
             return False
         batches: list[Batch | Rows] = []
         rows = 0
+        is_single = len(self._waiting) == 1 and self._sync_queue.has_single_requests
         for request in self._waiting:
-            if request.durable:
+            if request.durable and not is_single:
                 return False
             batches += request.batches
             for batch in request.batches:

@@ -47,11 +47,19 @@ class Syncer:
         self._monotonic = monotonic
         self._changed = threading.Condition()
         self._waiting: list[AppendRequest] = []
+        #: How many requests the last sync completed, not counting syncs for which none waited.
+        self._last_count = 0
         self._unsynced = False
         self._closing = False
         self._poisoned: str | None = None
         self._timing = False
         self._thread = threading.Thread(target=self._run, name="holdfast-sync", daemon=True)
+
+    @property
+    def has_single_requests(self) -> bool:
+        """Whether no request waits for the next sync, and the last sync completed only one. Any
+        thread may call this."""
+        return self._last_count <= 1 and not self._waiting
 
     def start(self) -> None:
         self._thread.start()
@@ -100,6 +108,7 @@ class Syncer:
                 if not self._unsynced and self._closing:
                     return
                 waiting, self._waiting = self._waiting, []
+                self._last_count = len(waiting) or self._last_count
                 self._unsynced = False
             # Requests are handed over after they were written, so the mark covers all of them.
             mark = self._log.written_offset

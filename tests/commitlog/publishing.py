@@ -79,6 +79,7 @@ class IdleSyncQueue:
 
     def __init__(self, events: Events) -> None:
         self.durable_offset = 0
+        self.has_single_requests = False
         self._events = events
 
     def put_written(self, requests: list[AppendRequest]) -> None:

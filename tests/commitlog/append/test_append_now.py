@@ -106,6 +106,20 @@ def test_the_thread_appends_what_must_be_durable(publishing: Publishing) -> None
     assert names == ["holdfast-appender"]
 
 
+@pytest.mark.parametrize(("count", "writer"), [(1, "MainThread"), (2, "holdfast-appender")])
+def test_a_durable_request_is_appended_now_if_it_will_be_synced_alone(
+    publishing: Publishing, count: int, writer: str
+) -> None:
+    publishing.idle.has_single_requests = True
+    names = writers(publishing)
+    with asleep(publishing):
+        requests = [submit(publishing, batch(), durable=True) for _ in range(count)]
+        publishing.appender.append_now()
+        publishing.events.wait_for("written")
+    assert publishing.idle.of_waiting() == requests
+    assert names == [writer]
+
+
 def test_the_thread_rolls_to_a_new_segment(publishing: Publishing) -> None:
     names = writers(publishing)
     with asleep(publishing):

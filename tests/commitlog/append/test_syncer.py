@@ -79,6 +79,23 @@ def test_requests_during_a_sync_wait_for_the_next_one(publishing: Publishing) ->
     assert publishing.events.of("advanced") == [covered, publishing.log.written_offset]
 
 
+def test_requests_are_single_while_each_sync_completes_one(publishing: Publishing) -> None:
+    seen: list[bool] = []
+    publishing.disk.hold_syncs()
+    first = _written(publishing)
+    publishing.disk.wait_for_held_sync()
+    seen.append(_syncer(publishing).has_single_requests)
+    others = [_written(publishing) for _ in range(2)]
+    seen.append(_syncer(publishing).has_single_requests)  # two wait
+    publishing.disk.release_syncs()
+    assert [publishing.events.next_completed() for _ in range(3)] == [first, *others]
+    seen.append(_syncer(publishing).has_single_requests)  # the last sync completed two
+    last = _written(publishing)
+    assert publishing.events.next_completed() is last
+    seen.append(_syncer(publishing).has_single_requests)
+    assert seen == [True, False, False, True]
+
+
 def test_writes_without_requests_are_synced_within_the_flush_interval() -> None:
     publishing = Publishing().with_syncer(flush_interval_s=0.02)
     publishing.log.roll()
