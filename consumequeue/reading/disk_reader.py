@@ -266,14 +266,14 @@ def _as_piece(run: BatchRun, offset: int, *, rebuilt: bool) -> Piece:
 
 
 def _with_pauses(found: Iterable[_F]) -> Iterator[_F]:
-    """Yield what was found. After PAUSE_BYTES of runs, let other threads run."""
+    """Yield what was found. Let other threads run between runs, after PAUSE_BYTES of them."""
     size = 0
     for each in found:
-        yield each
-        size += len(each.buffer) if isinstance(each, BatchRun) else 0
         if size >= PAUSE_BYTES:
             _yield_interpreter()
             size = 0
+        yield each
+        size += len(each.buffer) if isinstance(each, BatchRun) else 0
 
 
 def _yield_interpreter() -> None:
