@@ -46,6 +46,8 @@ class Unsettled(Generic[_Item]):
     def _ids(self, first: int, last: int) -> list[int]:
         """Return the ids of the deliveries from `first` to `last`, in order."""
         items = self._items
+        if first == last:
+            return [first] if first in items else []
         count = serials.distance(first, last) + 1
         if count <= len(items):
             ids = [each & 0xFFFFFFFF for each in range(first, first + count)]

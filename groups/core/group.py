@@ -326,8 +326,11 @@ class Group:
     def next_deadline(self) -> int | None:
         """Return when to call `tick`; None if nothing has a deadline. The time may be earlier than
         necessary."""
-        tables = self._timers, self.waiters, self.members
-        return min(filter(None, [table.next_deadline() for table in tables]), default=None)
+        first = self._timers.next_deadline()
+        for other in (self.waiters.next_deadline(), self.members.next_deadline()):
+            if other is not None and (first is None or other < first):
+                first = other
+        return first
 
     def tick(self, now_ms: int) -> list[Waiter]:
         """End the leases, delays, members and requests whose time is over. Return these requests;
@@ -361,9 +364,9 @@ class Group:
         messages of all topics. The result is an upper bound, because filters may not have been
         applied to all messages yet."""
         if request is None or (request.topics is None and request.may_receive is None):
-            return sum(topic.available for topic in self.topics.values())
+            return sum([topic.available for topic in self.topics.values()])
         requested = self._requested_topics(request)
-        return sum(self.topics[each].available for each in requested if request.takes(each))
+        return sum([self.topics[each].available for each in requested if request.takes(each)])
 
     def _requested_topics(self, request: ReceiveRequest) -> Set[int]:
         topics = self.topics.keys()
