@@ -2,6 +2,7 @@
 
     data_received -> engine -> events, each acted on before the next -> nodes
     nodes and engine -> flush -> one joined write at the end of the event loop iteration
+    messages of a source -> flush_now -> a write of their own, unless output waits already
 
 In one event loop iteration (a turn), a connection processes at most MAX_FRAMES_A_TURN frames. While
 bytes are left for the next turn, the connection does not read from the socket. It does not read
@@ -193,6 +194,13 @@ class AmqpConnection(asyncio.Protocol):
         if not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self._write)
+
+    def flush_now(self) -> None:
+        """Send the output of the engine now. Further output of this event loop iteration leaves at
+        its end, in one write."""
+        if not self._is_flush_due:
+            self._write()
+            self.flush()
 
     def detach(self, link: Link, error: AmqpError) -> None:
         """Detach a link with an error, and stop its node."""

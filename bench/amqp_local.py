@@ -204,6 +204,8 @@ class LocalBroker:
         self._connection.take_output()
         self.changed.set()
 
+    flush_now = flush
+
     def detach(self, link: Link, error: AmqpError) -> None:
         raise error
 

@@ -222,7 +222,7 @@ class CopiedSource:
                 if stopped_at is not None:
                     break
             offsets[queue] = fetched.next_offset if stopped_at is None else stopped_at
-        self._peer.flush()
+        self._peer.flush_now()
         await self._work.let_output_leave()
         return True
 

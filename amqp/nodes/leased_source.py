@@ -287,7 +287,7 @@ class LeasedSource:
             deliveries = deliveries[:left]
         count = self._send_now(deliveries)
         self._unsent += map(_unsent, deliveries[count:])
-        self._peer.flush()
+        self._peer.flush_now()
         await self._work.let_output_leave()
 
     async def _settle_before_sending(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:

@@ -79,6 +79,32 @@ async def test_the_annotations_of_an_outcome_last_until_the_broker_restarts(tmp_
         assert again["x-opt-attempt"] == 3
 
 
+async def test_messages_of_a_woken_link_leave_before_the_outcome_of_their_publish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with amqp_broker(tmp_path) as broker, amqp_client(port_of(broker)) as client:
+        session = await client.session()
+        sender = await client.sender(session, "orders")
+        receivers = [
+            await client.receiver(session, address, credit=10)
+            for address in ("orders", "/topics/orders")
+        ]
+        written: list[bytes] = []
+        transport = type(client.transport)
+        write = transport.write
+
+        def record(self: asyncio.Transport, data: bytes) -> None:
+            written.append(data)
+            write(self, data)
+
+        monkeypatch.setattr(transport, "write", record)
+        await client.outcomes(await client.send(sender, data_message(b"hello")))
+        await client.receive(len(receivers))
+    outcome = b"\x00\x53\x15"
+    assert outcome not in next(each for each in written if b"x-opt-offset" in each)
+    assert sum(outcome in each for each in written) == 1
+
+
 async def test_each_of_two_receivers_of_one_session_gets_only_its_own_messages(
     tmp_path: Path,
 ) -> None:

@@ -72,6 +72,8 @@ class Client:
             self._is_flushing = True
             asyncio.get_running_loop().call_soon(self.pump)
 
+    flush_now = flush
+
     def detach(self, link: Link, error: AmqpError) -> None:
         link.detach(error)
         link.context.stop(is_closed=True)

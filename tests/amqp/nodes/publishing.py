@@ -76,6 +76,9 @@ class Publishing:
     def flush(self) -> None:
         self.flushes += 1
 
+    def flush_now(self) -> None:
+        self.flushes += 1
+
     def detach(self, link: Link, error: AmqpError) -> None:
         link.detach(error)
         self.targets.pop(link).stop(is_closed=True)
