@@ -123,7 +123,7 @@ def cut_portions(
         first_row = end_row
 
 
-def body_chunks(blocks: BatchRun, rows: RowSelection) -> list[pa.Array]:
+def body_chunks(blocks: BatchRun, rows: RowSelection) -> pa.ChunkedArray:
     """Return the bodies of the rows, one array for each block, without a copy: the arrays lie on
     the block, whose offsets are used as they are. Raises CorruptBatch if they do not fit."""
     whole, bodies = pa.py_buffer(blocks.buffer), pa.py_buffer(blocks.bodies)
@@ -143,13 +143,14 @@ def body_chunks(blocks: BatchRun, rows: RowSelection) -> list[pa.Array]:
             whole.slice(offsets_at, 4 * (count + 1)),
             bodies.slice(bodies_at, body_bytes),
         ]
-        chunk = pa.Array.from_buffers(_BINARY, count, buffers)
-        try:
-            chunk.validate(full=True)  # for binary columns: only the offsets
-        except pa.ArrowInvalid as error:
-            raise CorruptBatch("column-offsets", str(error)) from error
+        chunk = pa.Array.from_buffers(_BINARY, count, buffers, 0)
         chunks.append(chunk if end - start == count else chunk.slice(start, end - start))
-    return chunks
+    bodies = pa.chunked_array(chunks, _BINARY)
+    try:
+        bodies.validate(full=True)  # for binary columns: only the offsets
+    except pa.ArrowInvalid as error:
+        raise CorruptBatch("column-offsets", str(error)) from error
+    return bodies
 
 
 def decode(

@@ -103,12 +103,14 @@ class TableFormat:
     ) -> pa.Table:
         others = {name: ddl for name, ddl in self._columns.items() if name != "body"}
         decoded = decode(blocks, rows, queue, others)
-        firsts = (blocks.base_offsets[rows.block] + rows.start).tolist()
-        chunks = [
-            self._convert(chunk, queue, first.__add__)
-            for chunk, first in zip(body_chunks(blocks, rows), firsts, strict=True)
-        ]
-        bodies = pa.chunked_array(chunks, self.schema.field("body").type)
+        bodies = body_chunks(blocks, rows)
+        if self._body != "binary":
+            firsts = (blocks.base_offsets[rows.block] + rows.start).tolist()
+            chunks = [
+                self._convert(chunk, queue, first.__add__)
+                for chunk, first in zip(bodies.chunks, firsts, strict=True)
+            ]
+            bodies = pa.chunked_array(chunks, self.schema.field("body").type)
         columns = [bodies if name == "body" else decoded[name] for name in self._columns]
         return pa.Table.from_arrays(columns, schema=self.schema)
 
