@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+import msgspec
+
 from holdfast.consumequeue.errors import InvalidName, UnknownQueue
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,127}", re.ASCII)
@@ -50,8 +52,7 @@ class Topic:
         return self.queue_count // self.priority_levels
 
 
-@dataclass(frozen=True, slots=True)
-class QueueState:
+class QueueState(msgspec.Struct, frozen=True):
     """Where a queue begins and ends. `bytes` is the stored size from min_offset to max_offset."""
 
     queue: int
