@@ -405,10 +405,12 @@ def texts_of(
     If the strings are contiguous and of one size, numpy splits them in a quarter of the time.
     """
     count = len(starts)
-    size = int(ends[0] - starts[0]) if count else 0
-    first, last = (int(starts[0]), int(ends[-1])) if count else (0, 0)
-    if count > 1 and size and last - first == size * count and bool(np.all(ends - starts == size)):
-        cut: list[bytes] = np.frombuffer(data, f"V{size}", count, first).tolist()
-        return cut
+    if count > 1:
+        first, last = starts.item(0), ends.item(-1)
+        size = ends.item(0) - first
+        is_contiguous = size and last - first == size * count
+        if is_contiguous and np.count_nonzero(ends - starts == size) == count:
+            cut: list[bytes] = np.frombuffer(data, f"V{size}", count, first).tolist()
+            return cut
     octets = data if isinstance(data, bytes) else bytes(data)
     return [octets[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
