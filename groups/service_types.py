@@ -98,7 +98,10 @@ class BatchPart(msgspec.Struct):
 
     def body_bytes(self) -> int:
         """Return the total size of the bodies of these messages."""
-        offsets = self.deliveries[0].batch.body_offsets
+        batch = self.deliveries[0].batch
+        if batch.header.message_count == 1:
+            return batch.header.body_bytes
+        offsets = batch.body_offsets
         if isinstance(self.rows, range):
             return int(offsets[self.rows.stop] - offsets[self.rows.start])
         rows = np.asarray(self.rows)

@@ -117,7 +117,7 @@ class Waiting:
         found none. Then there is no need to look again: no message can have arrived in between.
         """
         ticket = Ticket(self._core)
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.last_ms
         deadline_ms = None if wait_s == inf else now_ms + round(wait_s * 1000)
         ticket.waiter = self._core.park(request, ticket, now_ms, deadline_ms, has_looked=has_looked)
         return ticket

@@ -58,6 +58,7 @@ from holdfast.http_api.endpoints.rendering import (
     YIELD_EVERY_MESSAGES,
     encode_portions,
     make_leased_messages,
+    make_plain_message,
 )
 from holdfast.http_api.limits.reply_slots import LargeReplySlot
 from holdfast.http_api.routing.begun import Begun, BegunTask, finish
@@ -443,7 +444,10 @@ def _fits_in_a_portion(deliveries: Sequence[Delivery]) -> bool:
 def _stored_bytes(delivery: Delivery) -> int:
     """Return the stored bytes of a message: its body, and a share of the batch's other bytes."""
     batch, row = delivery.batch, delivery.row
-    header, offsets = batch.header, batch.body_offsets
+    header = batch.header
+    if header.message_count == 1:
+        return header.total_size
+    offsets = batch.body_offsets
     overhead = (header.total_size - header.body_bytes) // max(len(batch), 1)
     return int(offsets[row + 1]) - int(offsets[row]) + overhead
 
@@ -471,6 +475,10 @@ def leased_messages(
     deliveries: Sequence[Delivery], media: str
 ) -> list[LeasedMessage | PackedLeasedMessage]:
     """Return deliveries as messages for a media type, in the same order. Pure."""
+    if len(deliveries) == 1:
+        message = _plain_message(deliveries[0], media)
+        if message is not None:
+            return [message]
     made: list[Any] = [None] * len(deliveries)
     for part in batch_parts(deliveries):
         first = part.deliveries[0]
@@ -489,6 +497,12 @@ def leased_messages(
         for place, message in zip(part.places, messages, strict=True):
             made[place] = message
     return made
+
+
+def _plain_message(delivery: Delivery, media: str) -> LeasedMessage | PackedLeasedMessage | None:
+    holder = UNSET if delivery.receipt is not None else _describe_holder(delivery.holder)
+    lease = delivery.receipt, delivery.attempt, delivery.redelivered, holder
+    return make_plain_message(media, delivery.topic.name, delivery.batch, delivery.row, *lease)
 
 
 def _describe_holder(holder: Holder | None) -> HolderReply | UnsetType:

@@ -72,6 +72,24 @@ def make_leased_messages(
     return _with_bodies(LeasedMessage, (*columns, *lease, bodies))
 
 
+def make_plain_message(
+    media: str, topic: str, batch: Batch, row: int, *lease: object
+) -> LeasedMessage | PackedLeasedMessage | None:
+    """Return one message as `make_leased_messages` does, if its batch has no column that a reply
+    shows except the bodies; otherwise return None. `lease` has one value of each column."""
+    header = batch.header
+    if header.flags & ~ENVELOPES:
+        return None
+    offset = header.base_offset + row
+    message_id = f"{header.topic_id:08X}{header.queue_id:08X}{offset:016X}"
+    born_ms, stored_ms = header.born_timestamp_us // 1000, header.store_timestamp_us // 1000
+    values: Any = topic, header.queue_id, offset, message_id, None, None, {}, born_ms, stored_ms
+    body = bytes(batch.bodies) if header.message_count == 1 else batch.body(row)
+    if media == MSGPACK:
+        return PackedLeasedMessage(*values, *lease, body)  # type: ignore[call-arg]
+    return LeasedMessage(*values, *lease, *_text_or_base64(body))  # type: ignore[call-arg]
+
+
 def _with_bodies(type_: Callable[..., T], columns: Sequence[Iterable[Any]]) -> Iterable[T]:
     """Return an object for each row. A body is text if it is UTF-8, otherwise base64."""
     *columns, bodies = columns

@@ -5,15 +5,19 @@ import json
 import random
 from base64 import b64decode
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
 import msgspec
 import pytest
+from msgspec import UNSET
 
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_encoding import encode_batch
 from holdfast.consumequeue.reading.fetched import BatchSlice, message_sizes, row_sizes
+from holdfast.groups.service_types import Delivery
+from holdfast.http_api.endpoints.leases import leased_messages
 from holdfast.http_api.endpoints.rendering import (
     JSON_GROWTH,
     MAX_BYTES_WITHOUT_SLOT,
@@ -21,6 +25,7 @@ from holdfast.http_api.endpoints.rendering import (
     YIELD_EVERY_BYTES,
     encode_portions,
     fits_one_call,
+    make_leased_messages,
     make_messages,
     split_portions,
 )
@@ -257,3 +262,21 @@ def test_a_list_encoded_in_portions_is_complete(media: str, count: int) -> None:
     parts = encode_listing(media, {**whole, "messages": []}, "messages", encoded, count)
     decode = msgspec.json.decode if media == JSON else msgspec.msgpack.decode
     assert decode(b"".join(parts)) == whole
+
+
+@pytest.mark.parametrize("media", [JSON, MSGPACK])
+@pytest.mark.parametrize("bodies", [(b"text", b"other"), (b"\xff", b"text"), (b"",), (b"\xff",)])
+@pytest.mark.parametrize("columns", [{}, {"keys": ["k", None]}, {"tags": ["a", "b"]}])
+def test_a_leased_message_alone_is_made_as_among_others(
+    media: str, bodies: tuple[bytes, ...], columns: dict[str, list[str | None]]
+) -> None:
+    rows = range(len(bodies))
+    of = batch(*bodies, **{name: texts[: len(bodies)] for name, texts in columns.items()})
+    lease = [f"r{row}" for row in rows], [row + 1 for row in rows], [row == 1 for row in rows]
+    made = make_leased_messages(media, "t", BatchSlice(of, rows), *lease, [UNSET for _ in rows])
+    topic: Any = SimpleNamespace(name="t")
+    alone = [
+        leased_messages([Delivery(topic, 0, row, of, row, *each)], media)
+        for row, each in zip(rows, zip(*lease, strict=True), strict=True)
+    ]
+    assert alone == [[each] for each in made]
