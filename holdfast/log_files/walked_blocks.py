@@ -178,8 +178,14 @@ class WalkedBlocks:
         self._searched = search
         if damage.reason == "unwritten":
             return False
-        if damage.start >= self.durable_offset and not self._is_proven_durable(damage):
-            return False
+        if damage.start >= self.durable_offset:
+            if not self._is_proven_durable(damage):
+                return False
+            # The broker may have written a block here after these bytes were read, and then the
+            # blocks that prove it durable. So the bytes count only if they are read after the proof.
+            damage = self._find_damage(at)
+            if damage is None:
+                return True
         if damage.header is not None:
             # The offsets of a damaged block are never assigned again. Keep its row, so that a read
             # of these offsets reports the damage.

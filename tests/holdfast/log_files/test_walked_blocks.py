@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from holdfast.commitlog.format.batch import Batch
 from holdfast.commitlog.format.batch_header import ALIGNMENT, HEADER_SIZE, BatchHeader
 from holdfast.commitlog.segments.log_scan import Damage, scan_segment
+from holdfast.commitlog.segments.segment import Segment
 from holdfast.log_files import walked_blocks
 from holdfast.log_files.segment_file import SegmentFile
 from holdfast.log_files.walked_blocks import WalkedBlocks
@@ -199,4 +200,28 @@ def test_damage_that_a_later_segment_proves_is_skipped_by_the_next_walk() -> Non
         assert places(walked) == [blocks[0].header.physical_offset]
         walked.advance(log.log.written_offset)
         assert places(walked) == [blocks[each].header.physical_offset for each in (0, 2)]
+        file.close()
+
+
+def test_a_block_that_is_completed_during_the_search_for_damage_is_no_damage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor if blocks that are written after it prove, before the search ends, that it is durable."""
+    with small_log() as log:
+        blocks = publish(log, [100] * 4, synced={2})
+        header = blocks[1].header
+        first, end = header.physical_offset, header.end_physical_offset
+        edit(log, first, end, EDITS["a header of zeros"])
+        searches = []
+
+        def interrupted(segment: Segment, start_offset: int) -> Iterator[Batch | Damage]:
+            found = next(scan_segment(segment, start_offset))
+            searches.append(found)
+            edit(log, first, end, lambda _: bytes(blocks[1].block))
+            return iter([found])
+
+        monkeypatch.setattr(walked_blocks, "scan_segment", interrupted)
+        file = SegmentFile.open(log.directory, 0)
+        assert places(walk(file)) == [block.header.physical_offset for block in blocks]
+        assert isinstance(searches[0], Damage)
         file.close()
