@@ -25,8 +25,8 @@ _SYNC_S = 0.005
 _DURABILITY = {"fast": "written", "slow": "fsync"}
 #: Messages of one link in a read.
 _MOST = 200
-#: More than any link sends in the time of a measurement.
-_MESSAGES = 1_500_000
+#: More than any link sends in a second: without messages, the client would wait for ever.
+_SENT_A_SECOND = 700_000
 
 
 def main() -> None:
@@ -63,7 +63,7 @@ async def _measure(mode: str, seconds: float) -> dict[str, float]:
     """Publish for some seconds; return the messages per second of each link."""
     names = ["fast"] if mode == "alone" else ["fast", "slow"]
     links = {
-        name: (_DURABILITY[name], LocalLink(handle, _MESSAGE, _MESSAGES))
+        name: (_DURABILITY[name], LocalLink(handle, _MESSAGE, int(seconds * _SENT_A_SECOND)))
         for handle, name in enumerate(names)
     }
     async with local_broker(links, credit=170) as broker:
