@@ -126,7 +126,8 @@ def test_a_walk_finds_what_a_scan_finds(
         patch.setattr(walked_blocks, "_MOST_BYTES", most_bytes)
         blocks = publish(log, sizes, synced)
         end = log.log.written_offset
-        cut_at = max(end - cut // ALIGNMENT * ALIGNMENT, log.durable_offset, log.log.min_offset)
+        first = blocks[0].header.physical_offset
+        cut_at = max(end - cut // ALIGNMENT * ALIGNMENT, log.durable_offset, first)
         edit(log, cut_at, end, lambda old: bytes(len(old)))
         header = blocks[damaged % len(blocks)].header
         if damage is not None and header.end_physical_offset <= cut_at:
