@@ -182,7 +182,7 @@ class WalkedBlocks:
             if not self._is_proven_durable(damage):
                 return False
             # The broker may have written a block here after these bytes were read, and then the
-            # blocks that prove it durable. So the bytes count only if they are read after the proof.
+            # blocks that prove it durable. So the bytes count only if read after the proof.
             damage = self._find_damage(at)
             if damage is None:
                 return True
