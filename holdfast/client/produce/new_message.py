@@ -112,11 +112,9 @@ def message_too_large(what: str, size: int, limit: int) -> MessageTooLarge:
     )
 
 
-def as_born_us(born_timestamp_ms: Time | None) -> int | None:
-    """Return a born time in microseconds since 1970; None if none is given. Raises TypeError, and
-    ValueError for a time that a batch cannot store."""
-    if born_timestamp_ms is None:
-        return None
+def as_born_us(born_timestamp_ms: Time) -> int:
+    """Return a born time in microseconds since 1970. Raises TypeError, and ValueError for a time
+    that a batch cannot store."""
     born_us = as_timestamp_ms(born_timestamp_ms) * 1000
     if born_us > _LATEST_US:
         raise ValueError(f"born_timestamp_ms is at most {_LATEST_US // 1000}: {born_timestamp_ms}")
