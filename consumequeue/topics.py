@@ -3,8 +3,7 @@
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-
-import msgspec
+from typing import NamedTuple
 
 from holdfast.consumequeue.errors import InvalidName, UnknownQueue
 
@@ -52,7 +51,7 @@ class Topic:
         return self.queue_count // self.priority_levels
 
 
-class QueueState(msgspec.Struct, frozen=True):
+class QueueState(NamedTuple):
     """Where a queue begins and ends. `bytes` is the stored size from min_offset to max_offset."""
 
     queue: int

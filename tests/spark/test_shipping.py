@@ -22,6 +22,7 @@ from holdfast.spark.source import HoldfastDataSource
 from holdfast.spark.stream.source import HoldfastStreamReader
 from holdfast.spark.write.sink import HoldfastStreamWriter, RowWriter
 from tests.cluster.clusters import python_with
+from tests.support.tree.layers import MODULES, own_imports
 
 PACKAGE = Path(holdfast.__file__).parent
 LIBRARIES = (*EXECUTORS_NEED, "pyspark", "py4j")
@@ -80,6 +81,19 @@ def test_an_executor_needs_only_the_listed_packages(archived: Path, tmp_path: Pa
     program = "import holdfast.spark.source as s, holdfast.spark.read.fetch; print(s.__file__)"
     path = run(python, program, tmp_path, PYTHONPATH=str(archived)).decode().strip()
     assert path == f"{archived}/holdfast/spark/source.py"
+
+
+def test_an_executor_can_import_all_that_reading_and_writing_use(
+    archived: Path, tmp_path: Path
+) -> None:
+    parts = ("spark", "holdfast.arrow", "holdfast.log_files")
+    used = {each for each in MODULES if each.startswith(parts)}
+    for each in tuple(used):  # imports within functions, too
+        used.update(own for _, own in own_imports(MODULES[each], at_runtime=True))
+    names = sorted(f"holdfast.{each}".replace("holdfast.holdfast", "holdfast") for each in used)
+    python = python_with(LIBRARIES, tmp_path / "python")
+    program = f"import importlib\nfor name in {names}: importlib.import_module(name)"
+    run(python, program, tmp_path, PYTHONPATH=str(archived))
 
 
 @pytest.mark.parametrize("missing", EXECUTORS_NEED)
