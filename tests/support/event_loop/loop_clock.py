@@ -7,6 +7,10 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, cast
 
+#: Timers fire this much too early, because sums of short times are not exact: on machines that have
+#: run for long, the loop's time is a large number.
+_RESOLUTION_S = 1e-6
+
 
 class _Timer:
     """What `call_at` returns."""
@@ -49,7 +53,7 @@ class LoopClock:
     async def advance(self, seconds: float) -> None:
         """Let this much time pass. Return when the timers that are then due have fired."""
         self._now_s += seconds
-        while self._timers and self._timers[0][0] <= self._now_s:
+        while self._timers and self._timers[0][0] <= self._now_s + _RESOLUTION_S:
             self._loop.call_soon(heappop(self._timers)[2].fire)
             await asyncio.sleep(0)
 
