@@ -59,15 +59,20 @@ class DeadlineTimer:
         self._deadline_ms: int | None = None
         #: When `_handle` fires.
         self._fires_ms = 0
+        #: Whether that time had passed when `_handle` was set.
+        self._fires_at_once = False
 
     def set(self, deadline_ms: int | None) -> None:
         """Set the time of the call; it replaces the time set before. None cancels the call."""
         self._deadline_ms = deadline_ms
         if deadline_ms is None:
             return
-        is_due = deadline_ms <= self._clock.last_ms  # also if the clock has jumped
-        if self._handle is None or deadline_ms < self._fires_ms or is_due:
+        if self._handle is None:
             self._start(deadline_ms)
+        elif not self._fires_at_once:  # otherwise calls in each iteration could postpone it forever
+            is_due = deadline_ms <= self._clock.last_ms  # also if the clock has jumped
+            if is_due or deadline_ms < self._fires_ms:
+                self._start(deadline_ms)
 
     def stop(self) -> None:
         """Cancel the timer."""
@@ -79,8 +84,9 @@ class DeadlineTimer:
         if self._handle is not None:
             self._handle.cancel()
         # Add one millisecond: the loop may call slightly too early, and then nothing is due yet.
-        delay_s = max(0, deadline_ms - self._clock.now_ms() + 1) / 1000
-        self._fires_ms = deadline_ms
+        now_ms = self._clock.now_ms()
+        delay_s = max(0, deadline_ms - now_ms + 1) / 1000
+        self._fires_ms, self._fires_at_once = deadline_ms, deadline_ms <= now_ms
         self._handle = self._loop.call_later(delay_s, self._fire)
 
     def _fire(self) -> None:

@@ -111,3 +111,25 @@ async def test_a_deadline_that_a_jump_of_the_clock_has_passed_fires_at_once() ->
     assert timer.clock.now_ms() == 10_000
     timer.timer.set(6_000)
     assert await timer.passes(1) == [10_001]
+
+
+async def test_a_due_timer_fires_although_its_deadline_is_set_again_in_each_iteration() -> None:
+    timer = _Timer()
+    loop = asyncio.get_running_loop()
+    fired_before: list[int] = []
+
+    def set_again(left: int = 100) -> None:
+        timer.clock.now_ms()
+        timer.timer.set(10)
+        fired_before.append(len(timer.fired))
+        if left:
+            loop.call_soon(set_again, left - 1)
+
+    timer.timer.set(10)
+    await timer.passes(10)
+    loop.call_soon(set_again)
+    loop.call_soon(set_again)
+    await timer.passes(10)
+    while len(fired_before) < 202:
+        await asyncio.sleep(0)
+    assert 1 in fired_before
