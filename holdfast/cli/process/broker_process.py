@@ -27,6 +27,7 @@ from holdfast.cli.process.garbage_freezer import GarbageFreezer
 from holdfast.cli.process.service_manager import ServiceManager
 from holdfast.commitlog.disk.owned_files import UnsafeFile
 from holdfast.config import Config, changed_keys, unused_variables
+from holdfast.storage.machine_memory import machine_bytes
 
 _logger = logging.getLogger(__name__)
 
@@ -60,8 +61,7 @@ def run(config: Config) -> ExitCode:
     for variable in unused_variables(os.environ):
         _logger.warning("the environment variable %s is not used: it is not a setting", variable)
     act_as_owner(config.data_dir)
-    # This limit is lower on machines with little memory.
-    keep_freed_memory(config.http_api.max_request_bytes)
+    keep_freed_memory(machine_bytes())
     config = limit_connections(config)
     # SIGHUP must not end the process before the event loop handles it.
     for number in (signal.SIGHUP, *IGNORED_SIGNALS):

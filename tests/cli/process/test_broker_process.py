@@ -77,6 +77,17 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     return run
 
 
+def test_a_low_limit_of_requests_does_not_let_the_allocator_keep_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(broker_process, "keep_freed_memory", given.append)
+    monkeypatch.setattr(broker_process, "Broker", FakeBroker)
+    for http_api in (HttpConfig(), HttpConfig(max_request_bytes=1024)):
+        broker_process.run(Config(data_dir=Path("/d"), http_api=http_api))
+    assert given[0] == given[1]
+
+
 def test_a_signal_stops_it(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(FakeBroker) is ExitCode.OK
     assert FakeBroker.made.events == ["started", "stopped"]
