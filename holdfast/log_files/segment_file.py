@@ -179,8 +179,11 @@ class SegmentFile:
         return True
 
     def add_verified(self, first: int, end: int) -> None:
-        """Record that the payloads of all blocks from `first` to before `end` were verified."""
-        self._verified.append((first, end))
+        """Record that the payloads of all blocks from `first` to before `end` were verified. Only
+        files that may be mapped keep this record: each walk adds to it, and only readers of mapped
+        blocks use it."""
+        if self.may_map:
+            self._verified.append((first, end))
 
     def are_verified(self, places: Int64s) -> Bools:
         """Return for each block at these physical offsets whether its payload was verified."""

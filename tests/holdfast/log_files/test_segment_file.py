@@ -2,6 +2,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from holdfast.commitlog.format.segment_format import SEGMENT_HEADER_SIZE, SegmentHeader
@@ -117,3 +118,13 @@ def test_room_that_was_never_written_is_not_read(
     assert file.is_zero(START + SEGMENT_HEADER_SIZE)
     assert sum(sizes) < size // 2
     file.close()
+
+
+@pytest.mark.parametrize("may_map", [True, False])
+def test_only_a_file_that_may_be_mapped_records_what_was_verified(
+    file: SegmentFile, *, may_map: bool
+) -> None:
+    opened = SegmentFile.open(file.path.parent, START, may_map=may_map)
+    opened.add_verified(START + 5000, START + 6000)
+    places = np.array([START + 4999, START + 5000, START + 5999, START + 6000])
+    assert opened.are_verified(places).tolist() == [False, may_map, may_map, False]
