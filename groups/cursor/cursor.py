@@ -474,6 +474,7 @@ class Cursor:
         self.epoch = epoch_after(self.epoch)
         self.done = SettledOffsets(target)
         self.next = self.reserved_next = self.reserved_durable = target
+        self._reserve = 0
         self.seen_below = 0
         self.leases.remove_all()
         self.delays = Deadlines()

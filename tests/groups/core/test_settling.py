@@ -225,6 +225,17 @@ def test_the_reserve_is_four_times_what_was_delivered_since_the_last_commit() ->
     assert stage.ask(max_messages=900).commit_first
 
 
+def test_after_a_seek_the_reserve_is_small_again() -> None:
+    stage = new_stage(9_000, max_in_flight=9_999, max_in_flight_per_member=9_999)
+    stage.take(max_messages=900)
+    stage.commit()
+    stage.group.seek((1, 0), 0)
+    stage.take("a", 1)
+    stage.commit()
+    stage.restart()
+    assert stage.offsets("b", 1) == [1 + 1024]
+
+
 def test_a_redelivery_waits_for_a_commit() -> None:
     stage = new_stage(3)
     messages = stage.take(max_messages=1)
