@@ -137,7 +137,7 @@ class RowEncoder:
         """Whether `_alike` was determined."""
 
     def _read_columns(self, batch: Batch) -> None:
-        """Read the columns that most messages which are published alone do not have."""
+        """Read the other columns. A message that was published alone seldom has them."""
         first, end = self.first_row, self.end_row
         self._tags = _texts(batch.tag_offsets, batch.tags, first, end)
         self._keys = _texts(batch.key_offsets, batch.keys, first, end)

@@ -101,8 +101,8 @@ class Peer(Protocol):
         after it has used its link or session in a task or callback of its own."""
 
     def flush_now(self) -> None:
-        """Send the output of the engine before other work of this event loop iteration, if none has
-        been sent in it. A node calls this for messages that a client waits for."""
+        """Send the output of the engine now, unless output waits already for the end of this event
+        loop iteration. A node calls this for messages that a client waits for."""
 
     def detach(self, link: Link, error: AmqpError) -> None:
         """Detach a link for an error that its node found, and stop the node."""

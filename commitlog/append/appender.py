@@ -138,7 +138,8 @@ class SyncQueue(Protocol):
 
     @property
     def has_single_requests(self) -> bool:
-        """Whether no request waits for the next sync, and the last sync completed only one."""
+        """Whether no request waits for the next sync, and the last sync completed at most one
+        request."""
 
     def put_written(self, requests: list[AppendRequest]) -> None:
         """Notify the sync thread of new writes. After the sync that covers these writes, it

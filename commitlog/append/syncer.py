@@ -57,8 +57,8 @@ class Syncer:
 
     @property
     def has_single_requests(self) -> bool:
-        """Whether no request waits for the next sync, and the last sync completed only one. Any
-        thread may call this."""
+        """Whether no request waits for the next sync, and the last sync completed at most one
+        request. Any thread may call this."""
         return self._last_count <= 1 and not self._waiting
 
     def start(self) -> None:

@@ -279,8 +279,9 @@ class QueueReader:
         return []
 
     def _exceeds_loop(self, places: list[Place], most_bytes: int) -> bool:
-        """Return whether the newest blocks of several places have more than `most_bytes`, and the
-        first of them is not in memory: then a reader thread reads all of them faster."""
+        """Return whether a reader thread would read these places faster than the event loop: the
+        newest blocks of several places have more than `most_bytes` together, and the first of
+        these blocks is not in memory."""
         if len(places) < 2:
             return False
         first, size = places[0].cq.newest, 0

@@ -49,7 +49,8 @@ MAX_NEEDS = 1024
 RETRY_PAUSES_S = (0.05, 0.5, 2.0)
 #: Key hashes have 32 bits. This bit is added, so that the number of a key is never 0.
 _HAS_KEY = 1 << 32
-#: A batch of one message without these columns has a head that follows from its header.
+#: If a batch of one message has none of these columns, the batch's header is enough to make the
+#: message's head.
 _HEAD_COLUMNS = KEYS | TAGS | PROPERTIES | EXPIRES
 
 

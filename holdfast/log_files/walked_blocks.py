@@ -81,8 +81,9 @@ class WalkedBlocks:
         self.is_ended = self.is_ended or self.end >= self._file.end_offset
 
     def _add_blocks(self, border: int) -> None:
-        """Add the blocks from `end` on, up to the first one that is incomplete. Blocks wait until a
-        header after them proves that they were durable. The rest is verified at last."""
+        """Add the blocks from `end` on, up to the first one that is incomplete. A block is added
+        when a header after it proves that it was durable. The blocks that no header proves are
+        verified at the end."""
         waiting: deque[Headers] = deque()
         for headers in self._walk_headers(border):
             self.durable_offset = max(self.durable_offset, int(headers["durable_offset"].max()))

@@ -62,8 +62,8 @@ class Source(Protocol[F]):
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the last range ended where all messages end, as far as the source knows. Then the
-        next fetch probably waits for new messages."""
+        """Whether the last range reached the end of every queue, as far as the source knows. Then
+        the next fetch probably waits for new messages."""
 
     async def fetch(self) -> F | None:
         """Return the next range, which may be empty; None at the end (only without `follow`)."""
