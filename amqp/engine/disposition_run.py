@@ -49,6 +49,8 @@ def read_run(
     first = found.first
     head, tail = buffer[at : at + id_at], buffer[at + id_at + 4 : after]
     count = 1
+    if found.last is not None:
+        most = 1  # the next frame would differ in `last`, too
     while count < most:
         following = ((first + count) & 0xFFFFFFFF).to_bytes(4, "big")
         if buffer[after : after + size] != b"%b%b%b" % (head, following, tail):

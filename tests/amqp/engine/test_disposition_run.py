@@ -99,6 +99,15 @@ def test_a_run_has_the_effect_of_its_frames(
     assert parts[0][3] + parts[1][3] == expected[3]
 
 
+def test_a_range_that_ends_before_it_begins_settles_nothing_in_a_run() -> None:
+    run, single = Sending(0), Sending(0)
+    octets = octets_of(
+        [Disposition(True, first, 0, True, Accepted()) for first in (0, 1, 2)], is_wide=False
+    )
+    assert run.receive(octets) == single.receive(bytearray(octets))
+    assert 1 in [delivery_id for delivery_id, _ in run.session.outgoing_unsettled]
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=4), st.booleans())
 def test_changed_bytes_have_the_same_effect(edits: list[tuple[int, int]], is_wide: bool) -> None:
