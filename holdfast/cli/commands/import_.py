@@ -1,7 +1,8 @@
 """holdfast import: publish the messages of a file that `holdfast export` wrote."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,8 +41,9 @@ def import_(client: "Client", topic: str, file: Path, durability: "Durability | 
     """
     started = time.perf_counter()
     with _open(file) as source:
+        messages = _begin(source, file)
         queue_of = _make_router(source.shape, _find_shape(client, topic, source.shape))
-        count, size_bytes, last = _send(client, topic, durability, source, queue_of, file)
+        count, size_bytes, last = _send(client, topic, durability, source, messages, queue_of, file)
     write_json_line(
         {
             "topic": topic,
@@ -63,6 +65,20 @@ def _open(file: Path) -> TableFile:
         raise Failure(f"{file}: {error}", ExitCode.USAGE) from error
     except ModuleNotFoundError as error:
         raise PackageMissing("pyarrow", "arrow") from error
+
+
+def _begin(source: TableFile, file: Path) -> Iterator[Outgoing]:
+    """Return the messages. The first one is read now, so that a file that has no messages in it
+    creates no topic."""
+    messages = source.messages()
+    try:
+        return chain([next(messages)], messages)
+    except StopIteration:
+        return iter(())
+    except LineError as error:
+        raise Failure(f"{file}, {error}") from error
+    except (ValueError, TypeError) as error:
+        raise Failure(f"{file}: {error}", ExitCode.USAGE) from error
 
 
 def _find_shape(client: "Client", topic: str, exported: QueueShape | None) -> QueueShape:
@@ -107,6 +123,7 @@ def _send(
     topic: str,
     durability: "Durability | None",
     source: TableFile,
+    messages: Iterator[Outgoing],
     queue_of: Callable[[Outgoing], int | None],
     file: Path,
 ) -> "tuple[int, int, PublishResult | None]":
@@ -120,7 +137,7 @@ def _send(
             progress("messages", in_bytes=source.in_bytes) as show,
             client.producer(topic, durability=durability) as producer,
         ):
-            for message in source.messages():
+            for message in messages:
                 count += 1
                 handle = producer.send(
                     message.body,

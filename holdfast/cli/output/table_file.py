@@ -45,7 +45,7 @@ def open_table_file(
     path: Path, form: Form, schema: "pa.Schema", shape: TopicShape
 ) -> Iterator[Write]:
     """Yield the function that writes a record batch to the file. If the context ends with an error,
-    there is no file, and an existing file is unchanged. Raises OSError."""
+    there is no file, and an existing file is unchanged. Raises OSError, which names the file."""
     part = path.with_name(f".{path.name}.part")
     metadata = {
         TOPIC: shape.topic.encode(),
@@ -59,9 +59,11 @@ def open_table_file(
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             part.unlink()
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a failed write() has no name, and pyarrow's error neither
         raise
 
 
@@ -99,21 +101,30 @@ def _write_arrow(file: BinaryIO, schema: "pa.Schema") -> Iterator[Write]:
 @contextmanager
 def _write_ndjson(file: BinaryIO, schema: "pa.Schema") -> Iterator[Write]:
     import msgspec
+    import pyarrow as pa
 
     encoder = msgspec.json.Encoder()
+    # Integers instead of datetimes: pyarrow makes a datetime of each with the zone's name, and
+    # while it looks up the zone it turns a KeyboardInterrupt into an ArrowInvalid.
+    plain = pa.schema(
+        field.with_type(pa.int64()) if pa.types.is_timestamp(field.type) else field
+        for field in schema.remove_metadata()
+    )
 
     def write(batch: "pa.RecordBatch") -> None:
-        file.write(encoder.encode_lines([_json_object(row) for row in batch.to_pylist()]))
+        rows = batch.cast(plain).to_pylist()
+        file.write(encoder.encode_lines([_json_object(row) for row in rows]))
 
     yield write
 
 
 def _json_object(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row as `pull` prints a message. A body that is not UTF-8 becomes base64."""
+    """Return a row, whose times are in microseconds, as `pull` prints a message. A body that is not
+    UTF-8 becomes base64."""
     fields: dict[str, Any] = {}
     for name, value in row.items():
         if name.endswith("_timestamp"):
-            fields[f"{name}_ms"] = 0 if value is None else round(value.timestamp() * 1000)
+            fields[f"{name}_ms"] = 0 if value is None else round(value / 1000)
         elif name == "properties":
             fields[name] = dict(value)
         elif name == "body":

@@ -1,6 +1,8 @@
 """holdfast export and holdfast import: what is exported is imported with nothing changed."""
 
+import errno
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 pa = pytest.importorskip("pyarrow", reason="no pyarrow here (pip install 'holdfast[arrow]')")
 from pyarrow import parquet  # noqa: E402
 
+from holdfast.cli.output.table_file import TopicShape, open_table_file  # noqa: E402
 from holdfast.client import Client, Message  # noqa: E402
 from holdfast.testing import RunningBroker  # noqa: E402
 from tests.cli.conftest import Run, assert_refused, lines  # noqa: E402
@@ -228,6 +231,45 @@ def test_a_failed_export_leaves_no_file(holdfast: Run, client: Client, tmp_path:
     )
     assert [path.name for path in tmp_path.iterdir()] == ["f.arrow"]
     assert file.read_text() == "before"
+
+
+def test_a_full_disk_is_reported_with_the_name_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "f.ndjson"
+    batch = pa.record_batch({"queue": [0]})
+    with (
+        pytest.raises(OSError, match=r"No space left on device: '.*f\.ndjson'"),
+        open_table_file(file, "ndjson", batch.schema, TopicShape("orders", 1, 1)),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_times_are_written_as_json_without_a_time_zone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Once pyarrow looked up the zone for each time, and made an ArrowInvalid of Ctrl-C meanwhile.
+    monkeypatch.setitem(sys.modules, "zoneinfo", None)
+    monkeypatch.setitem(sys.modules, "pytz", None)
+    file = tmp_path / "f.ndjson"
+    times = pa.array([1_700_000_000_123_000, None], pa.timestamp("us", tz="UTC"))
+    batch = pa.record_batch({"queue": [0, 1], "born_timestamp": times})
+    with open_table_file(file, "ndjson", batch.schema, TopicShape("orders", 2, 1)) as write:
+        write(batch)
+    assert [row["born_timestamp_ms"] for row in map(json.loads, file.read_text().splitlines())] == [
+        1_700_000_000_123,
+        0,
+    ]
+
+
+def test_a_file_without_messages_creates_no_topic(
+    holdfast: Run, client: Client, tmp_path: Path
+) -> None:
+    file = tmp_path / "f"
+    file.write_text("neither Parquet nor Arrow nor JSON\n")
+    done = holdfast("import", "never", str(file))
+    assert_refused(done, 1, "f, line 1: it is not a message")
+    assert "were published" not in done.stderr
+    assert "never" not in [topic.topic for topic in client.topics()]
 
 
 def test_files_that_are_no_messages_are_refused(
