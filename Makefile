@@ -131,7 +131,7 @@ wheels: $(READY)  ## dist/: the wheels holdfast and holdfast-client, which are i
 	$(BIN)/python -m build --wheel --outdir dist .
 
 # Asks PyPI for the tools and for known vulnerabilities. Publishes nothing.
-release: $(READY)  ## dist/: source archive, both wheels, SBOM, checksums, all checked; of what is committed
+release: $(READY)  ## dist/: source archive, both wheels, SBOM, provenance, checksums, all checked; of what is committed
 	packaging/release/build $(BIN)/python
 
 clean:  ## remove everything that these verbs made
