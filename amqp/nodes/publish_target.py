@@ -17,7 +17,7 @@ messages are stored. Other links continue.
 import asyncio
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any, NamedTuple
 
 from holdfast.amqp.conditions_of import amqp_error, publish_outcome
@@ -27,6 +27,7 @@ from holdfast.amqp.engine.session import Session
 from holdfast.amqp.messages.sections import Sections
 from holdfast.amqp.messages.to_rows import Columns, Rules, column, to_columns
 from holdfast.amqp.nodes.addresses import Kind, parse_address
+from holdfast.amqp.nodes.group_access import ensure_topic
 from holdfast.amqp.nodes.node import Peer
 from holdfast.amqp.nodes.suspended_links import LinkKey, publishes_ended
 from holdfast.amqp.nodes.temporary import TemporaryNode
@@ -117,6 +118,8 @@ class PublishTarget:
         self._counted = 0
         """How many of them are counted against the limits of suspended links."""
         self._count_resumable(len(self._resumable))
+        self._relayed: list[Delivery] = []
+        """The deliveries that wait, in order, until the topic of the first one is created."""
         self._given_address = address_of(attach)
         self._turn = 0
         """The queue, within a priority level, of the last messages without a key."""
@@ -217,16 +220,65 @@ class PublishTarget:
     # ---- Storing
 
     def _store_each(self, deliveries: Sequence[Delivery]) -> None:
-        """Store deliveries whose messages name their destinations."""
+        """Store deliveries whose messages name their destinations. If a topic must be created
+        first, its messages and all later messages of the link wait for that."""
+        if self._relayed:
+            self._wait_for_topic(deliveries)
+            return
+        stored = 0
         # Only neighbours are stored together, because a queue keeps the order of the link.
         for address, of_address in groupby(deliveries, self._address):
             some = list(of_address)
             try:
                 destination = self._find(address)
+            except UnknownTopic as error:
+                if self._parts.topics_config.auto_create_topics:
+                    self._wait_for_topic(deliveries[stored:])
+                    self._begin_topic(error.topic)
+                    return
+                self._refuse(some, error)
             except (AmqpError, StoreError, Denied) as error:
                 self._refuse(some, error)
             else:
                 self._store(some, destination)
+            stored += len(some)
+
+    def _wait_for_topic(self, deliveries: Sequence[Delivery]) -> None:
+        """Keep deliveries until a topic is created. Release those that would need more memory than
+        `max_incoming_bytes`, except for the first one."""
+        size = sum([len(each.message) for each in self._relayed])
+        most = self._parts.config.max_incoming_bytes
+        for index, each in enumerate(deliveries):
+            size += len(each.message)
+            if size > most and self._relayed:
+                self._end(deliveries[index:], Released())
+                self._withhold_credit(RETRY_S)
+                return
+            self._relayed.append(each)
+
+    def _begin_topic(self, name: str) -> None:
+        """Begin to create the topic of the first message that waits."""
+        creation = self._loop.create_task(_create_topic(self._peer, name), name="amqp-relay")
+        self._publishes[creation] = self._relayed
+        creation.add_done_callback(self._topic_created)
+
+    def _topic_created(self, creation: asyncio.Future[None]) -> None:
+        """Store what has waited for a topic, or refuse the messages of this topic."""
+        waited, self._relayed = self._relayed, []
+        del self._publishes[creation]
+        if creation.cancelled():
+            return  # the broker ends
+        error = creation.exception()
+        if error is not None:
+            assert isinstance(error, Exception)
+            address = self._address(waited[0])
+            refused = list(takewhile(lambda each: self._address(each) == address, waited))
+            self._refuse(refused, error)
+            waited = waited[len(refused) :]
+        for some in _portions(waited):
+            self._store_each(some)
+        self._renew_credit()
+        self._peer.flush()
 
     @staticmethod
     def _address(delivery: Delivery) -> str | AmqpError:
@@ -450,6 +502,10 @@ class PublishTarget:
         self._pause = None
         self._renew_credit()
         self._peer.flush()
+
+
+async def _create_topic(peer: Peer, name: str) -> None:
+    await ensure_topic(peer, name)
 
 
 def address_of(attach: Attach | None) -> str | None:

@@ -500,7 +500,8 @@ async def test_the_relay_stores_each_message_where_it_says(node: Publishing) -> 
     assert accepted == [0, 1, 2, 10]
     refused = [condition(each) for each in outcomes if each != ACCEPTED]
     assert refused == [
-        *("amqp:not-found", "amqp:unauthorized-access", "amqp:not-found", "amqp:not-found"),
+        *("amqp:unauthorized-access", "amqp:unauthorized-access"),
+        *("amqp:not-found", "amqp:not-found"),
         *("amqp:invalid-field", "amqp:invalid-field", "amqp:invalid-field"),
     ]
     assert await node.bodies("orders") == [b"1", b"3", b"4"]
@@ -508,3 +509,49 @@ async def test_the_relay_stores_each_message_where_it_says(node: Publishing) -> 
     assert await node.bodies("secret") == []
     tags = [batch.tag(row) for batch, row in await node.rows("orders")]
     assert tags == [None, "KEY", None]
+
+
+async def test_the_relay_creates_a_topic_and_keeps_the_order(node: Publishing) -> None:
+    link = await node.sender(name="relay")
+    messages = [to("orders", b"1"), to("new", b"2"), to("new", b"3"), to("orders", b"4")]
+    ids = []
+    for message in [*messages, to("newer", b"5"), to("new", b"6")]:  # each in a read of its own
+        ids.append(link.send(message))
+        node.pair.pump()
+    assert await node.outcomes(ids) == [ACCEPTED] * 6
+    assert await node.bodies("orders") == [b"1", b"4"]
+    assert await node.bodies("new") == [b"2", b"3", b"6"]
+    assert await node.bodies("newer") == [b"5"]
+    assert node.store.table.get("new").queue_count == 1
+    assert node.target(link).unconfirmed == 0
+
+
+async def test_only_messages_of_the_topic_that_cannot_be_created_are_refused(
+    node: Publishing,
+) -> None:
+    grants = [*parse_grants("publish:*"), *parse_grants("admin:=mine")]
+    node.principal = Principal("p", grants)
+    link = await node.sender(name="relay")
+    outcomes = await node.publish(
+        link, [to("theirs"), to("theirs"), to("mine", b"1"), to("/topics/mine", b"2")]
+    )
+    assert [condition(each) for each in outcomes[:2]] == ["amqp:unauthorized-access"] * 2
+    assert outcomes[2:] == [ACCEPTED] * 2
+    assert await node.bodies("mine") == [b"1", b"2"]
+
+
+async def test_what_waits_for_a_topic_is_bounded_and_outlives_the_link() -> None:
+    async with publishing(max_incoming_bytes=4096) as node:
+        link = await node.sender(name="relay")
+        outcomes = await node.publish(link, [to("new", b"x" * 3000), to("new", b"y" * 3000)])
+        assert outcomes == [ACCEPTED, Released()]
+        link = await node.sender(name="relay", snd_settle_mode=1)
+        link.send(to("newest", b"last"), settled=True)
+        link.detach()
+        node.pair.pump()
+        await until(lambda: node.store.table.find("newest") is not None)
+        await until(lambda: node.store.reading.max_offset((_id_of(node, "newest"), 0)) == 1)
+
+
+def _id_of(node: Publishing, topic: str) -> int:
+    return node.store.table.get(topic).topic_id

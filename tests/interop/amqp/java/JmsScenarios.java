@@ -167,11 +167,10 @@ final class JmsScenarios {
             MessageProducer anywhere = session.createProducer(null);
             Queue first = session.createQueue(name + "-1");
             Queue second = session.createQueue(name + "-2");
-            // A queue is made when a link is attached to it, not when a message names it.
-            MessageConsumer atFirst = session.createConsumer(first);
-            MessageConsumer atSecond = session.createConsumer(second);
             anywhere.send(first, session.createTextMessage("to the first"));
             anywhere.send(second, session.createTextMessage("to the second"));
+            MessageConsumer atFirst = session.createConsumer(first);
+            MessageConsumer atSecond = session.createConsumer(second);
             expect(List.of("to the first"), take(atFirst, 1));
             expect(List.of("to the second"), take(atSecond, 1));
         }
