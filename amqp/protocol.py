@@ -202,8 +202,8 @@ class AmqpConnection(asyncio.Protocol):
             self._write()
             self.flush()
 
-    def detach(self, link: Link, error: AmqpError) -> None:
-        """Detach a link with an error, and stop its node."""
+    def detach(self, link: Link, error: AmqpError | None) -> None:
+        """Detach a link, with an error if there is one, and stop its node."""
         self._sessions.detach(link, error)
         self.flush()
 

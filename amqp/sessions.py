@@ -112,9 +112,11 @@ class Sessions:
         self._room.close()
         del self._peer
 
-    def detach(self, link: Link, error: AmqpError) -> None:
-        """Detach a link with an error, and stop its node."""
+    def detach(self, link: Link, error: AmqpError | None) -> None:
+        """Detach a link, with an error if there is one, and stop its node. A link whose attach is
+        not answered yet must get an error."""
         if link.state is LinkState.ATTACH_RECEIVED:
+            assert error is not None
             link.refuse(error)
         else:
             link.detach(error)

@@ -206,8 +206,8 @@ class LocalBroker:
 
     flush_now = flush
 
-    def detach(self, link: Link, error: AmqpError) -> None:
-        raise error
+    def detach(self, link: Link, error: AmqpError | None) -> None:
+        raise error or RuntimeError(f"{link.name} was detached")
 
     def receive(self, octets: bytes) -> None:
         """Process bytes of the client."""

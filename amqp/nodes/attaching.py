@@ -187,11 +187,16 @@ async def _make_temporary(
 
 
 def _detach(peer: Peer, link: IncomingLink | OutgoingLink) -> Callable[[LinkFailed], None]:
-    """Return a function that detaches a link, for the end of its temporary node."""
+    """Return a function that detaches a link, for the end of its temporary node.
+
+    The detach of a sending link has no error: it is normal that a client which got its replies
+    ends before its server closes the link, and many client libraries end the whole program for an
+    error of a link.
+    """
 
     def detach(error: LinkFailed) -> None:
         if link.is_attached:
-            peer.detach(link, error)
+            peer.detach(link, None if isinstance(link, IncomingLink) else error)
             peer.flush()
 
     return detach

@@ -104,8 +104,8 @@ class Peer(Protocol):
         """Send the output of the engine now, unless output waits already for the end of this event
         loop iteration. A node calls this for messages that a client waits for."""
 
-    def detach(self, link: Link, error: AmqpError) -> None:
-        """Detach a link for an error that its node found, and stop the node."""
+    def detach(self, link: Link, error: AmqpError | None) -> None:
+        """Detach a link for an error that its node found, or without one, and stop the node."""
 
 
 class ReplyLink(Protocol):

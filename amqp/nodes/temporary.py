@@ -69,7 +69,7 @@ _LOOK_S = 1.0
 
 
 Detach = Callable[[LinkFailed], None]
-"""Detaches a link with an error."""
+"""Detaches a link. The error is for a link that receives from the node."""
 
 
 class Asked(NamedTuple):

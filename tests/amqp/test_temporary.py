@@ -87,7 +87,8 @@ async def test_a_node_is_private_to_its_connection_and_ends_with_it(tmp_path: Pa
             backlog = await you.client.sender(you.session, source.address)
             await you.client.outcomes(await you.client.send(backlog, data_message(b"late")))
         await until(lambda: not names(broker))
-        assert str((await you.client.detached(backlog)).condition) == "amqp:resource-deleted"
+        # An error would end servers that keep a link for each client, such as Proton's example.
+        assert await you.client.detached(backlog) is None
         gone = await you.client.sender(you.session, source.address, "again")
         assert await you.refused(gone) == "amqp:not-found"
 

@@ -79,7 +79,7 @@ class Publishing:
     def flush_now(self) -> None:
         self.flushes += 1
 
-    def detach(self, link: Link, error: AmqpError) -> None:
+    def detach(self, link: Link, error: AmqpError | None) -> None:
         link.detach(error)
         self.targets.pop(link).stop(is_closed=True)
 
