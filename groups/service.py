@@ -429,6 +429,12 @@ class GroupService:
         server = self._by_name.get(group)
         return server is not None and inspecting.may_return(server, receipt)
 
+    def would_die(self, group: str, receipt: Receipt) -> bool:
+        """Return whether the message of a receipt has `max_attempts - 1` failures, so that one more
+        makes it a dead letter. Return False if the group or its queue does not exist any more."""
+        server = self._by_name.get(group)
+        return server is not None and inspecting.would_die(server, receipt)
+
     async def seek(
         self, group: str, target: SeekTarget, *, check_topic: CheckTopic = allow_all
     ) -> Mapping[str, Mapping[int, int]]:

@@ -36,7 +36,7 @@ from holdfast.amqp.wire.conditions import (
     RESOURCE_LIMIT_EXCEEDED,
     LinkFailed,
 )
-from holdfast.amqp.wire.performatives import Accepted, TransactionalState
+from holdfast.amqp.wire.performatives import Accepted, Released, TransactionalState
 from holdfast.amqp.wire.types import Symbol
 from holdfast.consumequeue.errors import StateUnavailable, StoreError, UnknownGroup
 from holdfast.groups.service_types import Delivery, Receipt, ReceiveRequest, Status, Verb
@@ -163,7 +163,8 @@ class LeasedSource:
             self._work.fail(LinkFailed(RESOURCE_DELETED, str(error)))
 
     def stop(self, *, is_closed: bool) -> None:
-        """Leave the group. Unsettled messages get the default outcome of the link."""
+        """Leave the group. Unsettled messages get the default outcome of the link, but this alone
+        makes no message a dead letter (`_end_unsettled`)."""
         if self._work.is_stopped:
             return
         running = self._work.stop()
@@ -178,10 +179,27 @@ class LeasedSource:
         # Leaving the group would release the messages too, but later than this iteration.
         with suppress(UnknownGroup):
             for first in range(0, len(receipts), SETTLED_AT_ONCE):
-                part = receipts[first : first + SETTLED_AT_ONCE]
-                self._begin_settling(self._wanted.default_outcome, part)
+                self._end_unsettled(receipts[first : first + SETTLED_AT_ONCE], is_closed=is_closed)
         last = None if self._on_stop is None else self._on_stop(is_closed)
         self._leaving = asyncio.create_task(self._leave(running, last), name="amqp-leave")
+
+    def _end_unsettled(self, receipts: Sequence[Receipt], *, is_closed: bool) -> None:
+        """Give messages whose link has ended the default outcome of the link.
+
+        Clients such as Qpid JMS ask for the outcome modified(delivery-failed), but most of these
+        messages are ones that the client had prefetched and that no program saw. Therefore a link
+        that its client closes counts no failures. After any other end, the failure that would make
+        a message a dead letter is not counted.
+        """
+        groups, group, outcome = self._groups, self._wanted.group, self._wanted.default_outcome
+        ended: dict[bool, list[Receipt]] = {True: [], False: []}
+        """Whether the failure is not counted -> the messages."""
+        is_failure = settlement_of(outcome, self._config.modified_backoff).verb is Verb.NACK
+        for each in receipts:
+            ended[is_failure and (is_closed or groups.would_die(group, each))].append(each)
+        for is_spared, some in ended.items():
+            if some:
+                self._begin_settling(Released() if is_spared else outcome, some)
 
     async def finish(self) -> None:
         """Return once the link has left its group."""

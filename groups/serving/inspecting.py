@@ -126,6 +126,14 @@ def may_return(group: GroupServer, receipt: Receipt) -> bool:
     return receipt.epoch == cursor.epoch and not is_ended
 
 
+def would_die(group: GroupServer, receipt: Receipt) -> bool:
+    """Return whether one more failure of a message would make it a dead letter, as
+    `GroupService.would_die` describes."""
+    most = group.core.config.max_attempts
+    lane = group.core.lane((receipt.topic_id, receipt.queue))
+    return bool(most) and lane is not None and lane.cursor.failures(receipt.offset) + 1 >= most
+
+
 def _add_settlement(
     reply: MessageStateReply,
     cursor: Cursor,

@@ -76,7 +76,7 @@ class Client:
 
     def detach(self, link: Link, error: AmqpError) -> None:
         link.detach(error)
-        link.context.stop(is_closed=True)
+        link.context.stop(is_closed=False)
         self.flush()
 
     # -- the client's end ------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Client:
             await source.start()
         except LinkFailed as error:
             if link.context is not None:
-                link.context.stop(is_closed=True)
+                link.context.stop(is_closed=False)
             link.context = SimpleNamespace(stop=lambda *, is_closed: None)
             link.refuse(error)
             self.flush()
