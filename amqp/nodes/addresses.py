@@ -11,6 +11,7 @@
 | `/exchanges/X`, `/exchanges/X/KEY`               | EXCHANGE | topic X, messages with tag KEY |
 | `/temp/ID`                                       | TEMP     | a dynamic node                 |
 | `/management`                                    | MANAGER  | the HTTP API                   |
+| `$cbs`, `$management`, `NAME/$management`        | refused  | nodes of Azure's services      |
 
 The parts of a path are percent-decoded. `valid_name` replaces a name that is not allowed for topics
 by an allowed name.
@@ -23,7 +24,7 @@ from urllib.parse import unquote
 import msgspec
 
 from holdfast.amqp.termini.names import hashed_name
-from holdfast.amqp.wire.conditions import INVALID_FIELD, LinkFailed
+from holdfast.amqp.wire.conditions import INVALID_FIELD, NOT_IMPLEMENTED, LinkFailed
 from holdfast.consumequeue.errors import InvalidName
 from holdfast.consumequeue.topics import check_name
 
@@ -50,13 +51,23 @@ class Address(msgspec.Struct, frozen=True):
 
 
 _SCHEMES = {"queue://": Kind.QUEUE, "topic://": Kind.TOPIC}
+#: Nodes that Azure's clients expect. As topics they would store the clients' tokens and requests,
+#: and the clients would wait for replies.
+_NOT_IMPLEMENTED = ("$cbs", "$management")
 
 
 def parse_address(text: str) -> Address:
     """Return what an address names.
 
-    Raises LinkFailed (amqp:invalid-field) for an empty address and for a path not in the table.
+    Raises LinkFailed: amqp:invalid-field for an empty address and for a path not in the table,
+    amqp:not-implemented for an address that the table says is refused.
     """
+    if text.rpartition("/")[2] in _NOT_IMPLEMENTED:
+        raise LinkFailed(
+            NOT_IMPLEMENTED,
+            f"this broker has no {text!r}: log in with SASL PLAIN, whose password is the token, "
+            "and use the management of Holdfast, /management",
+        )
     for scheme, kind in _SCHEMES.items():
         if text.startswith(scheme):
             return Address(kind, _name(text, text.removeprefix(scheme)))

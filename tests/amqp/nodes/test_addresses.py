@@ -46,6 +46,14 @@ def test_a_path_that_names_nothing_is_refused(text: str) -> None:
     assert caught.value.condition == "amqp:invalid-field"
 
 
+@pytest.mark.parametrize("text", ["$cbs", "$management", "orders/$management"])
+def test_the_nodes_of_azure_are_refused(text: str) -> None:
+    # As topics they would keep the clients' tokens, and the clients would wait for replies.
+    with pytest.raises(LinkFailed, match="SASL PLAIN") as caught:
+        parse_address(text)
+    assert caught.value.condition == "amqp:not-implemented"
+
+
 @given(st.text(min_size=1, max_size=300))
 def test_every_name_has_a_valid_one(name: str) -> None:
     found = valid_name(name)
