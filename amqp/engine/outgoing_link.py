@@ -13,7 +13,13 @@ from holdfast.amqp.wire.conditions import MESSAGE_SIZE_EXCEEDED, LinkFailed
 from holdfast.amqp.wire.fast_disposition import encode_disposition
 from holdfast.amqp.wire.fast_transfer import TransferEncoder
 from holdfast.amqp.wire.frames import frame
-from holdfast.amqp.wire.performatives import Attach, Disposition, Flow, Transfer
+from holdfast.amqp.wire.performatives import (
+    Attach,
+    Disposition,
+    Flow,
+    Transfer,
+    encode_composite,
+)
 
 UNLIMITED_ROOM = DeliveryRoom()
 
@@ -145,17 +151,21 @@ class OutgoingLink(Link):
         self._wiring.windows.sent(len(ids))
         return ids
 
-    def resume(self, tag: bytes, state: Any, *, settled: bool, context: Any = None) -> int:
+    def resume(
+        self, tag: bytes, state: Any, *, settled: bool, message: bytes = b"", context: Any = None
+    ) -> int:
         """Resume a delivery that was unsettled when an earlier link of this name was lost, and that
         the receiver has in its attach. Return its new delivery-id. `state` is what this end knows
-        of the delivery. Call it only while `sendable` is above 0."""
+        of the delivery. Give the message, which must fit in a frame, if the receiver has no state.
+        Call it only while `sendable` is above 0."""
         assert self.sendable, "there is no credit, or no window"
         ids = self._ids.next(1)
         self._count_sent(ids, None if settled else Sent(self, context))
         transfer = Transfer(
             self.handle, ids[0], tag, 0, settled, state=state, resume=True
         )  # fmt: skip
-        self._wiring.writer.write(self._wiring.channel, transfer)
+        octets = frame(self._wiring.channel, encode_composite(transfer) + message)
+        self._wiring.writer.write_bytes(octets)
         self._wiring.windows.sent(1)
         return ids[0]
 

@@ -42,6 +42,10 @@ class Resumable:
         """Forget a delivery that is settled. Do nothing if it is not known."""
         self.states.pop(tag, None)
 
+    def forget_all(self, state: Any) -> None:
+        """Forget the deliveries with this state, an object."""
+        self.states = {tag: each for tag, each in self.states.items() if each is not state}
+
     def sender_attached(self, unsettled: Collection[Any] | None, *, is_incomplete: bool) -> None:
         """Apply the map of a sender that attaches the link again: forget the deliveries that the
         sender has settled. If the map is incomplete, the sender may have more of them."""

@@ -13,7 +13,7 @@
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from msgspec.structs import replace
@@ -35,6 +35,7 @@ from holdfast.amqp.nodes.publish_target import (
     address_of,
     destination_of,
 )
+from holdfast.amqp.nodes.stored_copies import MAYBE_STORED, find_copies
 from holdfast.amqp.nodes.subscribing import open_subscription
 from holdfast.amqp.nodes.subscription_lookup import SubscriptionLookup
 from holdfast.amqp.nodes.suspended_links import LinkKey
@@ -49,10 +50,14 @@ from holdfast.amqp.wire.conditions import (
     LinkFailed,
 )
 from holdfast.amqp.wire.performatives import Attach, Coordinator
-from holdfast.consumequeue.topics import check_queue
+from holdfast.commitlog.format.session_ids import publisher_hash
+from holdfast.consumequeue.topics import Topic, check_queue
 from holdfast.http_api.access.authorization import missing_grant
 
 _QUEUE, _TOPIC = "queue", "topic"
+#: A link has at most 1.5 times its credit of messages without outcome. The copies of this many
+#: times the credit suffice for eight links of a client to one topic.
+_COPIES_PER_CREDIT = 12
 #: The longest address. The broker keeps it while the link is attached.
 _MAX_ADDRESS_CHARACTERS = 1024
 
@@ -84,7 +89,10 @@ async def make_target(peer: Peer, session: Session, link: IncomingLink) -> tuple
     if destination is not None:
         link.max_message_bytes = destination.topic.config.max_message_bytes
     resumable = await _resumable(peer, link)
-    node = PublishTarget(peer, session, link, destination, resumable)
+    copies: Collection[bytes] = ()
+    if destination is not None:
+        copies = await _find_copies(peer, attach, destination.topic, resumable)
+    node = PublishTarget(peer, session, link, destination, resumable, copies)
     answer = Attach(
         link.name,
         link.handle,
@@ -97,9 +105,37 @@ async def make_target(peer: Peer, session: Session, link: IncomingLink) -> tuple
             capabilities=capabilities,
         ),
         max_message_size=link.max_message_bytes,
-        unsettled=dict(resumable.states) or None,
+        unsettled={
+            tag: None if state is MAYBE_STORED else state for tag, state in resumable.states.items()
+        }
+        or None,
     )
     return node, answer
+
+
+async def _find_copies(
+    peer: Peer, attach: Attach, topic: Topic, resumable: Resumable
+) -> Collection[bytes]:
+    """Return the digests of messages that the client may have sent on an earlier link. If there are
+    any, add those deliveries of its map whose outcomes neither end knows to `resumable`."""
+    tags = [
+        tag
+        for tag, state in (attach.unsettled or {}).items()
+        if state is None and tag not in resumable.states
+    ]
+    parts = peer.parts
+    if not tags or not parts.config.resume_timeout_ms:
+        return ()
+    async with parts.suspended.searching:
+        most = min(
+            _COPIES_PER_CREDIT * parts.config.publish_credit,
+            parts.suspended.room(peer.client, parts.config) - len(tags),
+        )
+        copies = await find_copies(parts.store, topic, publisher_hash(peer.container_id), most)
+    if copies:
+        for tag in tags:
+            resumable.keep(tag, MAYBE_STORED)
+    return copies
 
 
 async def _resumable(peer: Peer, link: IncomingLink) -> Resumable:

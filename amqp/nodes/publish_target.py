@@ -6,7 +6,8 @@
 A link that is lost may be attached again: the node keeps the tags and states of the deliveries that
 are not settled, and the next node of the link gets them. So no message is stored twice, if
 its sender asks for rcv-settle-mode second. With rcv-settle-mode first, the broker settles a
-delivery with its outcome; if the outcome is lost, the sender has to send the message again.
+delivery with its outcome; if the outcome is lost, the sender has to send the message again. Then,
+and after a restart of the broker, copies in the log are looked for (stored_copies.py).
 
 The messages of one link keep their order within a queue. A link may have at most 1.5 times
 `publish_credit` messages that are unconfirmed or that it may still send, whether or not the sender
@@ -15,7 +16,7 @@ messages are stored. Other links continue.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from itertools import groupby, takewhile
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from holdfast.amqp.messages.to_rows import Columns, Rules, column, to_columns
 from holdfast.amqp.nodes.addresses import Kind, parse_address
 from holdfast.amqp.nodes.group_access import ensure_topic
 from holdfast.amqp.nodes.node import Peer
+from holdfast.amqp.nodes.stored_copies import MAYBE_STORED, digest_of
 from holdfast.amqp.nodes.suspended_links import LinkKey, publishes_ended
 from holdfast.amqp.nodes.temporary import TemporaryNode
 from holdfast.amqp.wire.conditions import (
@@ -93,9 +95,11 @@ class PublishTarget:
         link: IncomingLink,
         destination: Destination | None,
         resumable: Resumable | None = None,
+        copies: Collection[bytes] = frozenset(),
     ) -> None:
         """`resumable` has the deliveries of an earlier link that the client may resume on this
-        one."""
+        one. If the state of one is MAYBE_STORED, its message is stored unless its digest is in
+        `copies`."""
         self._peer = peer
         self._session = session
         self._link = link
@@ -116,8 +120,9 @@ class PublishTarget:
         self._resumable = Resumable() if resumable is None else resumable
         """The deliveries that the client may resume. After `stop`, those of this link, too."""
         self._counted = 0
-        """How many of them are counted against the limits of suspended links."""
-        self._count_resumable(len(self._resumable))
+        """How many of them are counted against the limits of suspended links, with the copies."""
+        self._copies = copies
+        self._count_resumable(len(self._resumable) + len(copies))
         self._relayed: list[Delivery] = []
         """The deliveries that wait, in order, until the topic of the first one is created."""
         self._given_address = address_of(attach)
@@ -156,6 +161,7 @@ class PublishTarget:
     def _suspend(self) -> None:
         """Keep the deliveries that are not settled: the client may attach the link again."""
         resumable, peer = self._resumable, self._peer
+        resumable.forget_all(MAYBE_STORED)  # the next link searches for copies again
         for deliveries in self._publishes.values():
             for each in deliveries:
                 if not each.is_settled:
@@ -209,12 +215,20 @@ class PublishTarget:
             is_known, outcome = self._resumable.take(each.tag)
             self._count_resumable(-is_known)
             if is_known and not each.is_settled:
-                self._end([each], outcome)
+                if outcome is not MAYBE_STORED:
+                    self._end([each], outcome)
+                elif digest_of(each.message) in self._copies:
+                    self._end([each], _ACCEPTED)
+                else:
+                    each.is_resumed = False  # it is stored like a new one
                 continue
             # The sender has settled it; or it is not known here, and must be ignored (part 2.7.5).
             self.unconfirmed -= 1
             if not each.is_settled:
                 self._session.incoming_unsettled.remove(each.id)
+        if not self._resumable:
+            self._count_resumable(-len(self._copies))
+            self._copies = frozenset()
         return [each for each in deliveries if not each.is_resumed]
 
     # ---- Storing

@@ -48,6 +48,8 @@ class SuspendedLinks:
     def __init__(self) -> None:
         self._links: dict[bytes, SuspendedLink] = {}
         """The digest of a key -> its link. The link that was lost first is the first."""
+        self.searching = asyncio.Lock()
+        """Held while copies in the log are looked for (stored_copies.py): one search at a time."""
         self._count = 0
         self._count_of: dict[str, int] = {}
 
@@ -98,6 +100,11 @@ class SuspendedLinks:
         self._count_of[client] = self._count_of.get(client, 0) + change
         if not self._count_of[client]:
             del self._count_of[client]
+
+    def room(self, client: str, config: AmqpConfig) -> int:
+        """Return how many more deliveries of a client the limits allow without forgetting any."""
+        of_client = config.max_client_suspended - self._count_of.get(client, 0)
+        return min(of_client, config.max_suspended_deliveries - self._count)
 
     def _make_room(self, client: str, count: int, config: AmqpConfig) -> bool:
         """Forget links until `count` more deliveries are within the limits. Return whether they

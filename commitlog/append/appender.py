@@ -211,6 +211,11 @@ class Appender:
         if self._thread.is_alive():
             self._thread.join()
 
+    @property
+    def durable_offset(self) -> int:
+        """Physical offset below which everything is synced. Any thread may read it."""
+        return self._sync_queue.durable_offset
+
     def submit(self, request: AppendRequest, *, urgent: bool = False, wake: bool = True) -> None:
         """Queue a publish.
 

@@ -7,10 +7,20 @@ from typing import Any
 
 import pytest
 
+from holdfast.amqp.engine.connection import ConnectionSettings
 from holdfast.amqp.engine.events import Attached, Disposed
 from holdfast.amqp.engine.outgoing_link import OutgoingLink
 from holdfast.amqp.wire.conditions import NOT_IMPLEMENTED
-from holdfast.amqp.wire.performatives import Accepted, Rejected, Released, from_described
+from holdfast.amqp.wire.frames import frame
+from holdfast.amqp.wire.performatives import (
+    Accepted,
+    Properties,
+    Rejected,
+    Released,
+    Transfer,
+    encode_composite,
+    from_described,
+)
 from holdfast.client import AsyncClient
 from tests.amqp.broker import amqp_broker, figure
 from tests.amqp.client import AmqpClient, amqp_client, data_message
@@ -24,15 +34,26 @@ COUNT = 8
 class Publisher:
     """Sends messages on one link, over as many connections as it needs.
 
-    It settles a delivery when it has its outcome, and uses every delivery-tag once.
+    It settles a delivery when it has its outcome. It uses every delivery-tag once, or with
+    `reuses_tags` again as soon as the delivery is settled. `has_ids`: its messages have
+    message-ids.
     """
 
-    def __init__(self, topic: str, mode: int) -> None:
+    def __init__(
+        self, topic: str, mode: int, *, has_ids: bool = False, reuses_tags: bool = False
+    ) -> None:
         self.topic, self.mode = topic, mode
+        self.has_ids, self.reuses_tags = has_ids, reuses_tags
         self.left = list(range(COUNT))
         self.unsettled: dict[bytes, int] = {}
         self.outcomes: dict[int, Any] = {}
-        self.resumed = 0
+        self.resumed = self.sent_again = 0
+        """How many deliveries were resumed with their outcomes, and with their messages."""
+
+    def message(self, number: int) -> bytes:
+        """Return a message whose body is its number."""
+        properties = encode_composite(Properties(message_id=f"m{number}"))
+        return (properties if self.has_ids else b"") + data_message(b"%d" % number)
 
     async def run(self, port: int, frames: int) -> bool:
         """Connect, resume, and send, until the connection is lost after `frames` frames; return
@@ -52,7 +73,10 @@ class Publisher:
         by_id: dict[int, bytes] = {}
         for tag, number in list(self.unsettled.items()):
             await client.until(lambda: link.sendable, "credit")
-            if tag in remote:
+            if tag in remote and remote[tag] is None:
+                self.sent_again += 1
+                by_id[link.resume(tag, None, settled=False, message=self.message(number))] = tag
+            elif tag in remote:
                 self.resumed += 1
                 state = from_described(remote[tag])
                 if self.resumed % 2:
@@ -61,14 +85,14 @@ class Publisher:
                 else:
                     by_id[link.resume(tag, None, settled=False)] = tag
             else:
-                by_id[link.send(data_message(b"%d" % number), tag=tag)] = tag
+                by_id[link.send(self.message(number), tag=tag)] = tag
         while self.left or self.unsettled:
             await client.until(lambda: link.sendable, "credit")
             if self.left:
-                tag = b"tag-%d" % self.left[0]
+                tag = self._tag(self.left[0])
                 self.unsettled[tag] = self.left.pop(0)
                 number = self.unsettled[tag]
-                by_id[link.send(data_message(b"%d" % number), tag=tag)] = tag
+                by_id[link.send(self.message(number), tag=tag)] = tag
                 if number % 3:
                     continue  # several deliveries are unsettled at once
             while self.unsettled:
@@ -81,6 +105,11 @@ class Publisher:
                         )
                 client.write()
 
+    def _tag(self, number: int) -> bytes:
+        if not self.reuses_tags:
+            return b"tag-%d" % number
+        return next(tag for each in count() if (tag := b"tag-%d" % each) not in self.unsettled)
+
     def _settle(self, tag: bytes, state: Any) -> None:
         self.outcomes[self.unsettled.pop(tag)] = state
 
@@ -89,30 +118,34 @@ async def bodies(http: AsyncClient, topic: str) -> list[int]:
     return [*map(int, await stored_bodies(http, topic))]
 
 
+@pytest.mark.parametrize("has_ids", [False, True])
 @pytest.mark.parametrize("mode", [FIRST, SECOND])
 async def test_a_sender_that_is_cut_at_any_frame_resumes_its_link(
-    tmp_path: Path, mode: int
+    tmp_path: Path, mode: int, *, has_ids: bool
 ) -> None:
-    resumed = 0
+    resumed = sent_again = 0
     async with amqp_broker(tmp_path) as broker, AsyncClient(broker.url) as http:
         assert broker.amqp_port is not None
         for frames in count(1):
             topic = f"cut-{frames}"
             await http.create_topic(topic, queues=1)
-            publisher = Publisher(topic, mode)
+            # With the mode second, this end may not know yet that the sender has settled a tag.
+            publisher = Publisher(topic, mode, has_ids=has_ids, reuses_tags=mode == FIRST)
             is_complete = await publisher.run(broker.amqp_port, frames)
             if not is_complete and not await publisher.run(broker.amqp_port, frames):
                 assert await publisher.run(broker.amqp_port, 10_000)
             assert publisher.outcomes == dict.fromkeys(range(COUNT), Accepted())
             stored = await bodies(http, topic)
             assert set(stored) == set(range(COUNT))
-            if mode == SECOND:
+            if mode == SECOND or has_ids:
                 assert sorted(stored) == list(range(COUNT))
             resumed += publisher.resumed
+            sent_again += publisher.sent_again
             if is_complete:
                 break
         assert frames > 20
         assert resumed > 0 or mode == FIRST
+        assert (sent_again > 0) is has_ids
 
 
 async def test_a_delivery_that_is_being_stored_when_its_link_is_lost_is_known_afterwards(
@@ -284,3 +317,113 @@ async def test_a_link_that_receives_is_not_resumed(tmp_path: Path) -> None:
             link = await client.receiver(session, "orders", unsettled={})
             assert link.is_attached
             assert not [each for each in client.events if isinstance(each, Attached)]
+
+
+def with_id(name: str, body: bytes) -> bytes:
+    return encode_composite(Properties(message_id=name)) + data_message(body)
+
+
+async def attached_again(client: AmqpClient, tags: list[bytes], **options: Any) -> OutgoingLink:
+    """Attach the link "out" with these unsettled deliveries; wait for credit."""
+    session = await client.session()
+    link = await client.sender(
+        session, "orders", name="out", unsettled=dict.fromkeys(tags), **options
+    )
+    await client.until(lambda: link.sendable >= len(tags), "credit")
+    return link
+
+
+def unsettled_of(link: OutgoingLink) -> dict[bytes, Any]:
+    assert link.remote is not None
+    return link.remote.unsettled or {}
+
+
+async def test_after_a_restart_an_equal_message_is_not_stored_again(tmp_path: Path) -> None:
+    large = with_id("large", b"L" * 200_000)
+    sent = {b"1": with_id("one", b"1"), b"2": with_id("two", b"2"), b"3": large}
+    async with amqp_broker(tmp_path) as broker, AsyncClient(broker.url) as http:
+        assert broker.amqp_port is not None
+        await http.create_topic("orders", queues=2)
+        async with amqp_client(broker.amqp_port) as client:
+            link = await client.sender(await client.session(), "orders", name="out")
+            for tag, message in sent.items():
+                await client.outcomes(await client.send(link, message, tag=tag))
+    # The fourth did not arrive; the client knows the outcome of the fifth.
+    unsettled = {b"1": None, b"2": None, b"3": None, b"4": None, b"5": Accepted()}
+    async with amqp_broker(tmp_path) as broker, AsyncClient(broker.url) as http:
+        assert broker.amqp_port is not None
+        async with amqp_client(broker.amqp_port) as client:  # lost before it resumes any
+            session = await client.session()
+            await client.sender(session, "orders", name="out", unsettled=unsettled)
+        async with amqp_client(broker.amqp_port) as client:
+            session = await client.session()
+            link = await client.sender(session, "orders", name="out", unsettled=unsettled)
+            assert unsettled_of(link) == dict.fromkeys([b"1", b"2", b"3", b"4"])
+            await client.until(lambda: link.sendable >= 4, "credit")
+            ids = [
+                link.resume(tag, None, settled=False, message=message)
+                for tag, message in (
+                    (b"1", sent[b"1"]),
+                    (b"2", with_id("four", b"4")),  # the tag was used again
+                    (b"4", data_message(b"5")),
+                    (b"unknown", sent[b"2"]),
+                )
+            ]
+            assert await client.outcomes(ids[:3]) == dict.fromkeys(ids[:3], Accepted())
+            received = client.received_bytes
+            for at in range(0, len(large), 60_000):
+                is_last = at + 60_000 >= len(large)
+                transfer = Transfer(
+                    link.handle, 4, b"3", 0, settled=False, more=not is_last, resume=True
+                )
+                octets = encode_composite(transfer) + large[at : at + 60_000]
+                client.transport.write(frame(0, octets))
+            await client.until(lambda: client.received_bytes > received, "disposition")
+        stored = [b"1", b"2", b"4", b"5", b"L" * 200_000]
+        assert sorted(await stored_bodies(http, "orders")) == stored
+
+
+async def test_a_message_of_another_container_or_without_an_id_is_not_a_copy(
+    tmp_path: Path,
+) -> None:
+    async with amqp_broker(tmp_path) as broker:
+        assert broker.amqp_port is not None
+        async with amqp_client(broker.amqp_port) as client:
+            link = await client.sender(await client.session(), "orders", name="out")
+            await client.outcomes(await client.send(link, data_message(b"1"), tag=b"1"))
+        async with amqp_client(broker.amqp_port, ConnectionSettings("other")) as client:
+            link = await client.sender(await client.session(), "orders", name="out")
+            await client.outcomes(await client.send(link, with_id("one", b"1"), tag=b"1"))
+        async with amqp_client(broker.amqp_port) as client:
+            assert unsettled_of(await attached_again(client, [b"1"])) == {}
+        async with amqp_client(broker.amqp_port, ConnectionSettings("other")) as client:
+            assert unsettled_of(await attached_again(client, [b"1"])) == {b"1": None}
+
+
+async def test_copies_are_not_looked_for_beyond_the_limits(tmp_path: Path) -> None:
+    async with amqp_broker(tmp_path, max_client_suspended=5) as broker:
+        assert broker.amqp_port is not None
+        async with amqp_client(broker.amqp_port) as client:
+            link = await client.sender(await client.session(), "orders", name="out")
+            for number in range(6):
+                message = with_id(f"m{number}", b"%d" % number)
+                await client.outcomes(await client.send(link, message, tag=b"%d" % number))
+        async with amqp_client(broker.amqp_port) as client:
+            link = await attached_again(client, [b"5"])  # room for 4 copies
+            assert unsettled_of(link) == {b"5": None}
+            session = await client.session()
+            other = await client.sender(session, "orders", name="b", unsettled={b"1": None})
+            assert unsettled_of(other) == {}
+            id_ = link.resume(b"5", None, settled=False, message=with_id("m5", b"5"))
+            assert await client.outcomes([id_]) == {id_: Accepted()}
+            # All are resumed: the room is free again.
+            other = await client.sender(session, "orders", name="c", unsettled={b"1": None})
+            assert unsettled_of(other) == {b"1": None}
+    async with (
+        amqp_broker(tmp_path, resume_timeout_ms=0) as broker,
+        AsyncClient(broker.url) as http,
+    ):
+        assert broker.amqp_port is not None
+        async with amqp_client(broker.amqp_port) as client:
+            assert unsettled_of(await attached_again(client, [b"5"])) == {}
+        assert len(await stored_bodies(http, "orders")) == 6
