@@ -94,7 +94,7 @@ class RabbitQuorum(_Rabbit):
 
 
 class RabbitAmqp(RabbitClassic):
-    """The classic queue over AMQP 1.0, by the plugin."""
+    """A node with the plugin for AMQP 1.0. The clients make its queues."""
 
     name = "rabbitmq-amqp"
     _plugins = "rabbitmq_amqp1_0"
