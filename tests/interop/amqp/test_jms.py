@@ -8,9 +8,9 @@ from tests.interop.amqp.clients import Client
 
 SCENARIOS = [
     *("queue", "competing consumers", "topic", "no local", "browser", "selectors"),
-    *("invalid selector", "priorities", "delivery count", "recover", "client acknowledge"),
-    *("time to live", "message listener", "anonymous producer", "client id in use"),
-    *("temporary queue", "temporary topic", "request and reply"),
+    *("one message each", "invalid selector", "priorities", "delivery count", "recover"),
+    *("client acknowledge", "time to live", "message listener", "anonymous producer"),
+    *("client id in use", "temporary queue", "temporary topic", "request and reply"),
     *("transacted session", "durable subscription", "shared subscription", "shared durable"),
 ]
 

@@ -35,6 +35,7 @@ final class JmsScenarios {
             Map.ofEntries(
                     Map.entry("queue", JmsScenarios::queue),
                     Map.entry("competing consumers", JmsScenarios::competingConsumers),
+                    Map.entry("one message each", JmsScenarios::oneMessageEach),
                     Map.entry("topic", JmsScenarios::topic),
                     Map.entry("no local", JmsScenarios::noLocal),
                     Map.entry("durable subscription", JmsScenarios::durableSubscription),
@@ -203,6 +204,27 @@ final class JmsScenarios {
     }
 
     // ---- Topics and subscriptions
+
+    /** As JmsTemplate.receive of Spring does: each consumer prefetches all messages, and takes one. */
+    private static void oneMessageEach(String name) throws Exception {
+        try (Connection connection = started()) {
+            Session session = connection.createSession();
+            Queue queue = session.createQueue(name);
+            String[] bodies = new String[20];
+            for (int index = 0; index < bodies.length; index++) {
+                bodies[index] = "message " + index;
+            }
+            send(session, queue, bodies);
+            for (String body : bodies) {
+                MessageConsumer consumer = session.createConsumer(queue);
+                Message message = next(consumer);
+                expect(body, ((TextMessage) message).getText());
+                expect(1, message.getIntProperty("JMSXDeliveryCount"));
+                consumer.close();
+            }
+            expectNothing(session.createConsumer(queue));
+        }
+    }
 
     private static void topic(String name) throws Exception {
         try (Connection connection = started()) {
