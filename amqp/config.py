@@ -220,6 +220,6 @@ class AmqpConfig:
     )
     announce_product: str = setting(
         "Holdfast",
-        "The product that the broker announces. The RabbitMQ client for Java refuses other "
-        "products than RabbitMQ; to announce another product is not supported.",
+        "The product that the broker announces. Another product does not help the AMQP 1.0 clients "
+        "of RabbitMQ: they also compare the version, and declare their queues in RabbitMQ's way.",
     )
