@@ -255,6 +255,7 @@ class _Browser(msgspec.Struct):
                 max_messages=end - at,
                 max_bytes=CHUNK_BYTES,
                 filter=limits.filter,
+                filter_end=end,
                 skip_corrupt=True,
             )
             for lost in fetched.skipped:

@@ -7,6 +7,7 @@ first. A reader that continues after each reply sends other offsets, so the firs
 poll to poll.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -43,13 +44,15 @@ class Wanted(NamedTuple):
     """What one read may deliver: at most `max_messages` messages with at most `max_bytes` of text
     (bodies, keys, tags and properties), and only messages that match `filter`. With `skip_corrupt`
     the read continues after damage. With `rebuilt` runs of small blocks may be merged: their
-    `blocks` are then one block with the flag REBUILT."""
+    `blocks` are then one block with the flag REBUILT. A read with a filter examines no batch that
+    begins at `filter_end` or later."""
 
     max_messages: int
     max_bytes: int
     filter: MessageFilter | None = None
     skip_corrupt: bool = False
     rebuilt: bool = False
+    filter_end: int = sys.maxsize
 
 
 class Piece(Protocol):

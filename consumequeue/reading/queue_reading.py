@@ -2,6 +2,7 @@
 in a reader thread."""
 
 import asyncio
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -153,6 +154,7 @@ class QueueReader:
         max_messages: int,
         max_bytes: int,
         filter: MessageFilter | None = None,
+        filter_end: int = sys.maxsize,
         skip_corrupt: bool = False,
     ) -> Fetched:
         """Return messages of a queue from `offset` on.
@@ -161,22 +163,18 @@ class QueueReader:
         properties have at most `max_bytes` together, but one message is always allowed. The read
         has examined all messages before `next_offset`. At the end of the queue the result is empty
         and `next_offset` equals `offset`. With a filter the result may also be empty before the
-        end, because one read scans only a limited amount.
+        end, because one read scans only a limited amount. It examines no batch that begins at
+        `filter_end` or later.
 
         If a message after `offset` is damaged, the result ends before this message. If the message
         at `offset` is damaged, QueueCorrupt is raised. With `skip_corrupt`, damaged messages are
         skipped and their ranges are reported in `skipped`. Raises UnknownTopic, UnknownQueue,
         OffsetTrimmed, OffsetBeyondEnd, QueueCorrupt.
         """
-        found = await self.read_many(
-            topic,
-            {queue: offset},
-            max_messages=max_messages,
-            max_bytes=max_bytes,
-            filter=filter,
-            skip_corrupt=skip_corrupt,
+        wanted = Wanted(
+            max_messages, max_bytes, filter, skip_corrupt=skip_corrupt, filter_end=filter_end
         )
-        fetched = found[queue]
+        fetched = (await self._read_wanted(topic, {queue: offset}, wanted))[queue]
         if isinstance(fetched, Fetched):
             return fetched
         raise fetched
@@ -200,15 +198,25 @@ class QueueReader:
         OffsetBeyondEnd or QueueCorrupt as its result.
         One thread reads all queues that need the disk. Raises UnknownTopic, UnknownQueue.
         """
+        wanted = Wanted(max_messages, max_bytes, filter, skip_corrupt, rebuilt)
+        return await self._read_wanted(topic, offsets, wanted, whole_batches=whole_batches)
+
+    async def _read_wanted(
+        self,
+        topic: Topic,
+        offsets: Mapping[int, int],
+        wanted: Wanted,
+        *,
+        whole_batches: bool = False,
+    ) -> dict[int, Fetched | Unreadable]:
         found: dict[int, Fetched | Unreadable] = {}
         places = self._locate_all(
             topic, offsets, reading_order(offsets, whole_batches=whole_batches), found
         )
-        wanted = Wanted(max_messages, max_bytes, filter, skip_corrupt, rebuilt)
         shares = Shares(len(places), wanted, whole_batches=whole_batches)
         cold = self._read_hot_places(topic, places, shares, found)
         if cold:
-            async with self._filtered_reads if filter is not None else nullcontext():
+            async with self._filtered_reads if wanted.filter is not None else nullcontext():
                 reads = await self.in_thread(lambda: self._disk_reader.read_many(cold, shares))
             for place, read in zip(cold, reads, strict=True):
                 try:

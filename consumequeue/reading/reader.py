@@ -108,7 +108,7 @@ def collect(
     segment begins. `pause` is called about every STEP_US of filtering. NeedsDisk propagates.
     """
     key, cq, offset, max_offset, lost = place
-    max_messages, max_bytes, message_filter, skip_corrupt, _ = wanted
+    max_messages, max_bytes, message_filter, skip_corrupt, _, filter_end = wanted
     min_offset = cq.min_offset
     pieces: list[Piece] = []
     damage = _DamageSkipper(offset, skip_corrupt, lost)
@@ -132,6 +132,8 @@ def collect(
                 break
             at = unit.base_offset
         if message_filter is not None and damage.start_error is None:
+            if at >= filter_end:
+                break
             may_match = message_filter.may_match(unit.tag_summary)
             scanned += unit.size if may_match else SKIPPED_BATCH_BYTES
             if scanned > MAX_SCAN_BYTES and at > offset:

@@ -1,5 +1,6 @@
 """The messages that a pull returns: bounds, filters, gaps and damage."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -74,6 +75,7 @@ class Queue:
         max_bytes: int = 1_000_000,
         wanted: "Matching | None" = None,
         max_offset: int | None = None,
+        filter_end: int = sys.maxsize,
         skip_corrupt: bool = False,
         lost: LostRanges = (),
         **options: Any,
@@ -81,7 +83,9 @@ class Queue:
         units = (unit for unit in self.units if unit.end_offset > offset)
         end = self.max_offset if max_offset is None else max_offset
         place = Place(KEY, ConsumeQueue(None, 0, 0), offset, end, lost)
-        limits = Wanted(max_messages, max_bytes, wanted, skip_corrupt)
+        limits = Wanted(
+            max_messages, max_bytes, wanted, skip_corrupt=skip_corrupt, filter_end=filter_end
+        )
         return collect(units, self.read, place, limits, **options)
 
 
@@ -233,6 +237,21 @@ def test_a_batch_excluded_by_its_tags_is_not_read() -> None:
     assert offsets(fetched) == [2, 3]
     assert fetched.next_offset == 6
     assert queue.reads == [2]
+
+
+@pytest.mark.parametrize(("filter_end", "examined"), [(2, [0]), (3, [0, 2]), (4, [0, 2])])
+def test_no_batch_is_examined_from_the_filters_end_on(filter_end: int, examined: list[int]) -> None:
+    queue = Queue(2, 2, 2, 2)
+    fetched = queue.pull(0, wanted=Matching({1}), filter_end=filter_end)
+    assert (offsets(fetched), queue.reads) == ([1], examined)
+    assert fetched.next_offset == 2 * len(examined)
+
+
+def test_a_gap_before_the_filters_end_is_reported() -> None:
+    queue = Queue(2, 2, 2).without(1)
+    fetched = queue.pull(2, wanted=Matching(), filter_end=4, skip_corrupt=True)
+    assert (fetched.next_offset, queue.reads) == (4, [])
+    assert [(lost.start_offset, lost.end_offset) for lost in fetched.skipped] == [(2, 4)]
 
 
 def test_a_pull_scans_a_limited_size(monkeypatch: pytest.MonkeyPatch) -> None:
