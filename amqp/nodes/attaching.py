@@ -75,7 +75,9 @@ async def make_target(peer: Peer, session: Session, link: IncomingLink) -> tuple
         given = performatives.Target()
     destination: Destination | None = None
     capabilities: tuple[str, ...] = ()
-    link.max_message_bytes = peer.parts.topics_config.default_max_message_bytes
+    # For the anonymous relay, which is the only sender of many programs: a message above the limit
+    # of its topic is rejected, and the link goes on.
+    link.max_message_bytes = peer.parts.config.max_incoming_bytes
     if given.dynamic:
         made = await _make_temporary(peer, link, given)
         given = given._replace(**made.answer())

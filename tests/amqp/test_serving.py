@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import aiohttp
 import pytest
 
 from holdfast.amqp.engine.connection import ConnectionSettings
@@ -23,6 +24,8 @@ from holdfast.amqp.wire.performatives import (
     Detach,
     Modified,
     Open,
+    Properties,
+    Rejected,
     Released,
     Source,
     Target,
@@ -176,6 +179,34 @@ async def test_the_answer_to_an_attach_has_the_values_in_force(tmp_path: Path) -
         assert receiver.remote.source.address == "orders"
         assert receiver.remote.source.default_outcome is not None
         assert receiver.remote.source.outcomes
+
+
+async def test_a_message_above_its_topics_limit_does_not_end_the_relay(tmp_path: Path) -> None:
+    # The relay is the only sender of programs such as those with spring-amqp-client.
+    def to(address: str, size: int) -> bytes:
+        return encode_composite(Properties(to=address)) + data_message(b"x" * size)
+
+    segments = {"segment_bytes": 16 << 20}
+    async with (
+        amqp_broker(tmp_path, commitlog=segments) as broker,
+        amqp_client(port_of(broker)) as client,
+    ):
+        async with aiohttp.ClientSession() as http:
+            settings = {"queues": 1, "max_message_bytes": 6 << 20}
+            async with http.put(f"{broker.url}/v1/topics/large", json=settings) as reply:
+                assert reply.status == 201
+        session = await client.session()
+        relay = await client.sender(session, "", "relay", target=Target())
+        assert relay.remote
+        assert relay.remote.max_message_size == 16 << 20
+        messages = to("small", 5 << 20), to("large", 5 << 20), to("small", 5)
+        ids = [number for each in messages for number in await client.send(relay, each)]
+        outcomes = await client.outcomes(ids)
+        refused, *others = [outcomes[each] for each in ids]
+        assert isinstance(refused, Rejected)
+        assert refused.error is not None
+        assert refused.error.condition == "amqp:link:message-size-exceeded"
+        assert others == [Accepted(), Accepted()]
 
 
 @pytest.mark.parametrize(
