@@ -112,7 +112,7 @@ class HoldTable(Generic[T]):
         self.filtered_total = 0
 
     def __len__(self) -> int:
-        return len(self._deadlines)
+        return self._deadlines.count
 
     # -- adding and removing ---------------------------------------------------------------
 
@@ -264,7 +264,7 @@ class HoldTable(Generic[T]):
 
     def _check_limits(self, waits: Mapping[QueueKey, int], client: str) -> None:
         config = self._config
-        if len(self) + self.other_count >= config.max_held:
+        if self._deadlines.count + self.other_count >= config.max_held:
             raise HoldLimitExceeded("max_held", config.max_held)
         if self._clients.get(client, 0) >= config.max_held_per_client:
             raise HoldLimitExceeded("max_held_per_client", config.max_held_per_client)
@@ -363,10 +363,10 @@ class Deadlines(Generic[H]):
         # A heap with the tick of each bucket once. An empty bucket stays until its time has come,
         # so there are never more buckets than ticks in the longest wait.
         self._ticks: list[int] = []
-        self._count = 0
+        self.count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[H]:
         for bucket in self._buckets.values():
@@ -380,12 +380,12 @@ class Deadlines(Generic[H]):
             bucket = self._buckets[tick] = {}
             heappush(self._ticks, tick)
         bucket[item] = deadline
-        self._count += 1
+        self.count += 1
 
     def remove(self, item: H, deadline: float) -> None:
         """Remove an item. `deadline` must be the deadline that was passed to `add`."""
         del self._buckets[_tick(deadline)][item]
-        self._count -= 1
+        self.count -= 1
 
     def next(self) -> float | None:
         """Return the time at which the first item is due, rounded up to a tick; None if there is
@@ -417,7 +417,7 @@ class Deadlines(Generic[H]):
             else:
                 for item in taken:
                     del bucket[item]
-        self._count -= len(found)
+        self.count -= len(found)
         return found
 
 

@@ -42,6 +42,7 @@ FORMAT_VERSION = 1
 HEADER_SIZE = 128
 ANY_QUEUE = 0xFFFF_FFFF
 ALIGNMENT = 8
+_PADDING = ALIGNMENT - 1
 
 Buffer = bytes | bytearray | memoryview
 Size = TypeVar("Size", int, "npt.NDArray[np.int64]")
@@ -327,9 +328,9 @@ def layout_of(header: BatchHeader) -> Layout:
     offsets = 4 * (n + 1)
     end = HEADER_SIZE + offsets
     body_offsets = Section(HEADER_SIZE, end)
-    at = align(end)
+    at = (end + _PADDING) & -ALIGNMENT
     end = at + header.body_bytes
-    layout = Layout(align(end), body_offsets, Section(at, end))
+    layout = Layout((end + _PADDING) & -ALIGNMENT, body_offsets, Section(at, end))
     if not flags & _COLUMNS:
         return layout  # Bodies only: the usual case for messages that are published one by one.
     at = layout.total_size
@@ -337,7 +338,7 @@ def layout_of(header: BatchHeader) -> Layout:
     def section(size: int) -> Section:
         nonlocal at
         start, end = at, at + size
-        at = align(end)
+        at = (end + _PADDING) & -ALIGNMENT  # as `align`, without a call
         return Section(start, end)
 
     if flags & KEYS:
@@ -375,4 +376,4 @@ def layout_of(header: BatchHeader) -> Layout:
 def align(size: Size) -> Size:
     """Return a size, or an array of sizes, rounded up to a multiple of 8: the next section's
     start."""
-    return (size + (ALIGNMENT - 1)) & -ALIGNMENT
+    return (size + _PADDING) & -ALIGNMENT

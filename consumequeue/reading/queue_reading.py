@@ -322,6 +322,17 @@ class QueueReader:
         batch = None if unit is None else self._find_block(unit)
         return None if batch is None else place.whole(batch)
 
+    def newest_alone(self, key: QueueKey, offset: int) -> Batch | None:
+        """Return the newest batch of a queue, if it is in memory and has only the message at
+        `offset`; otherwise None. A message that wakes a waiting request usually is such a batch."""
+        cq = self.queues.get(key)
+        unit = None if cq is None else cq.newest
+        if cq is None or unit is None or unit.base_offset != offset or unit.message_count != 1:
+            return None
+        if offset < cq.min_offset or self.damage.lost.get(key):
+            return None
+        return self._find_block(unit)
+
     def _hot_units(self, place: Place, wanted: Wanted) -> Iterable[CqUnit] | None:
         """Return a place's entries if they are in memory and the loop may read all their blocks.
         Return None if there are too many entries, or if the blocks are large and not in the cache:

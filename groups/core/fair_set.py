@@ -46,6 +46,8 @@ class FairSet:
         self._foreground: Sfq | Dwrr = ENGINES[engine]()
         self._background: Sfq | Dwrr = ENGINES[engine]()
         self._weights: dict[int, int] = {}
+        #: flow -> the engine that has it: that of the foreground or of the background.
+        self._engines: dict[int, Sfq | Dwrr] = {}
         self._active: set[int] = set()
         #: flow -> the number of messages served.
         self.served: dict[int, int] = {}
@@ -56,10 +58,11 @@ class FairSet:
         """Add a flow without messages; `activate` follows when it has some."""
         self._weights[flow] = weight
         self.served[flow] = self.charged[flow] = 0
-        self._engine(flow).add(flow, weight or 1)
+        engine = self._engines[flow] = self._engine_for(weight)
+        engine.add(flow, weight or 1)
 
     def remove(self, flow: int) -> None:
-        self._engine(flow).remove(flow)
+        self._engines.pop(flow).remove(flow)
         self._active.discard(flow)
         del self._weights[flow], self.served[flow], self.charged[flow]
 
@@ -67,12 +70,12 @@ class FairSet:
         """Change a weight; earlier charges stay as they are."""
         before = self._weights[flow]
         if bool(before) == bool(weight):
-            self._engine(flow).set_weight(flow, weight or 1)
+            self._engines[flow].set_weight(flow, weight or 1)
             self._weights[flow] = weight
             return
-        self._engine(flow).remove(flow)
+        self._engines[flow].remove(flow)
         self._weights[flow] = weight
-        engine = self._engine(flow)
+        engine = self._engines[flow] = self._engine_for(weight)
         engine.add(flow, weight or 1)
         if flow in self._active:
             engine.activate(flow)
@@ -84,14 +87,14 @@ class FairSet:
         """Record that the flow may have messages. It gets no extra share for its idle time."""
         if flow not in self._active:
             self._active.add(flow)
-            self._engine(flow).activate(flow)
+            self._engines[flow].activate(flow)
 
     def deactivate(self, flow: int) -> None:
         """Record that the flow has no message for any member. It loses the share that it has not
         used."""
         if flow in self._active:
             self._active.remove(flow)
-            self._engine(flow).deactivate(flow)
+            self._engines[flow].deactivate(flow)
 
     @property
     def has_active(self) -> bool:
@@ -117,29 +120,29 @@ class FairSet:
         """Return how many messages of this cost the flow that was just chosen may be served in a
         row, if the flow has that many. The result is at least 1. It may be too small, but not too
         large."""
-        return self._engine(flow).turns(flow, cost)
+        return self._engines[flow].turns(flow, cost)
 
     def charge(self, flow: int, cost: int, count: int = 1) -> None:
         """Charge a flow for `count` messages of this cost each, as if it had been chosen for each
         of them; `count` is at most `turns`."""
         self.served[flow] += count
         self.charged[flow] += cost * count
-        self._engine(flow).charge(flow, cost, count)
+        self._engines[flow].charge(flow, cost, count)
 
     def correct(self, flow: int, difference: int) -> None:
         """Correct the charge for messages that were served before. `difference` may be negative. If
         the flow was removed, do nothing."""
         if difference and flow in self._weights:
             self.charged[flow] += difference
-            self._engine(flow).charge(flow, difference)
+            self._engines[flow].charge(flow, difference)
 
     def standing(self, flow: int) -> float:
         """Return the deficit of a flow (dwrr), or how far its tag is ahead of the set's time, in
         cost / weight (sfq)."""
-        return self._engine(flow).standing(flow)
+        return self._engines[flow].standing(flow)
 
-    def _engine(self, flow: int) -> "Sfq | Dwrr":
-        return self._foreground if self._weights[flow] else self._background
+    def _engine_for(self, weight: int) -> "Sfq | Dwrr":
+        return self._foreground if weight else self._background
 
 
 class Sfq:

@@ -326,8 +326,9 @@ class Group:
     def next_deadline(self) -> int | None:
         """Return when to call `tick`; None if nothing has a deadline. The time may be earlier than
         necessary."""
-        first = self._timers.next_deadline()
-        for other in (self.waiters.next_deadline(), self.members.next_deadline()):
+        first = self.members.next_deadline()
+        for each in (self._timers, self.waiters.deadlines):
+            other = each.next_deadline() if each.by_key else None
             if other is not None and (first is None or other < first):
                 first = other
         return first
@@ -425,7 +426,9 @@ class Group:
             lane.counted_returned = returned
             if may_deliver:
                 self.mark_all_dirty()
-        self._timers.set(lane.key, lane.next_deadline())
+        deadline_ms = lane.next_deadline()
+        if deadline_ms is not None or self._timers.by_key:
+            self._timers.set(lane.key, deadline_ms)
         self.outbox.add(lane)
 
     def _count_available(self, lane: QueueLane) -> None:

@@ -91,16 +91,17 @@ class QueueLane:
         self, member: str, filter: object | None, now_ms: int, room: Room | None = None
     ) -> Head | None:
         """Return the message that a member would get next from this queue. Raises NeedsRead."""
-        settled = self.cursor.done.count_all
+        done = self.cursor.done
+        settled = done.floor + done.count_above
         try:
             if self._last_values is not None:
                 self._last_values.catch_up()
             while True:
                 head = self.selection.peek(member, filter, now_ms, room)
-                if head is None or self._is_newest(head):
+                if head is None or self._last_values is None or self._is_newest(head):
                     return head
         finally:
-            if self.cursor.done.count_all != settled:
+            if done.floor + done.count_above != settled:
                 self._on_skipped(self)
 
     def known_heads(self, filter: object | None, now_ms: int, most: int) -> list[Head]:
@@ -136,10 +137,11 @@ class QueueLane:
 
     def finish(self, offset: int, end: End, number: int) -> list[Lease]:
         """Settle an offset that is not done, under the lease `number`."""
-        lease = self.cursor.leases.get(offset)
+        lease = self.cursor.leases.by_offset.get(offset)
         self.cursor.finish(offset, end, number)
         self.selection.mark_settled(offset)
-        self._note_settled(offset)
+        if self._last_values is not None:
+            self._last_values.note_settled(offset, 1)
         return [] if lease is None else [lease]
 
     def finish_run(self, leases: Sequence[Lease]) -> None:
@@ -197,7 +199,7 @@ class QueueLane:
         """Return when to call `tick`; None if nothing has a deadline."""
         cursor = self.cursor
         first = cursor.leases.next_deadline()
-        delay_end_ms = cursor.delays.next_deadline()
+        delay_end_ms = cursor.delays.next_deadline() if cursor.delays.by_key else None
         if delay_end_ms is not None and (first is None or delay_end_ms < first):
             first = delay_end_ms
         if cursor.grace_bound and (first is None or cursor.grace_end_ms < first):

@@ -112,7 +112,7 @@ class InFlight:
         config, everyone = self.config, self.everyone
         return min(
             config.max_in_flight - self.total,
-            config.max_in_flight_per_member - self.count_of(member),
+            config.max_in_flight_per_member - self._by_member.get(member, 0),
             everyone.most - everyone.total,
         )
 
@@ -144,7 +144,7 @@ class InFlight:
         """Count new leases."""
         self.total += count
         self.everyone.total += count
-        self._by_member[member] = self.count_of(member) + count
+        self._by_member[member] = self._by_member.get(member, 0) + count
 
     def remove(self, member: str, count: int = 1) -> bool:
         """Count leases that ended. Return True if a limit was reached before this: members that

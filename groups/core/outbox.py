@@ -44,37 +44,39 @@ class Outbox:
         #: The value of `activity.fencing_epoch` in the last commit. If it equals the current value,
         #: it is durable that the previous active member has lost its leases.
         self.durable_fencing_epoch = 0
-        # Each dict is used as a set that keeps its order.
-        self._lanes_with_rows: dict[QueueLane, None] = {}
-        self._lanes_with_notes: dict[QueueLane, None] = {}
-        self._lanes_with_dead_letters: dict[QueueLane, None] = {}
-        #: Records of the progress page that are no longer needed.
-        self._free_grants: list[Grant] = []
+        # Each dict is used as a set that keeps its order. Only this class may change them.
+        self.lanes_with_rows: dict[QueueLane, None] = {}
+        self.lanes_with_notes: dict[QueueLane, None] = {}
+        """The lanes with changes for the progress page."""
+        self.lanes_with_dead_letters: dict[QueueLane, None] = {}
+        self.free_grants: list[Grant] = []
+        """Records of the progress page that are no longer needed."""
 
     def add(self, lane: QueueLane) -> None:
         """Add the changes of a lane, if it has any."""
         if lane.dead_letters:
-            self._lanes_with_dead_letters[lane] = None
-        if lane.cursor.notes:
-            self._lanes_with_notes[lane] = None
+            self.lanes_with_dead_letters[lane] = None
+        notes = lane.cursor.notes
+        if notes.is_dirty or notes.leases:
+            self.lanes_with_notes[lane] = None
         if has_changes(lane.cursor):
-            self._lanes_with_rows[lane] = None
+            self.lanes_with_rows[lane] = None
 
     def remove(self, lane: QueueLane) -> None:
         """Drop the changes of a lane that the group loses."""
-        self._lanes_with_dead_letters.pop(lane, None)
-        self._lanes_with_notes.pop(lane, None)
-        self._lanes_with_rows.pop(lane, None)
+        self.lanes_with_dead_letters.pop(lane, None)
+        self.lanes_with_notes.pop(lane, None)
+        self.lanes_with_rows.pop(lane, None)
 
     @property
     def has_writes(self) -> bool:
         """Whether `take_writes` would return rows."""
-        return bool(self._lanes_with_rows) or self._active_to_write() != self.written_active
+        return bool(self.lanes_with_rows) or self._active_to_write() != self.written_active
 
     def take_writes(self) -> WriteBatch:
         """Return all rows that changed since the last call, for one transaction."""
         batch = WriteBatch(self.activity.fencing_epoch)
-        for lane in self._lanes_with_rows:
+        for lane in self.lanes_with_rows:
             prefix = key_prefix(self._group_id, *lane.key)
             batch.writes += take_writes(lane.cursor, prefix)
             cursor = lane.cursor
@@ -82,7 +84,7 @@ class Outbox:
             batch.reserves[cursor] = cursor.epoch, cursor.reserved_next, has_timed
             batch.ended_grants += cursor.leases.ended_grants
             cursor.leases.ended_grants = []
-        self._lanes_with_rows.clear()
+        self.lanes_with_rows.clear()
         active = self._active_to_write()
         if active != self.written_active:
             value = None if active is None else active.encode()
@@ -101,30 +103,25 @@ class Outbox:
             cursor.may_lease_timed |= has_timed
             if cursor.epoch == epoch:
                 cursor.reserved_durable = max(cursor.reserved_durable, reserved_next)
-        self._free_grants += batch.ended_grants
-
-    @property
-    def has_page_changes(self) -> bool:
-        """Whether there are changes for the progress page, or records of it to free."""
-        return bool(self._lanes_with_notes or self._free_grants)
+        self.free_grants += batch.ended_grants
 
     def take_lanes_with_notes(self) -> list[QueueLane]:
         """Return the lanes with changes for the progress page since the last call."""
-        lanes = [lane for lane in self._lanes_with_notes if lane.cursor.notes]
-        self._lanes_with_notes.clear()
+        lanes = [lane for lane in self.lanes_with_notes if lane.cursor.notes]
+        self.lanes_with_notes.clear()
         return lanes
 
     def take_free_grants(self) -> list[Grant]:
         """Return the page records of leases whose end is committed to the disk."""
-        grants, self._free_grants = self._free_grants, []
+        grants, self.free_grants = self.free_grants, []
         return grants
 
     def take_dead_letters(self) -> list[DeadLetter]:
         """Return the messages to append to the dead-letter topic. Each is returned by one call
         only."""
         letters = []
-        for lane in self._lanes_with_dead_letters:
+        for lane in self.lanes_with_dead_letters:
             letters += lane.dead_letters
             lane.dead_letters = []
-        self._lanes_with_dead_letters.clear()
+        self.lanes_with_dead_letters.clear()
         return letters

@@ -133,7 +133,7 @@ def receipt_state(cursor: Cursor, receipt: Receipt) -> tuple[ReceiptState, End |
     offset, number = receipt.offset, receipt.lease_number
     if receipt.epoch != cursor.epoch or offset >= cursor.end:
         return _STALE
-    lease = cursor.leases.get(offset)
+    lease = cursor.leases.by_offset.get(offset)
     if lease is not None:
         return (ReceiptState.LIVE, None) if lease.number == number else _STALE
     if offset in cursor.done:

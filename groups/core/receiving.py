@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from itertools import repeat
+from operator import attrgetter
 
 import msgspec
 
@@ -24,13 +25,16 @@ from holdfast.groups.errors import FilterNotAllowed, GroupError
 #: At most this many messages are chosen ("selected") for one reply in one event loop iteration.
 #: Each takes about 10 microseconds.
 SELECTED_A_TURN = 500
+_SIZE_OF, _OFFSET_OF = attrgetter("size_bytes"), attrgetter("offset")
 
 
 def receive(group: Group, request: ReceiveRequest, now_ms: int) -> Reply:
     """Return what a member gets now. Raises ExclusiveHeld, FilterNotAllowed."""
     if request.filter is not None and group.config.mode == "keyed":
         raise FilterNotAllowed(group.config.mode)
-    admission = group.activity.admit(request.member, group.may_become_active)
+    admission = Admission.SERVED
+    if not group.activity.serves_all:
+        admission = group.activity.admit(request.member, group.may_become_active)
     if request.bound:
         group.members.bind(request.member)
     else:
@@ -212,8 +216,10 @@ def _has_all(group: Group, reply: Reply, member: str) -> bool:
 
 def _peek(group: Group, fill: _FillState, topic_id: int) -> Offer | None:
     topic, request = group.topics[topic_id], fill.request
-    found = topic.peek(request.member, request.filter, fill.now_ms, fill.reply.room)
-    if found is None and topic.is_drained():
+    found = None
+    if topic.available > 0:  # an upper bound
+        found = topic.peek(request.member, request.filter, fill.now_ms, fill.reply.room)
+    if found is None and (topic.available <= 0 or topic.is_drained()):
         group.fair.deactivate(topic_id)
     return found
 
@@ -265,10 +271,15 @@ def _deliver(group: Group, fill: _FillState, run: Run) -> None:
             for head in heads:
                 reply.room.take(lane.key, head.key)
     count = len(reply.messages) - before
+    topic = group.topics[topic_id]
+    topic.available -= count
+    for lane, heads in run:
+        lane.counted -= len(heads)
     if not request.settled:
         group.in_flight.add(request.member, count)
     group.fair.charge(topic_id, charge, count)
-    group.topics[topic_id].advance(run, has_left_out=reply.room is not None)
+    if len(topic.lanes) > 1:
+        topic.advance(run, has_left_out=reply.room is not None)
 
 
 def _lease_messages(
@@ -284,7 +295,7 @@ def _lease_messages(
         cursor.may_lease_timed or request.bound or request.settled
     ):
         reply.commit_first = True
-    reply.size_bytes += sum([head.size_bytes for head in heads])
+    reply.size_bytes += sum(map(_SIZE_OF, heads))
     if request.settled:
         messages = []
         for offset in [head.offset for head in heads]:
@@ -296,7 +307,7 @@ def _lease_messages(
     group_id, epoch, (topic_id, queue) = group.group_id, cursor.epoch, key
     were_seen = bool(cursor.attempts) or heads[0].offset < cursor.seen_below
     leases = lane.lease(heads, member, deadline_ms, fill.now_ms, charge, request.attempt_id)
-    offsets, number = [head.offset for head in heads], leases[0].number
+    offsets, number = [*map(_OFFSET_OF, heads)], leases[0].number
     attempts: Iterable[int] = repeat(1)
     are_redelivered: Iterable[bool] = repeat(False)
     failures: Iterable[int] = repeat(0)
@@ -307,6 +318,11 @@ def _lease_messages(
         if any(are_redelivered):
             # After a restart the broker must know the end of the earlier lease.
             reply.commit_first = True
+    elif len(leases) == 1:  # without the columns, which only a run needs
+        offset = offsets[0]
+        place = group_id, topic_id, queue, offset
+        receipt = Receipt(*place, number, epoch, deadline_ms, 1, member)
+        return [SelectedMessage(key, offset, 1, False, receipt)]
     receipts = map(
         Receipt,
         *(repeat(group_id), repeat(topic_id), repeat(queue), offsets),

@@ -207,7 +207,8 @@ class Waiters:
 
     def __init__(self) -> None:
         self._waiters: dict[int, Waiter] = {}
-        self._deadlines: Deadlines[int] = Deadlines()
+        self.deadlines: Deadlines[int] = Deadlines()
+        """The deadlines of the requests, by their numbers. Only this class may change them."""
         self._last_number = 0
         #: member -> how many of its requests wait.
         self._counts: dict[str, int] = {}
@@ -232,22 +233,20 @@ class Waiters:
         """Add a request at the end of the order. If `deadline_ms` is None, it has no deadline."""
         number = self._last_number = self._last_number + 1
         waiter = self._waiters[number] = Waiter(request, ticket, number)
-        self._counts[request.member] = self.count_of(request.member) + 1
-        self._deadlines.set(number, deadline_ms)
+        self._counts[request.member] = self._counts.get(request.member, 0) + 1
+        if deadline_ms is not None:
+            self.deadlines.set(number, deadline_ms)
         return waiter
 
     def remove(self, waiter: Waiter) -> bool:
         """Remove a request. Return False if it had been removed before."""
-        self._deadlines.set(waiter.number, None)
+        if waiter.number in self.deadlines.by_key:
+            self.deadlines.set(waiter.number, None)
         return self._pop(waiter.number) is not None
-
-    def next_deadline(self) -> int | None:
-        """Return the earliest deadline; None if no waiting request has one."""
-        return self._deadlines.next_deadline()
 
     def take_due(self, now_ms: int) -> list[Waiter]:
         """Remove and return the requests whose deadline has passed, sorted by deadline."""
-        numbers = self._deadlines.take_due(now_ms, len(self._waiters))
+        numbers = self.deadlines.take_due(now_ms, len(self._waiters))
         return [each for each in map(self._pop, numbers) if each is not None]
 
     def _pop(self, number: int) -> Waiter | None:

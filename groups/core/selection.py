@@ -205,11 +205,12 @@ class OrderedSelection:
         is_returned = room is not None and room.returned_only
         pointer = self._pointer(_Returned(filter) if is_returned else filter)
         while True:
-            head = self._first_returned(pointer, filter)
-            fresh = self._first_new(pointer, filter, None if head is None else head.offset)
-            if fresh is not None and (head is None or fresh.offset < head.offset):
-                head = fresh
-            if head is None or not view.is_too_old(head, now_ms):
+            head = self._first_returned(pointer, filter) if pointer.returned else None
+            if pointer.unread or pointer.scanned < view.cursor.end:
+                fresh = self._first_new(pointer, filter, None if head is None else head.offset)
+                if fresh is not None and (head is None or fresh.offset < head.offset):
+                    head = fresh
+            if head is None or not head.expires_at_ms or not view.is_too_old(head, now_ms):
                 return head
             self._heads.pop(head.offset, None)
 

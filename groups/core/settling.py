@@ -24,7 +24,8 @@ the second use changes nothing.
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from itertools import islice
-from typing import NamedTuple
+
+import msgspec
 
 from holdfast.groups.core.group import Group
 from holdfast.groups.core.group_topic import QueueLane
@@ -61,7 +62,7 @@ ENDS = {
 }
 
 
-class Terms(NamedTuple):
+class Terms(msgspec.Struct, gc=False):
     """The parameters of one call to settle. If `delay_ms` is None, the group's backoff table sets
     the delay of a nack. `reason` is why messages are rejected."""
 
@@ -215,9 +216,10 @@ def _settle_one(
     if lane is None:
         return Status.STALE
     _expire(group, lane, receipt.offset, terms.now_ms, is_first=lane not in touched)
-    leases_before, active = len(lane.cursor.leases), group.activity.active
+    leases = lane.cursor.leases.by_offset
+    leases_before, active = len(leases), group.activity.active
     status, ended = settle_receipt(lane, group.activity, receipt, terms)
-    adopted = len(lane.cursor.leases) - leases_before + len(ended)
+    adopted = len(leases) - leases_before + len(ended)
     if adopted:
         group.in_flight.add(receipt.member)
     if status is Status.DONE:
@@ -257,7 +259,9 @@ def settle_receipt(
     state, used = receipt_state(lane.cursor, receipt)
     if state is ReceiptState.USED:
         return (Status.DONE if used is ENDS.get(verb) else Status.STALE), []
-    if state is ReceiptState.STALE or not _takes_effect(lane, activity, receipt, verb, state):
+    if state is ReceiptState.STALE:
+        return Status.STALE, []
+    if state is not ReceiptState.LIVE and not _takes_effect(lane, activity, receipt, verb, state):
         return Status.STALE, []
     if state is ReceiptState.GRACE:
         activity.claim(receipt.member)
@@ -278,16 +282,15 @@ def settle_receipt(
 def _would_settle(lane: QueueLane, activity: MemberRule, receipt: Receipt, verb: Verb) -> bool:
     """Return whether this receipt, used with this verb, would change anything now."""
     state, _ = receipt_state(lane.cursor, receipt)
-    is_usable = state not in (ReceiptState.USED, ReceiptState.STALE)
-    return is_usable and _takes_effect(lane, activity, receipt, verb, state)
+    if state in (ReceiptState.USED, ReceiptState.STALE):
+        return False
+    return state is ReceiptState.LIVE or _takes_effect(lane, activity, receipt, verb, state)
 
 
 def _takes_effect(
     lane: QueueLane, activity: MemberRule, receipt: Receipt, verb: Verb, state: ReceiptState
 ) -> bool:
-    """Return whether a LIVE, GRACE or LATE receipt may be used with this verb."""
-    if state is ReceiptState.LIVE:
-        return True
+    """Return whether a GRACE or LATE receipt may be used with this verb."""
     if not lane.selection.is_in_order(receipt.offset, receipt.lease_number):
         return False
     return state is ReceiptState.GRACE or (

@@ -204,8 +204,10 @@ class Cursor:
     def available(self) -> int:
         """How many messages could be delivered now. It is an upper bound, because filters may not
         have been applied to all messages yet."""
-        kept_back = len(self.leases) + len(self.delays) + len(self.dying) + self.grace_count
-        return self.unsettled - kept_back
+        leased, delayed = len(self.leases.by_offset), len(self.delays.by_key)
+        done = self.done
+        unsettled = self.end - done.floor - done.count_above
+        return unsettled - leased - delayed - len(self.dying) - self.grace_count
 
     def state(self, offset: int) -> State:
         """Return the state of an offset below `end`."""
@@ -222,9 +224,9 @@ class Cursor:
     def is_available(self, offset: int) -> bool:
         """Return whether an offset may be leased now."""
         return not (
-            offset in self.leases
+            offset in self.leases.by_offset
             or offset in self.done
-            or offset in self.delays
+            or offset in self.delays.by_key
             or offset in self.dying
             or (offset < self.grace_bound and offset not in self.grace_left)  # is_in_grace
         )
@@ -323,10 +325,13 @@ class Cursor:
 
     def finish(self, offset: int, end: End, number: int = 0) -> None:
         """Settle an offset that is not done. `number` is the lease that settles it; 0 if none."""
-        self.leases.remove(offset)
-        self.delays.set(offset, None)
-        self.dying.pop(offset, None)
-        self._end_grace_of(offset)
+        lease = self.leases.by_offset.get(offset)
+        if lease is not None:
+            self.leases.remove_run([lease])
+        else:
+            self.delays.set(offset, None)
+            self.dying.pop(offset, None)
+            self._end_grace_of(offset)
         attempts = self.attempts.pop(offset, None)
         if attempts is not None:
             self.changes.attempts.add(offset)

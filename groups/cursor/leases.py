@@ -10,7 +10,6 @@ stays while many short leases end.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
@@ -28,8 +27,7 @@ OVER = 0
 MIN_OUTDATED = 64
 
 
-@dataclass(slots=True, eq=False)
-class Grant:
+class Grant(msgspec.Struct, eq=False):
     """A record of the progress page that stores leases."""
 
     #: The number of live leases that the record stores.
@@ -81,45 +79,47 @@ class Leases:
     """The live leases of one cursor, at most one per offset."""
 
     def __init__(self) -> None:
-        self._by_offset: dict[int, Lease] = {}
+        self.by_offset: dict[int, Lease] = {}
+        """The live lease of each offset. Only this class may change it."""
         self._by_member: dict[str, dict[int, None]] = {}
         self._deadlines: list[tuple[int, int]] = []
         #: Page records without live leases; the group takes them from this list and frees them.
         self.ended_grants: list[Grant] = []
 
     def __len__(self) -> int:
-        return len(self._by_offset)
+        return len(self.by_offset)
 
     def __contains__(self, offset: int) -> bool:
-        return offset in self._by_offset
+        return offset in self.by_offset
 
     def __iter__(self) -> Iterator[Lease]:
-        return iter(list(self._by_offset.values()))
+        return iter(list(self.by_offset.values()))
 
     def get(self, offset: int) -> Lease | None:
         """Return the live lease of an offset."""
-        return self._by_offset.get(offset)
+        return self.by_offset.get(offset)
 
     def add(self, leases: Sequence[Lease]) -> None:
         """Add new leases of one member with one deadline; their offsets must have no lease."""
         member, deadline_ms = leases[0].member, leases[0].deadline_ms
-        added = {lease.head.offset: lease for lease in leases}
-        self._by_offset.update(added)
-        self._by_member.setdefault(member, {}).update(dict.fromkeys(added))
-        if deadline_ms != NO_DEADLINE:
-            for offset in added:
+        by_offset, of_member = self.by_offset, self._by_member.setdefault(member, {})
+        for lease in leases:
+            offset = lease.head.offset
+            by_offset[offset], of_member[offset] = lease, None
+            if deadline_ms != NO_DEADLINE:
                 heappush(self._deadlines, (deadline_ms, offset))
+        if deadline_ms != NO_DEADLINE:
             self._drop_outdated_deadlines()
 
     def remove(self, offset: int) -> None:
         """Remove the lease of an offset, if it has one."""
-        lease = self._by_offset.get(offset)
+        lease = self.by_offset.get(offset)
         if lease is not None:
             self.remove_run([lease])
 
     def remove_run(self, leases: Sequence[Lease]) -> None:
         """Remove live leases."""
-        by_offset, by_member = self._by_offset, self._by_member
+        by_offset, by_member = self.by_offset, self._by_member
         for lease in leases:
             offset = lease.head.offset
             del by_offset[offset]
@@ -136,7 +136,7 @@ class Leases:
 
     def find_live(self, leases: Iterable[Lease]) -> list[Lease]:
         """Return those of the leases that are live."""
-        by_offset = self._by_offset
+        by_offset = self.by_offset
         return [each for each in leases if by_offset.get(each.head.offset) is each]
 
     def attach(self, leases: Sequence[Lease], grant: Grant) -> list[Grant]:
@@ -160,7 +160,7 @@ class Leases:
         self.ended_grants.append(grant)
 
     def remove_all(self) -> None:
-        for offset in list(self._by_offset):
+        for offset in list(self.by_offset):
             self.remove(offset)
 
     def extend(self, lease: Lease, deadline_ms: int) -> None:
@@ -175,13 +175,13 @@ class Leases:
         offsets: Iterable[int] = self._by_member.get(member, ())
         if below is not None:
             offsets = [each for each in offsets if each < below]
-        return [self._by_offset[offset] for offset in sorted(offsets)]
+        return [self.by_offset[offset] for offset in sorted(offsets)]
 
     def next_deadline(self) -> int | None:
         """Return the earliest deadline; None if there are no timed leases."""
         while self._deadlines:
             deadline_ms, offset = self._deadlines[0]
-            lease = self._by_offset.get(offset)
+            lease = self.by_offset.get(offset)
             if lease is not None and lease.deadline_ms == deadline_ms:
                 return deadline_ms
             heappop(self._deadlines)
@@ -196,14 +196,14 @@ class Leases:
             if deadline_ms is None or deadline_ms > now_ms:
                 break
             offset = heappop(self._deadlines)[1]
-            found[offset] = self._by_offset[offset]
+            found[offset] = self.by_offset[offset]
         return [found[offset] for offset in sorted(found)]
 
     def _drop_outdated_deadlines(self) -> None:
-        if len(self._deadlines) > 2 * len(self._by_offset) + MIN_OUTDATED:
+        if len(self._deadlines) > 2 * len(self.by_offset) + MIN_OUTDATED:
             self._deadlines = [
                 (each.deadline_ms, at)
-                for at, each in self._by_offset.items()
+                for at, each in self.by_offset.items()
                 if each.deadline_ms != NO_DEADLINE
             ]
             heapify(self._deadlines)
@@ -213,40 +213,41 @@ class Deadlines(Generic[K]):
     """At most one deadline for each key."""
 
     def __init__(self) -> None:
-        self._deadlines: dict[K, int] = {}
+        self.by_key: dict[K, int] = {}
+        """The deadline of each key. Only this class may change it."""
         self._heap: list[tuple[int, K]] = []
 
     def __len__(self) -> int:
-        return len(self._deadlines)
+        return len(self.by_key)
 
     def __contains__(self, key: K) -> bool:
-        return key in self._deadlines
+        return key in self.by_key
 
     def __iter__(self) -> Iterator[K]:
-        return iter(list(self._deadlines))
+        return iter(list(self.by_key))
 
     def get(self, key: K) -> int:
         """Return the deadline of a key; 0 if it has none."""
-        return self._deadlines.get(key, 0)
+        return self.by_key.get(key, 0)
 
     def set(self, key: K, deadline_ms: int | None) -> None:
         """Replace the deadline of a key; None removes it."""
-        if deadline_ms == self._deadlines.get(key):
+        if deadline_ms == self.by_key.get(key):
             return
         if deadline_ms is None:
-            del self._deadlines[key]
+            del self.by_key[key]
             return
-        self._deadlines[key] = deadline_ms
+        self.by_key[key] = deadline_ms
         heappush(self._heap, (deadline_ms, key))
-        if len(self._heap) > 2 * len(self._deadlines) + MIN_OUTDATED:
-            self._heap = [(each, key) for key, each in self._deadlines.items()]
+        if len(self._heap) > 2 * len(self.by_key) + MIN_OUTDATED:
+            self._heap = [(each, key) for key, each in self.by_key.items()]
             heapify(self._heap)
 
     def next_deadline(self) -> int | None:
         """Return the earliest deadline; None if there is none."""
         while self._heap:
             deadline_ms, key = self._heap[0]
-            if self._deadlines.get(key) == deadline_ms:
+            if self.by_key.get(key) == deadline_ms:
                 return deadline_ms
             heappop(self._heap)
         return None
@@ -259,6 +260,6 @@ class Deadlines(Generic[K]):
             if deadline_ms is None or deadline_ms > now_ms:
                 break
             key = heappop(self._heap)[1]
-            del self._deadlines[key]
+            del self.by_key[key]
             found.append(key)
         return found

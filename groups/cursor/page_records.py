@@ -97,11 +97,12 @@ def encode_record(key: CursorKey, cursor: Cursor, sequence: int, leases: Sequenc
         parts.append(_GRACE_FIELDS.pack(*grace))
     ranges = _ranges(leases)
     parts += ranges
-    if cursor.keeps_heads or any(one.head.key or one.head.expires_at_ms for one in leases):
+    heads = [each.head for each in leases]
+    if cursor.keeps_heads or any([head.key or head.expires_at_ms for head in heads]):  # noqa: C419
         flags |= _HEADS
         parts += [
             _HEAD.pack(head.key, min(head.size_bytes, UNKNOWN_SIZE), head.expires_at_ms)
-            for head in [each.head for each in leases]
+            for head in heads
         ]
     parts += [member, attempt_id]
     length = _HEADER.size + sum(map(len, parts))
@@ -119,6 +120,9 @@ def _ranges(leases: Sequence[Lease]) -> list[bytes]:
     attempt share a range."""
     if not leases:
         return []
+    if len(leases) == 1:
+        (one,) = leases
+        return [_RANGE.pack(one.head.offset, one.number, 1, min(one.attempt, 0xFFFF_FFFF))]
     begins = [0]
     begins += [
         at

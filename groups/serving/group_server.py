@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from time import monotonic
 from typing import Any
 
@@ -70,6 +71,7 @@ RECENT_BYTES = 32 * 1024 * 1024
 #: After a failed read for waiting requests, wait this long before the next try.
 RETRY_S = 1.0
 _STATUSES = [(status, status.value) for status in Status]
+_IS_REDELIVERED = attrgetter("redelivered")
 
 
 @dataclass(frozen=True)
@@ -431,11 +433,10 @@ class GroupServer:
         return decoded
 
     def _check_topics(self, receipts: Iterable[Receipt | None], check_topic: CheckTopic) -> None:
-        if check_topic is not allow_all:
-            for topic_id in {each.topic_id for each in receipts if each is not None}:
-                topic = self._store.table.by_id(topic_id)
-                if topic is not None:
-                    check_topic(topic.name)
+        for topic_id in {each.topic_id for each in receipts if each is not None}:
+            topic = self._store.table.by_id(topic_id)
+            if topic is not None:
+                check_topic(topic.name)
 
     def begin_settling(
         self,
@@ -454,7 +455,8 @@ class GroupServer:
             return None
         decode = self._decode
         decoded = [each if isinstance(each, Receipt) else decode(each) for each in receipts]
-        self._check_topics(decoded, check_topic)
+        if check_topic is not allow_all:
+            self._check_topics(decoded, check_topic)
         statuses = self._settle_part(verb, decoded, terms)
         is_awaited = waits and Status.DONE in statuses
         return statuses, self.commits.when_durable() if is_awaited else None
@@ -467,7 +469,7 @@ class GroupServer:
         self.after_change()
         for status, name in _STATUSES:  # a Counter would hash each member of the enum in Python
             if count := settled.count(status):
-                self.counters.settled_total[verb.value, name] += count
+                self.counters.settled_total[verb._value_, name] += count
         return settled
 
     async def _settle_below(
@@ -636,7 +638,7 @@ class GroupServer:
     def _count(self, deliveries: Sequence[Delivery]) -> None:
         now_ms = self._clock.last_ms  # a rate needs no exact time
         self.counters.delivered_total += len(deliveries)
-        self.counters.redelivered_total += sum([each.redelivered for each in deliveries])
+        self.counters.redelivered_total += sum(map(_IS_REDELIVERED, deliveries))
         for part in batch_parts(deliveries):
             first = part.deliveries[0]
             rate = self.rates.get((first.topic.topic_id, first.queue))
@@ -648,15 +650,17 @@ class GroupServer:
     def after_change(self) -> None:
         """Act on changes of the core: answer requests, send dead letters, set the timer, write the
         page and start a commit. Must be called after every change, before the next await."""
+        core, outbox = self.core, self.core.outbox
         if not self._is_ending:
-            if not self.core.activity.serves_all and self._listeners:
+            if not core.activity.serves_all and self._listeners:
                 self._inform_listeners()
-            self._serve()
-            letters = self.core.outbox.take_dead_letters()
-            if letters:
-                self.dead_letters.add(letters)
+            if core.dirty_topics:
+                self._serve()
+            if outbox.lanes_with_dead_letters:
+                self.dead_letters.add(outbox.take_dead_letters())
             self._timer.set(self._next_deadline())
-        self._write_page()
+        if outbox.lanes_with_notes or outbox.free_grants or self._page.retry_s:
+            self._write_page()
         self.commits.begin()
 
     def _next_deadline(self) -> int | None:
@@ -716,9 +720,6 @@ class GroupServer:
         """Write new leases to the progress page. This must be done before a member gets their
         messages."""
         outbox, page = self.core.outbox, self._page
-        if not outbox.has_page_changes:
-            page.write()  # it may have to be written again
-            return
         for lane in outbox.take_lanes_with_notes():
             page.note((self.core.group_id, *lane.key), lane.cursor)
         page.write()

@@ -97,7 +97,7 @@ class RecentBatches:
         if at < 0:
             return None
         batch = self._batches[queue, bases[at]]
-        return batch if offset < bases[at] + len(batch) else None
+        return batch if offset < bases[at] + batch.header.message_count else None
 
     def forget_topic(self, topic_id: int) -> None:
         """Drop a topic's batches."""
@@ -179,10 +179,12 @@ class StoreHeads:
         """Return at most `most` matching messages of [start, end); None if a fetch is needed."""
         piece = self._pieces.get(queue, _NO_PIECES).get(filter)
         if piece is None or not piece.start <= start < piece.scanned:
-            piece = self._read_one(queue, start, filter) if end == start + 1 else None
-            if piece is None and (queue, start) in self._deferred:
+            heads = self._read_one(queue, start, filter) if end == start + 1 else None
+            if heads is not None:
+                return Heads(heads, end)
+            if (queue, start) in self._deferred:
                 return None
-            piece = piece or self._read_hot(queue, start, most, filter)
+            piece = self._read_hot(queue, start, most, filter)
             if piece is None:
                 self._need(queue, start, filter)
                 return None
@@ -324,17 +326,25 @@ class StoreHeads:
             self._pieces.setdefault(queue, {})[filter] = piece
         return Heads(heads[at:stop], min(scanned, end), piece.lost)
 
-    def _read_one(self, queue: QueueKey, offset: int, filter: object | None) -> _Piece | None:
-        """Return a piece with a single message. Return None if its batch is not cached, or if this
-        event loop iteration has no comparison with a filter left."""
+    def _read_one(self, queue: QueueKey, offset: int, filter: object | None) -> list[Head] | None:
+        """Return the head of a single message, or an empty list if the filter does not match it.
+        Return None if its batch is neither cached nor the newest one of the queue, or if this event
+        loop iteration may not read it or compare it with a filter."""
         batch = self._recent.find(queue, offset)
+        if batch is None and self._reads_left > 0:
+            batch = self._reader.newest_alone(queue, offset)
+            if batch is not None:
+                self._schedule_turn_end()
+                self._reads_left -= 1
+                self._recent.put(queue, batch)
         if batch is None:
             return None
         if filter is not None and not self._may_match(queue, offset):
             return None
         row = offset - batch.header.base_offset
-        rows = range(row, row + 1) if filter is None else _matching(filter, batch, row)
-        return _Piece(offset, offset + 1, self._heads_of(batch, rows))
+        if filter is not None and not len(_matching(filter, batch, row)):
+            return []
+        return [self._head(batch, row)]
 
     def _read_hot(
         self, queue: QueueKey, start: int, most: int, filter: object | None

@@ -94,7 +94,8 @@ class QueueChanges:
             left -= found + GROUP_ITEMS
             if found == 0 or watch.is_current:
                 del self._behind[watch]
-        self._schedule()
+        if self._behind:
+            self._schedule()
 
     def _schedule(self) -> None:
         if self._behind and not self._is_scheduled:

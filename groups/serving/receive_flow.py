@@ -125,8 +125,6 @@ class Waiting:
     def serve(self) -> tuple[int, tuple[QueueKey, int] | None]:
         """Answer the requests that can get messages now; return how many. Also return the queue and
         offset that must be read before more requests can be answered; None if there is none."""
-        if not self._core.dirty_topics:
-            return 0, None
         answered = 0
         for waiter, answer in serve(self._core, self._clock.now_ms()):
             if isinstance(answer, Reply) and not answer.is_answer:
@@ -332,10 +330,10 @@ class DeliveryRate:
         self._count += count
         self._bytes += size_bytes
         second = now_ms // 1000
-        self._forget(second)
         if self._seconds and self._seconds[-1][0] == second:
             self._seconds[-1][1] += count
         else:
+            self._forget(second)
             self._seconds.append([second, count])
 
     def read(self, now_ms: int) -> ServedReply:

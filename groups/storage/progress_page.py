@@ -98,8 +98,8 @@ class ProgressPage:
         self._images: list[tuple[int, bytes]] = []
         #: The records that the next `write` frees.
         self._ended_grants: list[Grant] = []
-        #: When to replace a void page by a new page; 0 if the page is not void.
-        self._retry_s = 0.0
+        self.retry_s = 0.0
+        """When `write` replaces a void page by a new page; 0 if the page is not void."""
         try:
             content = read_file(path)
         except FileNotFoundError:
@@ -124,14 +124,14 @@ class ProgressPage:
         """Add the changes of a cursor that the page does not have yet to the next `write`."""
         notes, cursor.notes = cursor.notes, PageNotes()
         self._cursors[key] = cursor
-        if self._file >= 0 and not self._retry_s:
+        if self._file >= 0 and not self.retry_s:
             self._note(key, cursor, notes.leases)
 
     def write(self) -> None:
         """Write what was added since the last call. After that it survives a kill of the broker."""
         if self._file < 0:
             return
-        if self._retry_s:
+        if self.retry_s:
             self._recover()
             return
         if not self._images:
@@ -173,9 +173,9 @@ class ProgressPage:
         if self._file < 0:
             return
         try:
-            if self._retry_s:
+            if self.retry_s:
                 self._create()
-            if not self._retry_s:
+            if not self.retry_s:
                 os.fsync(self._file)
                 os.pwrite(self._file, _header(CLOSED, self._boot_id), 0)
                 os.fsync(self._file)
@@ -251,11 +251,11 @@ class ProgressPage:
         try:
             os.posix_fallocate(file, 0, self._size)
             _write(file, [(0, _header(0, self._boot_id)), *images])
-            self._retry_s = 0.0
+            self.retry_s = 0.0
         except OSError as error:
             _logger.warning("%s has no room for the cursors: %s", self._path, error)
             os.ftruncate(file, 0)
-            self._retry_s = monotonic() + RETRY_S
+            self.retry_s = monotonic() + RETRY_S
         unfinished.replace(self._path)
         if self._file >= 0:
             os.close(self._file)
@@ -280,7 +280,7 @@ class ProgressPage:
         """Make the page void: truncate or delete the file, so that no start trusts it. A new page
         is made later."""
         _logger.warning("%s is not valid until it is written again: %s", self._path, error)
-        self._retry_s = monotonic() + RETRY_S
+        self.retry_s = monotonic() + RETRY_S
         self._images, self._ended_grants = [], []
         try:
             os.ftruncate(self._file, 0)
@@ -288,12 +288,12 @@ class ProgressPage:
             self._path.unlink(missing_ok=True)
 
     def _recover(self) -> None:
-        if monotonic() >= self._retry_s:
+        if monotonic() >= self.retry_s:
             try:
                 self._create()
             except OSError as error:
                 _logger.warning("%s could not be written again: %s", self._path, error)
-                self._retry_s = monotonic() + RETRY_S
+                self.retry_s = monotonic() + RETRY_S
 
 
 class PageRoom:
@@ -324,6 +324,9 @@ class PageRoom:
 def _write(file: int, images: list[tuple[int, bytes]]) -> None:
     """Write bytes at positions, in order. Join adjacent ones into one write. Raises OSError."""
     at, joined = images[0][0], [images[0][1]]
+    if len(images) == 1:
+        _write_all(file, joined[0], at)
+        return
     end = at + len(joined[0])
     for place, image in images[1:]:
         if place != end:
@@ -331,7 +334,7 @@ def _write(file: int, images: list[tuple[int, bytes]]) -> None:
             at, joined, end = place, [], place
         joined.append(image)
         end += len(image)
-    _write_all(file, joined[0] if len(joined) == 1 else b"".join(joined), at)
+    _write_all(file, b"".join(joined), at)
 
 
 def _write_all(file: int, image: bytes, at: int) -> None:

@@ -111,6 +111,7 @@ async def test_a_topic_that_is_removed_while_it_is_browsed_shows_nothing(tmp_pat
 
         broker.store.reading.read = hesitate  # type: ignore[method-assign]
         broker.store.reading.read_hot = lambda *args, **how: None  # type: ignore[method-assign]
+        broker.store.reading.newest_alone = lambda *args: None  # type: ignore[method-assign]
         browsing = asyncio.create_task(broker.receive(browse=True))
         await is_asked.wait()
         await broker.group(topics={"u": Subscription()})

@@ -129,6 +129,28 @@ async def test_a_message_that_waits_for_its_sync_is_not_read(storage: Storage) -
     assert read == Fetched((), 1, 0, 1, 0)
 
 
+async def test_only_the_newest_batch_with_one_message_is_read_alone(storage: Storage) -> None:
+    topic = await make_topic(storage, "written")
+    key, reading = (topic.topic_id, 0), storage.store.reading
+
+    def alone() -> list[int]:
+        """Return the offsets that can be read alone."""
+        found = {offset: reading.newest_alone(key, offset) for offset in range(7)}
+        return [at for at, each in found.items() if each and each.body(0) == b"%d" % at]
+
+    assert alone() == []
+    for texts, expected in (["0"], [0]), (["1"], [1]), (["2", "3"], []), (["4"], [4]):
+        await storage.store.publishing.publish(topic, [batch(texts)])
+        assert alone() == expected
+    reading.damage.record_lost(key, 1, 2, "payload-crc")
+    assert alone() == []
+    reading.damage.record_readable(key, 1, 2)
+    assert alone() == [4]
+    cq = storage.opened.queues[key]
+    cq.trim_queue(cq.max_offset, cq.min_bytes)
+    assert alone() == []
+
+
 async def test_new_messages_are_read_without_the_disk(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,11 +28,11 @@ def test_all_waiters_are_visited_while_some_are_removed(count: int, removed: int
 def test_deadlines_come_in_order_without_removed_waiters() -> None:
     waiters = Waiters()
     held = [waiters.add(ReceiveRequest("a", 1), None, deadline) for deadline in (30, 10, 20, 10)]
-    assert waiters.next_deadline() == 10
+    assert waiters.deadlines.next_deadline() == 10
     assert waiters.remove(held[1])
     assert not waiters.remove(held[1])
     assert waiters.take_due(20) == [held[3], held[2]]
-    assert waiters.next_deadline() == 30
+    assert waiters.deadlines.next_deadline() == 30
     assert waiters.take_due(29) == []
 
 

@@ -47,6 +47,11 @@ class _Store:
     def topic_by_id(self, topic_id: int) -> Topic | None:
         return TOPIC if topic_id == 1 else None
 
+    def newest_alone(self, key: QueueKey, offset: int) -> Batch | None:
+        newest = self.batches[-1]
+        is_newest = key == KEY and newest.header.base_offset == offset and len(newest) == 1
+        return newest if is_newest and not self.is_cold else None
+
     def read_hot(self, topic: Topic, queue: int, offset: int, **how: Any) -> Fetched | None:
         return None if self.is_cold else self._read(offset, **how)
 
@@ -102,6 +107,16 @@ async def test_messages_in_memory_are_returned_at_once_within_the_bounds() -> No
     assert source.offsets(3, 10, most=4) == ([3, 4, 5, 6], 7)
     assert source.offsets(3, 6) == ([3, 4, 5], 6)
     assert source.offsets(4, 5) == ([4], 5)
+
+
+async def test_the_newest_message_alone_needs_no_read() -> None:
+    store = _Store(batch(["x"] * 2), batch(["y"], tag="a"))
+    source = _Source(store)
+    assert source.offsets(2, 3) == ([2], 3)
+    assert source.offsets(2, 3, wanted="a") == ([2], 3)
+    assert source.offsets(2, 3, wanted="b") == ([], 3)
+    assert source.heads.batch(KEY, 2) is store.batches[1]
+    assert store.reads == []
 
 
 async def test_concurrent_fetches_share_one_read() -> None:

@@ -31,6 +31,7 @@ async def cold(
         await settled(broker.storage)
     async with running(path) as broker:
         monkeypatch.setattr(broker.store.reading, "read_hot", lambda *place, **how: None)
+        monkeypatch.setattr(broker.store.reading, "newest_alone", lambda *place: None)
         yield broker
 
 
