@@ -355,7 +355,7 @@ def _address_of(link: Link, answer: Attach) -> str | None:
 def _by_link(deliveries: list[tuple[int, Any]]) -> list[tuple[Any, list[tuple[int, Any]]]]:
     """Return the deliveries of each link, in order."""
     first = deliveries[0][1].link
-    if all([each.link is first for _, each in deliveries]):  # noqa: C419 - twice as fast
+    if len(deliveries) == 1 or all([each.link is first for _, each in deliveries]):  # noqa: C419 - twice as fast
         return [(first, deliveries)]
     found: dict[Any, list[tuple[int, Any]]] = defaultdict(list)
     for delivery in deliveries:

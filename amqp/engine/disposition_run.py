@@ -57,4 +57,6 @@ def read_run(
             break
         after += size
         count += 1
-    return found._replace(last=(first + count - 1) & 0xFFFFFFFF), after, count
+    if count > 1:
+        found = found._replace(last=(first + count - 1) & 0xFFFFFFFF)
+    return found, after, count

@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+import msgspec
+
 from holdfast.amqp.engine.incoming_link import Delivery, IncomingLink
 from holdfast.amqp.engine.link import Link
 from holdfast.amqp.engine.outgoing_link import OutgoingLink, Sent
@@ -31,7 +33,7 @@ class Attached(NamedTuple):
     session: Any
 
 
-class Received(NamedTuple):
+class Received(msgspec.Struct):
     """Deliveries of one link arrived, in order. There are no deliveries if the sender aborted a
     delivery: an aborted delivery also uses up credit."""
 
@@ -57,7 +59,7 @@ class Drained(NamedTuple):
     link: IncomingLink
 
 
-class Disposed(NamedTuple):
+class Disposed(msgspec.Struct):
     """The receiver gave the state of deliveries that this end sent, in order of their ids.
 
     If `is_settled`, the engine has forgotten them. If not, this end settles them by `settle`.

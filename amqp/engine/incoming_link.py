@@ -167,7 +167,7 @@ class IncomingLink(Link):
         )
 
     def _count(self, deliveries: int) -> None:
-        self._delivery_count = serials.add(self._delivery_count, deliveries)
+        self._delivery_count = (self._delivery_count + deliveries) & 0xFFFFFFFF
         self._credit -= deliveries
         self._allowed -= deliveries
 

@@ -45,6 +45,8 @@ class DeliveryIds:
 
     def next(self, count: int) -> list[int]:
         """Return the next `count` ids, which stay free until `take` is called."""
+        if count == 1:
+            return [self._next]
         return [each & 0xFFFFFFFF for each in range(self._next, self._next + count)]
 
     def take(self, count: int) -> None:

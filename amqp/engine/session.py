@@ -238,8 +238,10 @@ class Session:
         at most `most`. Return the offset after them, and their number."""
         assert self.remote_channel is not None
         start = run_start(buffer, at, end, self.remote_channel)
-        link = None if start is None else self._by_remote_handle.get(start.handle_number)
-        if start is None or not isinstance(link, IncomingLink) or not link.is_attached:
+        if start is None:
+            return at, 0
+        link = self._by_remote_handle.get(start.handle_number)
+        if not isinstance(link, IncomingLink) or link.state is not LinkState.ATTACHED:
             return at, 0
         most = min(most, self.windows.run_room, link.run_room)
         at, deliveries = read_run(

@@ -12,6 +12,8 @@ from itertools import product
 from struct import Struct
 from typing import Any, NamedTuple
 
+import msgspec
+
 from holdfast.amqp.engine.incoming_link import MAX_TAG_BYTES, Delivery, IncomingLink
 from holdfast.amqp.engine.unsettled import Unsettled
 
@@ -37,7 +39,7 @@ _LAYOUTS = {
 }
 
 
-class RunStart(NamedTuple):
+class RunStart(msgspec.Struct, gc=False):
     """What the frames of a run have in common, beside their link."""
 
     head: bytes
@@ -45,10 +47,7 @@ class RunStart(NamedTuple):
     layout: _Layout
     handle: bytes
     """The encoded handle."""
-
-    @property
-    def handle_number(self) -> int:
-        return self.handle[1] if len(self.handle) > 1 else 0
+    handle_number: int
 
 
 def _endings() -> dict[bytes, bool]:
@@ -76,13 +75,17 @@ def run_start(buffer: bytes, at: int, end: int, channel: int) -> RunStart | None
     if layout is None:
         return None
     handle_at = at + layout.fields_at
-    size = {0x43: 1, 0x52: 2}.get(buffer[handle_at])
-    if size is None:
+    code = buffer[handle_at]
+    if code == 0x43:
+        handle, number = b"\x43", 0
+    elif code == 0x52:
+        handle, number = buffer[handle_at : handle_at + 2], buffer[handle_at + 1]
+    else:
         return None
-    return RunStart(buffer[at + 4 : at + 12], layout, buffer[handle_at : handle_at + size])
+    return RunStart(buffer[at + 4 : at + 12], layout, handle, number)
 
 
-class _Whole(NamedTuple):
+class _Whole(msgspec.Struct, gc=False):
     """A frame that is a whole delivery, and where its parts are in the buffer."""
 
     id: int
@@ -111,7 +114,9 @@ def read_run(
     limit = link.max_message_bytes or max_frame_bytes
     deliveries: list[Delivery] = []
     while len(deliveries) < most:
-        first = _read_frame(buffer, at, end, start, limit, max_frame_bytes)
+        first = None
+        if at < end:
+            first = _read_frame(buffer, at, end, start, limit, max_frame_bytes)
         if first is None:
             break
         tag, message = buffer[first.tag_at : first.format_at], buffer[first.message_at : first.end]
@@ -143,7 +148,8 @@ def _read_frame(
 ) -> _Whole | None:
     """Return the frame at `at`; None if it is not a whole delivery of the link of `start`, or if
     `Session.transfer_arrived` must process it."""
-    common, (unpack, sized_from, fields_at), handle = start
+    common, handle = start.head, start.handle
+    unpack, sized_from, fields_at = start.layout
     if end - at < 28:
         return None
     size, head, list_bytes, count = unpack(buffer, at)

@@ -40,7 +40,9 @@ class Unsettled(Generic[_Item]):
 
     def take(self, first: int, last: int) -> list[tuple[int, _Item]]:
         """Remove the deliveries from `first` to `last`; return them as `find` does."""
-        pop = self._items.pop
+        items, pop = self._items, self._items.pop
+        if first == last:
+            return [(first, pop(first))] if first in items else []
         return [(each, pop(each)) for each in self._ids(first, last)]
 
     def _ids(self, first: int, last: int) -> list[int]:

@@ -66,7 +66,7 @@ class Windows:
         """Count transfer frames: see `run_room`."""
         self._allowed -= frames
         self.incoming_left -= frames
-        self.next_incoming_id = serials.add(self.next_incoming_id or 0, frames)
+        self.next_incoming_id = ((self.next_incoming_id or 0) + frames) & 0xFFFFFFFF
 
     @property
     def is_renewal_due(self) -> bool:

@@ -34,7 +34,7 @@ from holdfast.amqp.wire.types import (
     skip,
 )
 from holdfast.commitlog.format.batch import Batch, Int32s
-from holdfast.commitlog.format.batch_header import ENVELOPES
+from holdfast.commitlog.format.batch_header import ENVELOPES, Section
 
 #: The columns of a batch are split into rows for this many rows at a time.
 ROWS_AT_ONCE = 256
@@ -105,7 +105,7 @@ class RowEncoder:
         most: int = ROWS_AT_ONCE,
     ) -> None:  # fmt: skip
         header = batch.header
-        end = min(len(batch), first_row + min(most, ROWS_AT_ONCE))
+        end = min(header.message_count, first_row + min(most, ROWS_AT_ONCE))
         self.first_row, self.end_row = first_row, end
         self._batch = batch
         self._base = header.base_offset
@@ -116,11 +116,16 @@ class RowEncoder:
         self._attempt = between + _TIMESTAMP(0x83, header.store_timestamp_us // 1000) + after
         self._first_attempt = self._attempt + _U32(1)
         self._id_prefix = b"\xa1\x20%08X%08X" % (header.topic_id, header.queue_id)
-        body_at: list[int] = batch.body_offsets[first_row : end + 1].tolist()
-        first = body_at[0]
-        self._bodies = batch.bodies[first : body_at[-1]]
-        #: Where each body begins in `_bodies`.
-        self._body_at = [each - first for each in body_at] if first else body_at
+        is_alone = header.message_count == 1
+        if is_alone:  # the sections of the batch have what its columns say
+            self._bodies = _section(batch, batch.layout.bodies)
+            #: Where each body begins in `_bodies`.
+            self._body_at: list[int] = [0, header.body_bytes]
+        else:
+            body_at = batch.body_offsets[first_row : end + 1].tolist()
+            first = body_at[0]
+            self._bodies = batch.bodies[first : body_at[-1]]
+            self._body_at = [each - first for each in body_at] if first else body_at
         self._created: Sequence[int] | bytes = _TIMESTAMP(0x83, header.born_timestamp_us // 1000)
         self._tags: list[bytes] | None = None
         self._keys: list[bytes] | None = None
@@ -128,7 +133,10 @@ class RowEncoder:
         self._expires = self._has_properties = False
         if header.flags & ~ENVELOPES:
             self._read_columns(batch)
-        if header.flags & ENVELOPES:
+        if header.flags & ENVELOPES and is_alone:
+            assert batch.layout.envelopes is not None
+            self._envelopes = [bytes(_section(batch, batch.layout.envelopes))]
+        elif header.flags & ENVELOPES:
             self._envelopes = _texts(batch.envelope_offsets, batch.envelopes, first_row, end)
         #: The last envelope. Often the next message has the same.
         self._octets, self._envelope = b"", _NO_ENVELOPE
@@ -274,6 +282,10 @@ class RowEncoder:
             group,
         )
         return b"\x00\x53\x73" + compound(0xC0, 0xD0, 11, fields) + application
+
+
+def _section(batch: Batch, place: Section) -> memoryview:
+    return batch.block[place.start : place.end]
 
 
 def _replaced(section: bytes, modified: bytes) -> bytes:

@@ -6,6 +6,7 @@ same header share one envelope. Other messages take ten times longer.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -65,7 +66,7 @@ def to_columns(messages: Sequence[bytes], now_ms: int, rules: Rules) -> Columns:
     columns = Columns()
     bodies, envelopes = columns.bodies, columns.envelopes
     limit = rules.limits.max_message_bytes
-    common = _Common.of(b"", rules)
+    common = _without_header(rules.publisher)
     #: Size of a message -> its sections up to the body. A message of this size that starts with
     #: these bytes has what `common` describes, and the body is the rest of it.
     starts: dict[int, bytes] = {}
@@ -121,9 +122,14 @@ class _Common(NamedTuple):
         size = _header_bytes(message)
         header = read_header(message, 3, size) if size else None
         if header is None or header.ttl is not None:
-            return cls(b"", None, encode_envelope(Envelope(rules.publisher)))
+            return _without_header(rules.publisher)
         envelope = Envelope(rules.publisher, header.durable, header.priority)
         return cls(message[:size], header, encode_envelope(envelope))
+
+
+@lru_cache(maxsize=1024)
+def _without_header(publisher: int) -> _Common:
+    return _Common(b"", None, encode_envelope(Envelope(publisher)))
 
 
 def _header_bytes(message: bytes) -> int:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from math import inf
-from typing import Any, cast
+from typing import Any
 
 from holdfast.amqp.conditions_of import amqp_error
 from holdfast.amqp.engine.outgoing_link import OutgoingLink, Sent
@@ -299,12 +299,11 @@ class LeasedSource:
             return
         if self._is_settled:
             deliveries = await self._settle_before_sending(deliveries)
-        left = self._link.delivery_room.left  # other links may have used it up meanwhile
-        if len(deliveries) > left:
-            self._give_back(deliveries[left:])
-            deliveries = deliveries[:left]
         count = self._send_now(deliveries)
-        self._unsent += map(_unsent, deliveries[count:])
+        if count < len(deliveries):  # other links have used up the room meanwhile
+            end = count + self._link.delivery_room.left
+            self._give_back(deliveries[end:])
+            self._unsent += map(_unsent, deliveries[count:end])
         self._peer.flush_now()
         await self._work.let_output_leave()
 
@@ -351,7 +350,7 @@ class LeasedSource:
         link, is_settled = self._link, self._is_settled
         room = min(link.sendable, link.delivery_room.left)
         messages = self._encode(deliveries[:room])
-        receipts = cast("list[Receipt]", [each.receipt for each in deliveries[: len(messages)]])
+        receipts: list[Any] = [each.receipt for each in deliveries[: len(messages)]]
         count = 0
         ids: Sequence[int] = ()
         while count < len(messages) and not link.is_partly_sent:
@@ -374,8 +373,6 @@ class LeasedSource:
         """Return the messages as they are delivered now. Deliveries of several batches may
         alternate: each batch keeps its encoder."""
         group, now_ms = self._wanted.group, self._parts.wall_us() // 1000
-        modified = self._parts.modified
-        is_modified = bool(modified or self._modified)
         encoders: dict[int, RowEncoder] = {}
         messages: list[bytes] = []
         while (start := len(messages)) < len(deliveries):
@@ -389,13 +386,13 @@ class LeasedSource:
                     topic=topic_to_show(each.topic, group),
                     most=len(deliveries) - start,
                 )
-            if attempt == 1:
+            if attempt == 1 and start + 1 < len(deliveries):
                 end_row = row + _count_run(deliveries, start, encoder.end_row - row)
                 messages += encoder.encode_run(row, end_row, now_ms)
                 continue
             changes = b""
-            if is_modified and isinstance(receipt, Receipt):
-                changes = self._modified.get(receipt) or modified.find(receipt)
+            if attempt > 1 and isinstance(receipt, Receipt):
+                changes = self._modified.get(receipt) or self._parts.modified.find(receipt)
             messages.append(encoder.encode(row, attempt, each.failures, now_ms, changes))
         return messages
 

@@ -186,12 +186,9 @@ class PublishTarget:
         if self._is_stopped:
             return
         self.unconfirmed += len(deliveries)
-        if any([each.is_resumed for each in deliveries]):  # noqa: C419 - twice as fast
-            deliveries = self._resume_deliveries(deliveries)
-        refused = [each for each in deliveries if each.format or each.state is not None]
-        if refused:
-            self._refuse(refused, _unsupported(refused[0]))
-            deliveries = [each for each in deliveries if not each.format and each.state is None]
+        unusual = [each.is_resumed or each.format or each.state is not None for each in deliveries]
+        if any(unusual):
+            deliveries = self._select_valid(deliveries)
         for some in _portions(deliveries):
             if self._destination is not None:
                 self._store(some, self._destination)
@@ -206,6 +203,15 @@ class PublishTarget:
             if self._awaited.pop(delivery_id, None) is not None:
                 self.unconfirmed -= 1
         self._renew_credit()
+
+    def _select_valid(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """Give the resumed deliveries, and those of a kind that is not supported, their outcomes.
+        Return the other deliveries."""
+        deliveries = self._resume_deliveries(deliveries)
+        refused = [each for each in deliveries if each.format or each.state is not None]
+        if refused:
+            self._refuse(refused, _unsupported(refused[0]))
+        return [each for each in deliveries if not each.format and each.state is None]
 
     def _resume_deliveries(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
         """Give the resumed deliveries the outcomes that they had. Return the other deliveries."""
@@ -557,6 +563,8 @@ def _rows(columns: Columns, indexes: Sequence[int], queue: int, now_us: int) -> 
     if len(indexes) < len(bodies):
         bodies = [bodies[index] for index in indexes]
         envelopes = [envelopes[index] for index in indexes]
+    if not (columns.keys or columns.tags or columns.properties or columns.expires_us):
+        return Rows(queue, bodies, now_us, envelopes=envelopes)
     return Rows(
         queue,
         bodies,

@@ -138,6 +138,16 @@ def test_a_run_equals_its_messages_one_by_one(
         assert encoder.encode_run(first, end, NOW_MS) == one_by_one
 
 
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_a_message_alone_in_its_batch_equals_the_first_of_several(columns: dict[str, Any]) -> None:
+    found = []
+    for count in (1, 2):
+        of_batch = {name: values[:count] for name, values in columns.items()}
+        encoder = RowEncoder(_batch([b"body", b"other"][:count], **of_batch), 0, is_durable=True)
+        found.append([encoder.encode(0, attempt, 0, NOW_MS) for attempt in (1, 3)])
+    assert found[0] == found[1]
+
+
 ANNOTATIONS = b"\x00\x53\x72"
 BEFORE = b"\x00\x53\x73\x45\x00\x53\x74\xc1\x01\x00\x00\x53\x77\xa1\x02"
 FOOTER = b"\x00\x53\x78\xc1\x01\x00"
