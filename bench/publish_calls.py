@@ -71,7 +71,7 @@ def main() -> None:
     calls.install()
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
         _run(calls, Path(directory), options)
-    _print(calls.counted, options.requests * options.connections)
+    print_calls(calls.counted, options.requests * options.connections, "publish")
 
 
 def _run(calls: Calls, directory: Path, options: argparse.Namespace) -> None:
@@ -114,8 +114,9 @@ def _publish(calls: Calls, url: str, options: argparse.Namespace) -> None:
         client.close()
 
 
-def _print(counted: Counter[str], publishes: int) -> None:
-    print(f"{sum(counted.values()) / publishes:.1f} calls for each publish")
+def print_calls(counted: Counter[str], number: int, what: str) -> None:
+    """Print the calls for each `what`, of which there were `number`, by folder and function."""
+    print(f"{sum(counted.values()) / number:.1f} calls for each {what}")
     folders: Counter[str] = Counter()
     for name, count in counted.items():
         folder = "/".join(name.split("/")[:2]) if not name.startswith("/") else "(libraries)"
@@ -123,8 +124,8 @@ def _print(counted: Counter[str], publishes: int) -> None:
     for table in (folders, counted):
         print()
         for name, count in table.most_common():
-            if count / publishes >= 0.05:
-                print(f"{count / publishes:7.2f}  {name}")
+            if count / number >= 0.05:
+                print(f"{count / number:7.2f}  {name}")
 
 
 if __name__ == "__main__":
