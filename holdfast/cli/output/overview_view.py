@@ -8,6 +8,7 @@ from holdfast.cli.output.figures import format_bytes, format_count, format_numbe
 Overview = Mapping[str, Any]
 
 _DAY_MS = 86_400_000
+_DAYS_SHOWN = 365
 
 
 def overview_lines(now: Overview, before: Overview | None, seconds: float) -> list[str]:
@@ -81,5 +82,7 @@ def _disk(disk: Mapping[str, int]) -> str:
     if disk["bytes_per_day"] <= 0:
         return text
     left = max(disk["free_bytes"] - disk["min_free_bytes"], 0)
-    days = format_span(left / disk["bytes_per_day"] * _DAY_MS)
-    return f"{text}, +{format_bytes(disk['bytes_per_day'])}/day: alarm in {days}"
+    days = left / disk["bytes_per_day"]
+    # A broker that has just started extrapolates from seconds: 300,000 days mean nothing.
+    left_text = "more than a year" if days > _DAYS_SHOWN else format_span(days * _DAY_MS)
+    return f"{text}, +{format_bytes(disk['bytes_per_day'])}/day: alarm in {left_text}"

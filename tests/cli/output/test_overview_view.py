@@ -69,6 +69,11 @@ def test_a_disk_that_fills_has_a_time() -> None:
     assert overview_lines(filling, None, 0.0)[4].endswith(", +8.0 GiB/day: alarm in 2d12h")
 
 
+def test_a_disk_that_fills_in_years_has_no_number_of_days() -> None:
+    slow = overview(disk={**DISK, "bytes_per_day": 1 << 10})
+    assert overview_lines(slow, None, 0.0)[4].endswith(", +1.0 KiB/day: alarm in more than a year")
+
+
 def test_a_disk_below_its_minimum_has_no_time_left() -> None:
     full = overview(disk={**DISK, "free_bytes": 1 << 30, "bytes_per_day": 8 << 30})
     assert overview_lines(full, None, 0.0)[4].endswith("alarm in 0ms")
