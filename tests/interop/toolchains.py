@@ -19,7 +19,7 @@ CACHE = ROOT / ".interop"
 
 #: Toolchains that a machine may lack, and the tests that each one needs.
 TOOLCHAINS: Mapping[str, str] = {
-    "go": "the generated Go client, go-amqp and the reader of the dashboard (package golang)",
+    "go": "the generated Go client, go-amqp, the readers of compose.yaml and dashboard (golang)",
     "node": "the generated TypeScript client, EventSource and rhea (package nodejs)",
     "npm": "the generated TypeScript client, EventSource and rhea (package npm)",
     "curl": "the examples of docs/http.md (package curl)",
