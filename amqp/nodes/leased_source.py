@@ -179,24 +179,23 @@ class LeasedSource:
         # Leaving the group would release the messages too, but later than this iteration.
         with suppress(UnknownGroup):
             for first in range(0, len(receipts), SETTLED_AT_ONCE):
-                self._end_unsettled(receipts[first : first + SETTLED_AT_ONCE], is_closed=is_closed)
+                self._end_unsettled(receipts[first : first + SETTLED_AT_ONCE])
         last = None if self._on_stop is None else self._on_stop(is_closed)
         self._leaving = asyncio.create_task(self._leave(running, last), name="amqp-leave")
 
-    def _end_unsettled(self, receipts: Sequence[Receipt], *, is_closed: bool) -> None:
+    def _end_unsettled(self, receipts: Sequence[Receipt]) -> None:
         """Give messages whose link has ended the default outcome of the link.
 
         Clients such as Qpid JMS ask for the outcome modified(delivery-failed), but most of these
-        messages are ones that the client had prefetched and that no program saw. Therefore a link
-        that its client closes counts no failures. After any other end, the failure that would make
-        a message a dead letter is not counted.
+        messages are ones that the client had prefetched and that no program saw. Therefore the
+        failure that would make a message a dead letter is not counted.
         """
         groups, group, outcome = self._groups, self._wanted.group, self._wanted.default_outcome
         ended: dict[bool, list[Receipt]] = {True: [], False: []}
         """Whether the failure is not counted -> the messages."""
         is_failure = settlement_of(outcome, self._config.modified_backoff).verb is Verb.NACK
         for each in receipts:
-            ended[is_failure and (is_closed or groups.would_die(group, each))].append(each)
+            ended[is_failure and groups.would_die(group, each)].append(each)
         for is_spared, some in ended.items():
             if some:
                 self._begin_settling(Released() if is_spared else outcome, some)

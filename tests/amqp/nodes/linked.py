@@ -76,7 +76,7 @@ class Client:
 
     def detach(self, link: Link, error: AmqpError) -> None:
         link.detach(error)
-        link.context.stop(is_closed=False)
+        link.context.stop(is_closed=True)
         self.flush()
 
     # -- the client's end ------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class Client:
         """End the connection without any frame, as when the client crashes."""
         for session in self.pair.server.connection.sessions:
             for link in session.links:
-                link.context.stop(is_closed=False)
+                link.context.stop(is_closed=True)
 
     # -- the server's end ------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class Client:
                 link.context.stop(is_closed=is_closed)
             case Ended(session):
                 for link in session.links:
-                    link.context.stop(is_closed=False)
+                    link.context.stop(is_closed=True)
             case _:
                 return False
         return True
@@ -188,7 +188,7 @@ class Client:
             await source.start()
         except LinkFailed as error:
             if link.context is not None:
-                link.context.stop(is_closed=False)
+                link.context.stop(is_closed=True)
             link.context = SimpleNamespace(stop=lambda *, is_closed: None)
             link.refuse(error)
             self.flush()
@@ -321,6 +321,6 @@ async def linked(
             for session in client.pair.server.connection.sessions:
                 for link in session.links:
                     if link.context is not None:
-                        link.context.stop(is_closed=False)
+                        link.context.stop(is_closed=True)
                         if hasattr(link.context, "finish"):
                             await link.context.finish()

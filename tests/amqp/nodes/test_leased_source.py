@@ -278,24 +278,11 @@ async def test_the_default_outcome_applies_when_a_link_ends(tmp_path: Path, outc
         assert Sections(again.message).header().delivery_count == (outcome is FAILED)
 
 
-async def test_a_link_that_its_client_closes_counts_no_failures(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_detached", [True, False])
+async def test_the_end_of_a_link_alone_makes_no_dead_letters(
+    tmp_path: Path, is_detached: bool
+) -> None:
     # Such as each JmsTemplate.receive of Spring: its link takes one message of those it was sent.
-    async with linked(tmp_path) as (broker, connect):
-        await _filled(broker, 3, max_attempts=2)
-        client = connect()
-        for _ in range(4):
-            receiver = await client.attach("/groups/g", default_outcome=FAILED)
-            receiver.grant(3)
-            assert await receiver.bodies(3) == ["m0", "m1", "m2"]
-            receiver.detach()
-            client.pump()
-        receiver = await client.attach("/groups/g")
-        receiver.grant(3)
-        again = await receiver.receive(3)
-        assert [Sections(each.message).header().delivery_count or 0 for each in again] == [0] * 3
-
-
-async def test_the_end_of_a_link_alone_makes_no_dead_letters(tmp_path: Path) -> None:
     async with linked(tmp_path) as (broker, connect):
         await _filled(broker, 3, max_attempts=3)
         counts = []
@@ -306,7 +293,7 @@ async def test_the_end_of_a_link_alone_makes_no_dead_letters(tmp_path: Path) -> 
             got = await receiver.receive(3)
             assert [body_of(each) for each in got] == ["m0", "m1", "m2"]
             counts.append(Sections(got[0].message).header().delivery_count or 0)
-            receiver.session.end()
+            (receiver.detach if is_detached else receiver.session.end)()
             client.pump()
         assert counts == [0, 1, 2, 2, 2]
         receiver = await connect().attach("/groups/g")
