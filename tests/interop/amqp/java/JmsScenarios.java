@@ -205,7 +205,10 @@ final class JmsScenarios {
 
     // ---- Topics and subscriptions
 
-    /** As JmsTemplate.receive of Spring does: each consumer prefetches all messages, and takes one. */
+    /**
+     * As JmsTemplate.receive of Spring does: each consumer prefetches all messages, and takes one.
+     * There are more consumers than a message has attempts, and no message is lost.
+     */
     private static void oneMessageEach(String name) throws Exception {
         try (Connection connection = started()) {
             Session session = connection.createSession();
@@ -217,9 +220,7 @@ final class JmsScenarios {
             send(session, queue, bodies);
             for (String body : bodies) {
                 MessageConsumer consumer = session.createConsumer(queue);
-                Message message = next(consumer);
-                expect(body, ((TextMessage) message).getText());
-                expect(1, message.getIntProperty("JMSXDeliveryCount"));
+                expect(body, ((TextMessage) next(consumer)).getText());
                 consumer.close();
             }
             expectNothing(session.createConsumer(queue));
