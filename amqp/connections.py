@@ -46,7 +46,7 @@ class Member(Protocol):
 
     @property
     def open_sessions(self) -> list[Session]:
-        """The sessions that neither end has ended."""
+        """The sessions that neither the client nor the broker has ended."""
 
     @property
     def messages_out(self) -> int:
@@ -54,7 +54,7 @@ class Member(Protocol):
 
     @property
     def unsettled(self) -> tuple[int, int]:
-        """How many deliveries of the client, and to the client, are not settled."""
+        """How many deliveries from the client, and how many to the client, are not settled."""
 
     def detach(self, link: Link, error: AmqpError) -> None:
         """Detach a link, and stop its node."""
@@ -128,7 +128,8 @@ class AmqpConnections(Admission):
         self.is_publishing_stopped = False
         self.is_stopping = False
         self.tasks: set[asyncio.Task[None]] = set()
-        """Tasks of connections and of ended nodes."""
+        """Tasks of connections, and of the broker's ends of links (nodes) that have ended but still
+        have work, such as leaving a group."""
         self._watch: asyncio.Task[NoReturn] | None = None
 
     def start(self) -> None:
@@ -222,8 +223,8 @@ class Names:
         self._containers: dict[tuple[str, str], _Container] = {}
 
     def enter(self, connection: Member, *, wants_sole: bool) -> bool:
-        """Add a connection. Return False and do not add it if its container has a connection, and
-        either of the two connections must be the only one."""
+        """Add a connection. Return False and do not add it if its container has another connection,
+        and the new one or the other one was opened as the container's only connection."""
         key = connection.principal.name, connection.container_id
         container = self._containers.get(key)
         if container is not None and container.connections and (wants_sole or container.is_sole):

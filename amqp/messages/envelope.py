@@ -15,8 +15,9 @@ another protocol has none. Numbers are little-endian.
              before: all bytes between the annotations and the stored body
              after: all bytes after the stored body
 
-Without SECTIONS, the message is one data section in its shortest form. The stored body is the
-content of a data section or of a text; the beginning of that section is then part of `before`.
+Without SECTIONS, the message is one data section in its shortest form. With SECTIONS, the stored
+body is the content of a data section, or of an amqp-value section that has a string; the beginning
+of that section is part of `before`.
 """
 
 from struct import Struct
@@ -45,8 +46,8 @@ class Envelope(NamedTuple):
     after: bytes = b""
 
     def message(self, body: bytes) -> bytes:
-        """Return the sections from the properties on: the bare message without its annotations.
-        `body` is the stored body of the message."""
+        """Return the bare message: the sections from `properties` on. `body` is the stored body of
+        the message."""
         before = data_head(len(body)) if self.before is None else self.before
         return b"%b%b%b" % (before, body, self.after)
 

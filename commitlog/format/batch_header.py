@@ -1,8 +1,8 @@
 """The header of every batch (128 bytes, little-endian), and where the batch's columns lie. Pure.
 
 The header CRC covers all 128 bytes, with its own field as zero. So a header can be checked without
-other data: the CRC shows damage, and the physical offset shows a wrong place. FORMAT.md draws the
-same bytes.
+other data: the CRC shows damage, and the physical offset shows a wrong place. FORMAT.md has a
+diagram of the same bytes.
 
 After the header, every section starts at a multiple of 8 bytes from the start of the batch; the gap
 before it is zero. An absent section takes no room. Offsets are n+1 little-endian int32 that start

@@ -1,5 +1,5 @@
 """The bytes of a segment file that are not blocks: header page, end mark, footer. Pure. FORMAT.md
-draws the same bytes.
+has a diagram of the same bytes.
 
     0                    header page, 4096 bytes
     4096                 blocks (batches), one after another

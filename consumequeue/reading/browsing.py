@@ -113,7 +113,7 @@ async def browse(
 ) -> Browsed:
     """Return messages of the queues in `starts` (queue -> start).
 
-    Newest first, the messages before the start are returned; oldest first, those from the start on.
+    If `newest` is set, the messages before the start are returned; otherwise those from it on.
     A start outside of its queue is replaced by the nearest end. At least one message is returned
     even if it exceeds `max_bytes`. If a filter excludes many messages, fewer messages than exist
     are returned, or none: then `has_more` of a lane is true. Damaged messages are skipped, and each
@@ -243,8 +243,8 @@ class _Browser(msgspec.Struct):
         """Read the messages in [start, end) into `ready`, without exceeding CHUNK_BYTES.
 
         Return the offset up to which was read, and the first offset of which all later ones are in
-        `ready` or not wanted. Newest first, the oldest messages are dropped; oldest first, the
-        reading ends.
+        `ready` or not wanted. To stay below CHUNK_BYTES, the oldest messages are dropped if
+        `newest` is set; otherwise the reading ends.
         """
         limits, at, first, size = self.limits, start, start, 0
         while at < end and (self.newest or size < CHUNK_BYTES):

@@ -43,9 +43,9 @@ class MessageFilter(Protocol):
 class Wanted(NamedTuple):
     """What one read may deliver: at most `max_messages` messages with at most `max_bytes` of text
     (bodies, keys, tags and properties), and only messages that match `filter`. With `skip_corrupt`
-    the read continues after damage. With `rebuilt` runs of small blocks may be merged: their
-    `blocks` are then one block with the flag REBUILT. A read with a filter examines no batch that
-    begins at `filter_end` or later."""
+    the read continues after damage. If `rebuilt` is set, runs of small blocks may be merged: the
+    `blocks` of such a Piece are one block with the flag REBUILT. A read with a filter examines no
+    batch that begins at `filter_end` or later."""
 
     max_messages: int
     max_bytes: int

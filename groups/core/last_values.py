@@ -7,7 +7,8 @@ what happened to the later message. A superseded message that a member holds is 
 comes back.
 
 The keys that all groups together keep in memory are limited (`KnownKeys`). If the limit is reached,
-only the messages below some offset are judged. When a later message is to be offered, the queue is
+it is known only of the messages below some offset whether they are superseded; these are called
+judged. When a later message is to be offered, the queue is
 read again from that offset on (`extend`). So a message is never offered before all later messages
 of its queue were examined, even if the keys do not fit into memory.
 """
@@ -51,8 +52,8 @@ class LastValues:
         known_keys: KnownKeys,
         on_settled: Callable[[int], None],
     ) -> None:
-        """`on_settled` is called with each offset at which a superseded message was settled, unless
-        it was never read for a selection."""
+        """`on_settled` is called with the offset of each superseded message that was settled,
+        unless the message was never a candidate for a delivery."""
         self._cursor = cursor
         self._queue = queue
         self._source = source
@@ -100,8 +101,8 @@ class LastValues:
         return self._unknown_from is None or offset < self._unknown_from
 
     def judged(self, heads: list[Head]) -> list[Head]:
-        """Return the first of these available messages: those that are known to be the newest of
-        their keys. `heads` are in ascending order."""
+        """Return those of these available messages that are known to be the newest of their keys.
+        They are a prefix of `heads`, which are in ascending order."""
         if self._read_end < self._cursor.end:
             return []
         if not heads or self.is_judged(heads[-1].offset):
@@ -169,8 +170,8 @@ class LastValues:
             self._unknown_from = offset
 
     def _drop_keys(self, most: int) -> None:
-        """Examine at most `most` keys; drop those whose newest message is settled. Its earlier
-        messages are settled or held."""
+        """Examine at most `most` keys, and drop each key whose newest message is settled. All
+        earlier messages of such a key are settled, or a member holds them."""
         newest, done = self._newest, self._cursor.done
         for _ in range(min(most, len(newest))):
             key, offset = next(iter(newest.items()))

@@ -1,4 +1,5 @@
-"""A backup in an object store, next to the earlier ones (object_backup.py draws the names).
+"""A backup in an object store, next to the earlier ones. object_backup.py has a diagram of the
+names.
 
 Every name is new, so nothing is overwritten. The manifest is created last, under the next number,
 and only if no other backup has created it. So of two backups at the same time one fails, and an
@@ -66,7 +67,7 @@ class ObjectTarget:
         """The names of the objects that this backup uploaded."""
 
     def begin(self) -> None:
-        """Do nothing: what has no manifest is unfinished."""
+        """Do nothing. A backup is unfinished until `finish` creates its manifest."""
 
     def has_intact(self, earlier: BackupFile) -> bool:
         """Compare the size only: the content would have to be downloaded."""
@@ -107,8 +108,9 @@ class ObjectTarget:
             raise BackupOvertaken(self._store.where)
         # If the creation fails, the manifest may be there all the same. So the files then stay.
         new, self._new = self._new, []
-        # The check above and the creation are two requests. If other backups ended between them and
-        # removed the manifest with this number again, the creation succeeds, but too late.
+        # The check above and the creation are two requests. Between them, another backup may create
+        # the manifest with this number, and a later one may remove it as an old backup. Then the
+        # creation here succeeds, but too late.
         is_mine = self._create_manifest(encode_manifest(manifest))
         if max(manifests(self._store), default=self.number) > self.number:
             if is_mine:

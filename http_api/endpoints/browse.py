@@ -47,8 +47,9 @@ class BrowseParams:
     queue: int | None = whole("Only this queue.")
     offsets: str | None = text(
         "Where to begin in each queue: queue:offset pairs such as 0:12,1:40. Only these queues are "
-        "read. Newest first, the messages before these offsets are returned; oldest first, those "
-        "from these offsets on. An offset outside of its queue counts as the nearest end.",
+        "read. If the order is newest first, the messages before these offsets are returned; "
+        "otherwise those from these offsets on. An offset outside of its queue counts as the "
+        "nearest end.",
         maximum=65_536,
         pattern=PAIRS_PATTERN,
     )

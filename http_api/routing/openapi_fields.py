@@ -1,4 +1,5 @@
-"""The descriptions of fields in the OpenAPI document, by name, also of the fields of problems.
+"""The descriptions of fields in the OpenAPI document, by name. They include the fields of problem
+replies.
 
 An entry `field` describes this field in every schema. If the field has another meaning in one
 schema, that schema has an entry `Schema.field`, which takes precedence. A field whose type has a

@@ -197,8 +197,8 @@ class BrowsedQueue(Struct):
     """The progress of browsing in one queue.
 
     The request began at `start_offset`. `next_offset` is the start of the next request in the same
-    order. Newest first, messages before these offsets are returned; oldest first, messages from
-    these offsets on.
+    order. If the order is newest first, a request returns messages before its start, otherwise
+    messages from its start on.
     """
 
     queue: int

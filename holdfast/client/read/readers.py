@@ -181,8 +181,8 @@ class Reader(Generic[T]):
             self._current = iter(self._items(fetched))
 
     def _next_range(self) -> Any:
-        """Return the next range, and send the request for the range after it, unless the range
-        reaches the end. Otherwise like AsyncReader.next_range."""
+        """Return the next range. If it does not reach the end, also send the request for the range
+        after it. In all else like AsyncReader.next_range."""
         if self._failure is not None:
             raise self._failure
         if self._was_closed():

@@ -1,4 +1,4 @@
-"""Readers of record batches, which a caller can also hand to a library as a stream of Arrow data.
+"""Readers of record batches. The synchronous one is also a stream of Arrow data for libraries.
 
 `to_table` reads everything. Both readers have the schema before they have read anything.
 """
