@@ -21,6 +21,7 @@ from holdfast.consumequeue.errors import OffsetTrimmed
 from holdfast.consumequeue.message_store import MessageStore
 from holdfast.consumequeue.reading.fetched import Fetched
 from holdfast.consumequeue.reading.queue_reading import QueueReader
+from holdfast.consumequeue.reading.splits import Split
 from holdfast.consumequeue.topics import QueueState, Topic
 
 #: The state of a delivery that may be stored.
@@ -57,25 +58,29 @@ async def find_copies(
     `most`. `publisher` is the result of `publisher_hash`. Damaged messages are not found. Raises
     UnknownTopic. Cancelling is safe."""
     reading, appender = store.reading, store.publishing.appender
-    states = reading.queue_states(topic)
-    average = sum(each.bytes for each in states) // max(sum(map(_count, states)), 1) + 1
+    states = [each for each in reading.queue_states(topic) if _count(each)]
     # Each queue gives about as many, because the outcomes that are missing are the newest.
-    fair = max(most // max(len(states), 1), _LEAST_CHUNK)
-    chunk = max(min(_CHUNK, fair, _CHUNK_BYTES // average), 1)
-    left = min(_MOST_EXAMINED, _MOST_BYTES // average)
-    ends = {each.queue: each.max_offset for each in states if _count(each)}
+    queues = max(len(states), 1)
+    fair = max(most // queues, _LEAST_CHUNK)
+    chunk = max(min(_CHUNK, fair, _MOST_EXAMINED // queues), 1)
+    left, left_bytes = _MOST_EXAMINED, _MOST_BYTES
+    ends = {each.queue: each.max_offset for each in states}
     digests: set[bytes] = set()
-    while ends and left > 0 and len(digests) < most:
-        for queue, end in list(ends.items()):
-            start = max(end - chunk, reading.queue_state(topic, queue).min_offset)
-            fetched = await _read(reading, topic, queue, start, end)
-            search = partial(_digests, fetched, publisher, appender.durable_offset)
-            found = await reading.in_thread(search)
-            digests.update(found[: most - len(digests)])
+    while ends and left > 0:
+        for of_queue, end in list(ends.items()):
+            start = max(end - chunk, reading.queue_state(topic, of_queue).min_offset)
+            for split in reversed(await _split(store, topic, of_queue, start, end)):
+                if left_bytes <= 0 or len(digests) >= most:
+                    return frozenset(digests)
+                fetched = await _read(reading, topic, split)
+                search = partial(_digests, fetched, publisher, appender.durable_offset)
+                found = await reading.in_thread(search)
+                digests.update(found[: most - len(digests)])
+                left_bytes -= _size(split, fetched)
             left -= chunk
-            ends[queue] = start
+            ends[of_queue] = start
             if end - start < chunk:
-                del ends[queue]
+                del ends[of_queue]
     return frozenset(digests)
 
 
@@ -83,15 +88,27 @@ def _count(state: QueueState) -> int:
     return state.max_offset - state.min_offset
 
 
-async def _read(
-    reading: QueueReader, topic: Topic, queue: int, start: int, end: int
-) -> list[Fetched]:
-    """Return the messages of a queue from `start` to before `end`."""
+async def _split(
+    store: MessageStore, topic: Topic, queue: int, start: int, end: int
+) -> Sequence[Split]:
+    """Cut the messages of a queue from `start` to before `end` by their stored size, because only
+    this bounds the memory: the messages of a queue may have very different sizes."""
+    try:
+        return await store.lookups.splits(
+            topic, {queue: (start, end)}, max_bytes=_CHUNK_BYTES, min_splits=1, max_splits=_CHUNK
+        )
+    except OffsetTrimmed:  # retention was faster
+        return ()
+
+
+async def _read(reading: QueueReader, topic: Topic, split: Split) -> list[Fetched]:
+    """Return the messages of a split."""
     parts: list[Fetched] = []
+    start, end = split.start_offset, split.end_offset
     while start < end:
         try:
             fetched = await reading.read(
-                topic, queue, start, max_messages=end - start, max_bytes=_CHUNK_BYTES,
+                topic, split.queue, start, max_messages=end - start, max_bytes=_CHUNK_BYTES,
                 skip_corrupt=True,
             )  # fmt: skip
         except OffsetTrimmed as error:  # retention was faster
@@ -102,6 +119,13 @@ async def _read(
         parts.append(fetched)
         start = fetched.next_offset
     return parts
+
+
+def _size(split: Split, parts: Sequence[Fetched]) -> int:
+    """Return about how many stored bytes the messages have that were read of a split. It may begin
+    or end in the middle of a large batch, which counts only in part."""
+    stored = sum(piece.stored_messages for part in parts for piece in part.pieces)
+    return split.bytes * sum(part.message_count for part in parts) // max(stored, 1)
 
 
 def _digests(parts: Sequence[Fetched], publisher: int, durable_offset: int) -> list[bytes]:

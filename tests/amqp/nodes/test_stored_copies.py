@@ -1,3 +1,4 @@
+import tracemalloc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,7 +12,7 @@ from holdfast.commitlog.format.batch_encoding import Rows
 from holdfast.commitlog.format.session_ids import publisher_hash
 from tests.amqp.nodes.publishing import Publishing, data, publishing
 from tests.support.damage.standing_syncs import StandingSyncs
-from tests.support.storage.stored import until
+from tests.support.storage.stored import MIB, until
 
 PUBLISHER = publisher_hash("client")
 DURABLE = encode_composite(Header(durable=True))
@@ -96,6 +97,27 @@ async def test_the_newest_copies_of_all_queues_are_found(
     assert await found(node, most=30) >= set(everything[-9:])  # of each queue, the newest
     monkeypatch.setattr(stored_copies, "_MOST_EXAMINED", 1)
     assert await found(node) < set(everything)
+
+
+async def test_large_messages_after_many_small_ones_take_little_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with publishing() as node:
+        topic = node.store.table.get("orders")
+        await node.store.publishing.publish(topic, [Rows(0, [b"x"] * 20_000, 1)])
+        link = await node.sender()
+        for number in range(20):  # the size of the second is not the size of its body
+            await node.publish(link, [message(2 * number, bytes(MIB))])
+            await node.publish(link, [annotated(2 * number + 1, "x" * MIB)])
+        tracemalloc.start()
+        try:
+            assert len(await found(node)) == 40
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 16 * MIB
+        monkeypatch.setattr(stored_copies, "_MOST_BYTES", 8 * MIB)
+        assert 7 <= len(await found(node)) <= 10
 
 
 async def test_a_copy_that_asked_for_durability_is_found_once_it_is_durable(
