@@ -51,7 +51,7 @@ from holdfast.amqp.wire.conditions import (
 )
 from holdfast.amqp.wire.performatives import Attach, Coordinator
 from holdfast.commitlog.format.session_ids import publisher_hash
-from holdfast.consumequeue.topics import Topic, check_queue
+from holdfast.consumequeue.topics import check_queue
 from holdfast.http_api.access.authorization import missing_grant
 
 _QUEUE, _TOPIC = "queue", "topic"
@@ -93,7 +93,7 @@ async def make_target(peer: Peer, session: Session, link: IncomingLink) -> tuple
     resumable = await _resumable(peer, link)
     copies: Collection[bytes] = ()
     if destination is not None:
-        copies = await _find_copies(peer, attach, destination.topic, resumable)
+        copies = await _find_copies(peer, attach, destination, resumable)
     node = PublishTarget(peer, session, link, destination, resumable, copies)
     answer = Attach(
         link.name,
@@ -116,7 +116,7 @@ async def make_target(peer: Peer, session: Session, link: IncomingLink) -> tuple
 
 
 async def _find_copies(
-    peer: Peer, attach: Attach, topic: Topic, resumable: Resumable
+    peer: Peer, attach: Attach, destination: Destination, resumable: Resumable
 ) -> Collection[bytes]:
     """Return the digests of messages that the client may have sent on an earlier link. If there are
     any, add those deliveries of its map whose outcomes neither end knows to `resumable`."""
@@ -133,7 +133,10 @@ async def _find_copies(
             _COPIES_PER_CREDIT * parts.config.publish_credit,
             parts.suspended.room(peer.client, parts.config) - len(tags),
         )
-        copies = await find_copies(parts.store, topic, publisher_hash(peer.container_id), most)
+        copies = await find_copies(
+            parts.store, destination.topic, publisher_hash(peer.container_id), most,
+            queue=destination.queue, tag=destination.tag,
+        )  # fmt: skip
     if copies:
         for tag in tags:
             resumable.keep(tag, MAYBE_STORED)

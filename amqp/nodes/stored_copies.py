@@ -52,13 +52,23 @@ def digest_of(message: bytes) -> bytes | None:
 
 
 async def find_copies(
-    store: MessageStore, topic: Topic, publisher: int, most: int
+    store: MessageStore,
+    topic: Topic,
+    publisher: int,
+    most: int,
+    *,
+    queue: int | None = None,
+    tag: str | None = None,
 ) -> frozenset[bytes]:
     """Return the digests of the newest messages that a container published to a topic, at most
-    `most`. `publisher` is the result of `publisher_hash`. Damaged messages are not found. Raises
-    UnknownTopic. Cancelling is safe."""
+    `most`. `publisher` is the result of `publisher_hash`. A message that was sent to another queue
+    of the topic, or got another tag, than the address of the link demands is no copy: `queue` and
+    `tag` are those of the address. Damaged messages are not found. Raises UnknownTopic. Cancelling
+    is safe."""
     reading, appender = store.reading, store.publishing.appender
-    states = [each for each in reading.queue_states(topic) if _count(each)]
+    states = [
+        each for each in reading.queue_states(topic) if queue in (None, each.queue) and _count(each)
+    ]
     # Each queue gives about as many, because the outcomes that are missing are the newest.
     queues = max(len(states), 1)
     fair = max(most // queues, _LEAST_CHUNK)
@@ -73,7 +83,7 @@ async def find_copies(
                 if left_bytes <= 0 or len(digests) >= most:
                     return frozenset(digests)
                 fetched = await _read(reading, topic, split)
-                search = partial(_digests, fetched, publisher, appender.durable_offset)
+                search = partial(_digests, fetched, publisher, appender.durable_offset, tag)
                 found = await reading.in_thread(search)
                 digests.update(found[: most - len(digests)])
                 left_bytes -= _size(split, fetched)
@@ -128,7 +138,9 @@ def _size(split: Split, parts: Sequence[Fetched]) -> int:
     return split.bytes * sum(part.message_count for part in parts) // max(stored, 1)
 
 
-def _digests(parts: Sequence[Fetched], publisher: int, durable_offset: int) -> list[bytes]:
+def _digests(
+    parts: Sequence[Fetched], publisher: int, durable_offset: int, tag: str | None
+) -> list[bytes]:
     """Return the digests of those messages that a container published, the newest first. Runs in a
     thread, and lets the event loop run now and then."""
     hashed = publisher.to_bytes(4, "little")
@@ -143,18 +155,26 @@ def _digests(parts: Sequence[Fetched], publisher: int, durable_offset: int) -> l
         for row in each.rows:
             octets = batch.envelope(row)
             if octets[2:6] == hashed and octets[0] & _SECTIONS:
-                digest = _digest_of_stored(batch, row, decode_envelope(octets), durable_offset)
+                envelope = decode_envelope(octets)
+                digest = _digest_of_stored(batch, row, envelope, durable_offset, tag)
                 digests += [digest] if digest is not None else []
     return digests[::-1]
 
 
 def _digest_of_stored(
-    batch: Batch, row: int, envelope: Envelope, durable_offset: int
+    batch: Batch, row: int, envelope: Envelope, durable_offset: int, tag: str | None
 ) -> bytes | None:
-    """Return the digest of a stored message. Return None if it has no message-id, or if it asked
-    for durability and is not durable yet."""
+    """Return the digest of a stored message. Return None if it has no message-id, if it asked for
+    durability and is not durable yet, or if it has another tag than `tag` (None: its subject)."""
     if envelope.is_durable and batch.header.end_physical_offset > durable_offset:
+        return None
+    stored_tag = batch.tag(row)
+    if tag is not None and stored_tag != tag:
         return None
     body_at, body_end = batch.body_offsets[row : row + 2].tolist()
     body = bytes(batch.bodies[body_at:body_end])
-    return digest_of(envelope.annotations + envelope.message(body))
+    message = envelope.annotations + envelope.message(body)
+    digest = digest_of(message)
+    if tag is None and stored_tag is not None and digest is not None:
+        return digest if Sections(message).properties().subject == stored_tag else None
+    return digest

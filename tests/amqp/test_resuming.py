@@ -400,6 +400,44 @@ async def test_a_message_of_another_container_or_without_an_id_is_not_a_copy(
             assert unsettled_of(await attached_again(client, [b"1"])) == {b"1": None}
 
 
+@pytest.mark.parametrize(
+    ("other", "address"),
+    [
+        ("/topics/orders/queues/0", "/topics/orders/queues/1"),
+        ("/exchanges/orders/a", "/exchanges/orders/b"),
+        ("/exchanges/orders/a", "orders"),
+        ("orders", "/exchanges/orders/b"),
+    ],
+)
+async def test_a_message_at_another_address_of_the_topic_is_not_a_copy(
+    tmp_path: Path, other: str, address: str
+) -> None:
+    async with amqp_broker(tmp_path) as broker, AsyncClient(broker.url) as http:
+        assert broker.amqp_port is not None
+        await http.create_topic("orders", queues=2)
+
+        async def send(address: str, *, is_known: bool) -> None:
+            """Send the message as one of a link that was lost."""
+            async with amqp_client(broker.amqp_port or 0) as client:
+                session = await client.session()
+                link = await client.sender(session, address, name=address, unsettled={b"1": None})
+                assert list(unsettled_of(link)) == [b"1"] * is_known
+                await client.until(lambda: link.sendable, "credit")
+                message = with_id("one", b"1")
+                if is_known:
+                    id_ = link.resume(b"1", None, settled=False, message=message)
+                else:
+                    id_ = link.send(message, tag=b"1")
+                assert await client.outcomes([id_]) == {id_: Accepted()}
+
+        await send(other, is_known=False)
+        await send(address, is_known=False)
+        assert await stored_bodies(http, "orders") == [b"1", b"1"]
+        await send(other, is_known=True)
+        await send(address, is_known=True)
+        assert await stored_bodies(http, "orders") == [b"1", b"1"]
+
+
 async def test_copies_are_not_looked_for_beyond_the_limits(tmp_path: Path) -> None:
     async with amqp_broker(tmp_path, max_client_suspended=5) as broker:
         assert broker.amqp_port is not None
