@@ -254,7 +254,8 @@ class PublishTarget:
             except UnknownTopic as error:
                 if self._parts.topics_config.auto_create_topics:
                     self._wait_for_topic(deliveries[stored:])
-                    self._begin_topic(error.topic)
+                    if self._relayed:
+                        self._begin_topic(error.topic)
                     return
                 self._refuse(some, error)
             except (AmqpError, StoreError, Denied) as error:
@@ -265,7 +266,8 @@ class PublishTarget:
 
     def _wait_for_topic(self, deliveries: Sequence[Delivery]) -> None:
         """Keep deliveries until a topic is created. Release those that would need more memory than
-        `max_incoming_bytes`, except for the first one."""
+        `max_incoming_bytes`, except for the first one. They count as publishes in flight, because
+        this limit is for all links together."""
         size = sum([len(each.message) for each in self._relayed])
         most = self._parts.config.max_incoming_bytes
         for index, each in enumerate(deliveries):
@@ -273,6 +275,11 @@ class PublishTarget:
             if size > most and self._relayed:
                 self._end(deliveries[index:], Released())
                 self._withhold_credit(RETRY_S)
+                return
+            try:
+                self._parts.store.admission.enter(len(each.message))
+            except LogError as error:
+                self._refuse(deliveries[index:], error)
                 return
             self._relayed.append(each)
 
@@ -286,6 +293,8 @@ class PublishTarget:
         """Store what has waited for a topic, or refuse the messages of this topic."""
         waited, self._relayed = self._relayed, []
         del self._publishes[creation]
+        size = sum([len(each.message) for each in waited])
+        self._parts.store.admission.in_flight_bytes -= size
         if creation.cancelled():
             return  # the broker ends
         error = creation.exception()

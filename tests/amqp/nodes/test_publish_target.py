@@ -553,5 +553,19 @@ async def test_what_waits_for_a_topic_is_bounded_and_outlives_the_link() -> None
         await until(lambda: node.store.reading.max_offset((_id_of(node, "newest"), 0)) == 1)
 
 
+async def test_what_waits_for_topics_on_all_links_is_limited(node: Publishing) -> None:
+    admission = node.store.admission
+    admission.max_in_flight_bytes = 8000
+    links = [await node.sender(name="relay")]
+    links.append(node.pair.sender(node.session, "another relay")[0])
+    node.pair.pump()
+    ids = [link.send(to(f"new-{at}", bytes(5000))) for at, link in enumerate(links)]
+    node.pair.pump()
+    assert 5000 <= admission.in_flight_bytes <= 8000
+    assert await node.outcomes(ids) == [ACCEPTED, Released()]
+    assert admission.in_flight_bytes == 0
+    assert node.store.table.find("new-1") is None
+
+
 def _id_of(node: Publishing, topic: str) -> int:
     return node.store.table.get(topic).topic_id
