@@ -128,7 +128,7 @@ async def _find_copies(
     parts = peer.parts
     if not tags or not parts.config.resume_timeout_ms:
         return ()
-    async with parts.suspended.searching:
+    async with parts.suspended.search(peer.client):
         most = min(
             _COPIES_PER_CREDIT * parts.config.publish_credit,
             parts.suspended.room(peer.client, parts.config) - len(tags),

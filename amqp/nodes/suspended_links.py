@@ -5,9 +5,11 @@ deliveries are forgotten sends their messages again.
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from hashlib import blake2b
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from holdfast.amqp.config import AmqpConfig
 from holdfast.amqp.engine.resumption import Resumable
@@ -48,8 +50,9 @@ class SuspendedLinks:
     def __init__(self) -> None:
         self._links: dict[bytes, SuspendedLink] = {}
         """The digest of a key -> its link. The link that was lost first is the first."""
-        self.searching = asyncio.Lock()
-        """Held while copies in the log are looked for (stored_copies.py): one search at a time."""
+        self._searching = asyncio.Lock()
+        self._searches_of: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Client -> what it holds while it searches, or waits for the clients before it."""
         self._count = 0
         self._count_of: dict[str, int] = {}
 
@@ -105,6 +108,14 @@ class SuspendedLinks:
         """Return how many more deliveries of a client the limits allow without forgetting any."""
         of_client = config.max_client_suspended - self._count_of.get(client, 0)
         return min(of_client, config.max_suspended_deliveries - self._count)
+
+    @asynccontextmanager
+    async def search(self, client: str) -> AsyncIterator[None]:
+        """Wait until a client may look for copies in the log (stored_copies.py). One search runs at
+        a time, and the clients take turns, whatever number of links each of them attaches."""
+        of_client = self._searches_of.setdefault(client, asyncio.Lock())
+        async with of_client, self._searching:
+            yield
 
     def _make_room(self, client: str, count: int, config: AmqpConfig) -> bool:
         """Forget links until `count` more deliveries are within the limits. Return whether they

@@ -135,3 +135,18 @@ async def test_taking_waits_until_the_publishes_have_ended() -> None:
     publish.set_result(None)
     publishes.clear()
     assert (await taking).states == {b"1": Accepted()}
+
+
+async def test_clients_take_turns_to_search_for_copies() -> None:
+    links, turns = SuspendedLinks(), list[str]()
+
+    async def search(client: str) -> None:
+        async with links.search(client):
+            turns.append(client)
+            await asyncio.sleep(0)
+
+    searches = [asyncio.create_task(search(client)) for client in "aaaabcb"]
+    await asyncio.sleep(0)
+    searches.pop(1).cancel()
+    await asyncio.gather(*searches)
+    assert turns == [*"abcaba"]
