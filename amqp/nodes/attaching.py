@@ -13,7 +13,7 @@
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -91,7 +91,7 @@ async def make_target(peer: Peer, session: Session, link: IncomingLink) -> tuple
     if destination is not None:
         link.max_message_bytes = destination.topic.config.max_message_bytes
     resumable = await _resumable(peer, link)
-    copies: Collection[bytes] = ()
+    copies: Sequence[bytes] = ()
     if destination is not None:
         copies = await _find_copies(peer, attach, destination, resumable)
     node = PublishTarget(peer, session, link, destination, resumable, copies)
@@ -117,7 +117,7 @@ async def make_target(peer: Peer, session: Session, link: IncomingLink) -> tuple
 
 async def _find_copies(
     peer: Peer, attach: Attach, destination: Destination, resumable: Resumable
-) -> Collection[bytes]:
+) -> Sequence[bytes]:
     """Return the digests of messages that the client may have sent on an earlier link. If there are
     any, add those deliveries of its map whose outcomes neither end knows to `resumable`."""
     tags = [

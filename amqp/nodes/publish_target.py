@@ -16,7 +16,8 @@ messages are stored. Other links continue.
 """
 
 import asyncio
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby, takewhile
 from typing import Any, NamedTuple
@@ -95,11 +96,11 @@ class PublishTarget:
         link: IncomingLink,
         destination: Destination | None,
         resumable: Resumable | None = None,
-        copies: Collection[bytes] = frozenset(),
+        copies: Sequence[bytes] = (),
     ) -> None:
         """`resumable` has the deliveries of an earlier link that the client may resume on this
         one. If the state of one is MAYBE_STORED, its message is stored unless its digest is in
-        `copies`."""
+        `copies`, once for each delivery."""
         self._peer = peer
         self._session = session
         self._link = link
@@ -121,7 +122,7 @@ class PublishTarget:
         """The deliveries that the client may resume. After `stop`, those of this link, too."""
         self._counted = 0
         """How many of them are counted against the limits of suspended links, with the copies."""
-        self._copies = copies
+        self._copies = Counter(copies)
         self._count_resumable(len(self._resumable) + len(copies))
         self._relayed: list[Delivery] = []
         """The deliveries that wait, in order, until the topic of the first one is created."""
@@ -223,7 +224,7 @@ class PublishTarget:
             if is_known and not each.is_settled:
                 if outcome is not MAYBE_STORED:
                     self._end([each], outcome)
-                elif digest_of(each.message) in self._copies:
+                elif self._take_copy(each.message):
                     self._end([each], _ACCEPTED)
                 else:
                     each.is_resumed = False  # it is stored like a new one
@@ -233,9 +234,18 @@ class PublishTarget:
             if not each.is_settled:
                 self._session.incoming_unsettled.remove(each.id)
         if not self._resumable:
-            self._count_resumable(-len(self._copies))
-            self._copies = frozenset()
+            self._count_resumable(-self._copies.total())
+            self._copies.clear()
         return [each for each in deliveries if not each.is_resumed]
+
+    def _take_copy(self, message: bytes) -> bool:
+        """Return whether a message is stored that no other delivery has been taken for."""
+        digest = digest_of(message)
+        if digest is None or not self._copies[digest]:
+            return False
+        self._copies[digest] -= 1
+        self._count_resumable(-1)
+        return True
 
     # ---- Storing
 

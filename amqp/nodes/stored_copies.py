@@ -59,9 +59,10 @@ async def find_copies(
     *,
     queue: int | None = None,
     tag: str | None = None,
-) -> frozenset[bytes]:
+) -> list[bytes]:
     """Return the digests of the newest messages that a container published to a topic, at most
-    `most`. `publisher` is the result of `publisher_hash`. A message that was sent to another queue
+    `most`; that of a message which is stored twice comes twice. `publisher` is the result of
+    `publisher_hash`. A message that was sent to another queue
     of the topic, or got another tag, than the address of the link demands is no copy: `queue` and
     `tag` are those of the address. Damaged messages are not found. Raises UnknownTopic. Cancelling
     is safe."""
@@ -75,23 +76,23 @@ async def find_copies(
     chunk = max(min(_CHUNK, fair, _MOST_EXAMINED // queues), 1)
     left, left_bytes = _MOST_EXAMINED, _MOST_BYTES
     ends = {each.queue: each.max_offset for each in states}
-    digests: set[bytes] = set()
+    digests: list[bytes] = []
     while ends and left > 0:
         for of_queue, end in list(ends.items()):
             start = max(end - chunk, reading.queue_state(topic, of_queue).min_offset)
             for split in reversed(await _split(store, topic, of_queue, start, end)):
                 if left_bytes <= 0 or len(digests) >= most:
-                    return frozenset(digests)
+                    return digests
                 fetched = await _read(reading, topic, split)
                 search = partial(_digests, fetched, publisher, appender.durable_offset, tag)
                 found = await reading.in_thread(search)
-                digests.update(found[: most - len(digests)])
+                digests += found[: most - len(digests)]
                 left_bytes -= _size(split, fetched)
             left -= chunk
             ends[of_queue] = start
             if end - start < chunk:
                 del ends[of_queue]
-    return frozenset(digests)
+    return digests
 
 
 def _count(state: QueueState) -> int:

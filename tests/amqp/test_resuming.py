@@ -438,6 +438,23 @@ async def test_a_message_at_another_address_of_the_topic_is_not_a_copy(
         assert await stored_bodies(http, "orders") == [b"1", b"1"]
 
 
+async def test_a_stored_message_is_the_copy_of_one_delivery_only(tmp_path: Path) -> None:
+    message = with_id("one", b"1")  # sent twice; the second did not arrive
+    async with amqp_broker(tmp_path) as broker, AsyncClient(broker.url) as http:
+        assert broker.amqp_port is not None
+        async with amqp_client(broker.amqp_port) as client:
+            link = await client.sender(await client.session(), "orders", name="out")
+            await client.outcomes(await client.send(link, message, tag=b"1"))
+        for _ in range(2):  # once more: now both are stored
+            async with amqp_client(broker.amqp_port) as client:
+                link = await attached_again(client, [b"1", b"2"])
+                ids = [
+                    link.resume(tag, None, settled=False, message=message) for tag in (b"1", b"2")
+                ]
+                assert await client.outcomes(ids) == dict.fromkeys(ids, Accepted())
+            assert await stored_bodies(http, "orders") == [b"1", b"1"]
+
+
 async def test_copies_are_not_looked_for_beyond_the_limits(tmp_path: Path) -> None:
     async with amqp_broker(tmp_path, max_client_suspended=5) as broker:
         assert broker.amqp_port is not None
