@@ -70,8 +70,9 @@ class DeadlineTimer:
         if self._handle is None:
             self._start(deadline_ms)
         elif not self._fires_at_once:  # otherwise calls in each iteration could postpone it forever
-            is_due = deadline_ms <= self._clock.last_ms  # also if the clock has jumped
-            if is_due or deadline_ms < self._fires_ms:
+            # The clock may have jumped past either time, and the loop's timer does not notice that.
+            has_passed = min(deadline_ms, self._fires_ms) <= self._clock.last_ms
+            if has_passed or deadline_ms < self._fires_ms:
                 self._start(deadline_ms)
 
     def stop(self) -> None:

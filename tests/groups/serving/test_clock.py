@@ -113,6 +113,15 @@ async def test_a_deadline_that_a_jump_of_the_clock_has_passed_fires_at_once() ->
     assert await timer.passes(1) == [10_001]
 
 
+async def test_a_deadline_after_a_jump_of_the_clock_fires_in_time() -> None:
+    timer = _Timer()
+    timer.timer.set(5_000)
+    timer.jumped_ms = 10_000
+    assert timer.clock.now_ms() == 10_000
+    timer.timer.set(10_020)
+    assert await timer.passes(30) == [10_021]
+
+
 async def test_a_due_timer_fires_although_its_deadline_is_set_again_in_each_iteration() -> None:
     timer = _Timer()
     loop = asyncio.get_running_loop()
