@@ -137,6 +137,8 @@ class PublishTarget:
         """Grant the first credit."""
         if self._destination is not None:
             self._parts.store.topics.deleted_listeners.append(self._topic_deleted)
+            if self._parts.store.table.by_id(self._destination.topic.topic_id) is None:
+                self._loop.call_soon(self._detach_deleted)  # deleted while the attach waited
         self._renew_credit()
 
     def stop(self, *, is_closed: bool) -> None:

@@ -438,6 +438,19 @@ async def test_large_messages_of_one_read_fit_in_small_segments(node: Publishing
     assert max(batch.total_size for batch, _ in rows) < 300_000
 
 
+async def test_a_link_whose_topic_was_deleted_during_the_attach_is_detached(
+    node: Publishing,
+) -> None:
+    topic = node.store.table.get("orders")
+    await node.store.topics.delete("orders")
+    link = await node.sender(topic)
+    await until(lambda: not node.targets)
+    node.pair.pump()
+    (detached,) = node.pair.client.take(Detached)
+    assert detached.link is link
+    assert detached.error.condition == "amqp:resource-deleted"
+
+
 async def test_a_link_of_a_deleted_topic_is_detached(node: Publishing) -> None:
     link = await node.sender()
     idle = await node.sender(name="idle")
