@@ -11,22 +11,26 @@ import pytest
 from holdfast.spark.stream.termination import DRIVER_OF_A_STREAM
 
 PROGRAM = """
-import signal, sys
+import os, signal, sys
 from importlib.machinery import ModuleSpec
 from holdfast.spark.stream.termination import run_before_termination
 
 sys.modules["__main__"].__spec__ = ModuleSpec(sys.argv[1], None)
 
+def say(text):
+    # Not by print: the signal may arrive within another print, which must not be entered again.
+    os.write(1, f"{text}\\n".encode())
+
 def act():
-    print("acting", flush=True)
+    say("acting")
     if sys.argv[2] == "fails":
         raise RuntimeError("planned")
     if sys.argv[2] == "waits":
         sys.stdin.readline()
-    print("acted", flush=True)
+    say("acted")
 
 run_before_termination(act, float(sys.argv[3]))
-print("ready", flush=True)
+say("ready")
 while True:
     signal.pause()
 """
