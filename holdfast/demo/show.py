@@ -4,10 +4,12 @@ Everything runs on loopback, with one broker process over a temporary folder. At
 and no file is left. If asked, the broker serves on before that, until the user interrupts it.
 """
 
+import signal
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -235,14 +237,13 @@ class _Demo:
         if not serves_on:
             self._say("On a terminal, without --no-wait, the broker serves until you press Ctrl-C.")
             return True
-        self._console.print("\nThe broker serves until you press [bold]Ctrl-C[/].")
-        try:
-            while broker.is_running:
-                time.sleep(0.5)
-        except KeyboardInterrupt:
-            return True
-        self._say("[bold red]WRONG[/]  the broker ended by itself")
-        return False
+        with _noted_interrupts() as arrived:
+            self._console.print("\nThe broker serves until you press [bold]Ctrl-C[/].")
+            while broker.is_running and not arrived:
+                time.sleep(0.2)
+        if not arrived:
+            self._say("[bold red]WRONG[/]  the broker ended by itself")
+        return bool(arrived)
 
     # -- output in Rich's markup; text from outside the demonstration is escaped ---------------
 
@@ -254,6 +255,26 @@ class _Demo:
 
     def _verdict(self, is_right: bool, good: str, bad: str) -> None:
         self._say(f"[bold green]right[/]  {good}" if is_right else f"[bold red]WRONG[/]  {bad}")
+
+
+@contextmanager
+def _noted_interrupts() -> Iterator[list[int]]:
+    """Yield a list that gets the signals which would raise KeyboardInterrupt. Nothing is raised,
+    because a KeyboardInterrupt within Popen.poll may leave its lock locked, and then nobody can
+    wait for the process any more."""
+    arrived: list[int] = []
+    handlers = {
+        each: signal.default_int_handler
+        for each in signal.Signals
+        if signal.getsignal(each) is signal.default_int_handler
+    }
+    for each in handlers:
+        signal.signal(each, lambda number, _: arrived.append(number))
+    try:
+        yield arrived
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
 
 
 def curl_commands(url: str) -> list[tuple[str, str]]:
