@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.toolchains import BUILD_S, HERE, ROOT, cached_folder, copy_into, need, run
+from tests.interop.toolchains import ROOT, go_reader, run
 
 PACKAGING = ROOT / "packaging"
 COMPOSE = PACKAGING / "container" / "compose.yaml"
@@ -14,15 +14,7 @@ COMPOSE = PACKAGING / "container" / "compose.yaml"
 
 @pytest.fixture(scope="module")
 def reader() -> Path:
-    need("go")
-    sources = sorted((HERE / "compose").iterdir())
-    folder = cached_folder("compose", [each.read_bytes() for each in sources])
-    program = folder / "reader"
-    if not program.exists():
-        copy_into(folder, sources)
-        run(["go", "build", "-mod=readonly", "-o", "built", "."], cwd=folder, timeout_s=BUILD_S)
-        (folder / "built").rename(program)
-    return program
+    return go_reader("compose")
 
 
 def test_compose_understands_the_file_and_finds_what_it_mounts(reader: Path) -> None:

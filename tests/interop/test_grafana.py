@@ -7,22 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.interop.toolchains import BUILD_S, HERE, ROOT, cached_folder, copy_into, need, run
+from tests.interop.toolchains import ROOT, go_reader, run
 
 DASHBOARD = ROOT / "packaging" / "grafana" / "holdfast.json"
 
 
 @pytest.fixture(scope="module")
 def reader() -> Path:
-    need("go")
-    sources = sorted((HERE / "grafana").iterdir())
-    folder = cached_folder("grafana", [each.read_bytes() for each in sources])
-    program = folder / "reader"
-    if not program.exists():
-        copy_into(folder, sources)
-        run(["go", "build", "-mod=readonly", "-o", "built", "."], cwd=folder, timeout_s=BUILD_S)
-        (folder / "built").rename(program)
-    return program
+    return go_reader("grafana")
 
 
 def test_the_dashboard_has_every_field_that_grafana_requires(reader: Path) -> None:

@@ -156,6 +156,21 @@ def cached_folder(name: str, parts: Sequence[bytes]) -> Path:
     return folder
 
 
+@one_at_a_time
+def go_reader(name: str) -> Path:
+    """Return the program in the folder `name`, in Go, which reads a file of another project's
+    format. Build it if needed; skip the test without Go."""
+    need("go")
+    sources = sorted((HERE / name).iterdir())
+    folder = cached_folder(name, [each.read_bytes() for each in sources])
+    program = folder / "reader"
+    if not program.exists():
+        copy_into(folder, sources)
+        run(["go", "build", "-mod=readonly", "-o", "built", "."], cwd=folder, timeout_s=BUILD_S)
+        (folder / "built").rename(program)
+    return program
+
+
 def copy_into(folder: Path, sources: Sequence[Path]) -> None:
     """Copy what differs: another worker may run what is there."""
     for source in sources:
