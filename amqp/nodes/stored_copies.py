@@ -27,13 +27,15 @@ from holdfast.consumequeue.topics import QueueState, Topic
 #: The state of a delivery that may be stored.
 MAYBE_STORED = object()
 
-#: A search examines about so many of the newest messages of a topic, and about so many bytes.
+#: The limits of a search: how many of the newest messages of a topic it examines, and how many
+#: stored bytes. It may exceed them by one read.
 _MOST_EXAMINED = 200_000
 _MOST_BYTES = 128 * 1024 * 1024
-#: So many messages, and about so many bytes, are read at once.
+#: The limits of one read. With many queues a read has fewer messages, but at least _LEAST_CHUNK
+#: unless _MOST_EXAMINED allows fewer.
 _CHUNK, _LEAST_CHUNK = 1_000, 64
 _CHUNK_BYTES = 1024 * 1024
-#: After so many batches, about 0.3 ms, a thread lets the event loop run.
+#: A thread lets the event loop run after this many batches, about 0.3 ms.
 _BATCHES_IN_A_ROW = 10
 #: The bit in the first byte of an envelope with sections; without sections there is no message-id.
 _SECTIONS = 0x20
@@ -61,11 +63,10 @@ async def find_copies(
     tag: str | None = None,
 ) -> list[bytes]:
     """Return the digests of the newest messages that a container published to a topic, at most
-    `most`; that of a message which is stored twice comes twice. `publisher` is the result of
-    `publisher_hash`. A message that was sent to another queue
-    of the topic, or got another tag, than the address of the link demands is no copy: `queue` and
-    `tag` are those of the address. Damaged messages are not found. Raises UnknownTopic. Cancelling
-    is safe."""
+    `most`. A message that is stored twice has its digest twice. `publisher` is the result of
+    `publisher_hash`. `queue` and `tag` are those of the link's address, if it has them: a message
+    in another queue, or with another tag, is no copy. Damaged messages are not found. Raises
+    UnknownTopic. Cancelling is safe."""
     reading, appender = store.reading, store.publishing.appender
     states = [
         each for each in reading.queue_states(topic) if queue in (None, each.queue) and _count(each)

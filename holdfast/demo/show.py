@@ -259,22 +259,22 @@ class _Demo:
 
 @contextmanager
 def _noted_interrupts() -> Iterator[list[int]]:
-    """Yield a list that gets the signals which would raise KeyboardInterrupt. Nothing is raised,
-    because a KeyboardInterrupt within Popen.poll may leave its lock locked, and then nobody can
-    wait for the process any more."""
+    """Yield a list. Each signal that would raise KeyboardInterrupt is appended to it instead.
+
+    A KeyboardInterrupt within Popen.poll often leaves the lock of the Popen locked. Then every
+    later `wait` for the process blocks for ever.
+    """
     arrived: list[int] = []
-    handlers = {
-        each: signal.default_int_handler
-        for each in signal.Signals
-        if signal.getsignal(each) is signal.default_int_handler
-    }
-    for each in handlers:
+    noted = [
+        each for each in signal.Signals if signal.getsignal(each) is signal.default_int_handler
+    ]
+    for each in noted:
         signal.signal(each, lambda number, _: arrived.append(number))
     try:
         yield arrived
     finally:
-        for each, handler in handlers.items():
-            signal.signal(each, handler)
+        for each in noted:
+            signal.signal(each, signal.default_int_handler)
 
 
 def curl_commands(url: str) -> list[tuple[str, str]]:

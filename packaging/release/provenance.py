@@ -3,7 +3,7 @@
     provenance.py --commit SHA --started EPOCH_S [--validate] FILE...
 
 It names each file with its SHA-256, the commit that the files were built from, and the tools. It is
-not signed: whoever publishes a release signs it with his own identity.
+not signed: the publisher of a release must sign it.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any
 
 #: The name of this way to build, which packaging/release/build describes.
 BUILD_TYPE = "https://holdfast.invalid/packaging/release/build"
-#: Nobody vouches for the machine that built the files.
+#: The statement does not say who runs the machine that built the files: it may be any machine.
 BUILDER = "https://holdfast.invalid/builders/any-machine"
 
 
